@@ -31,12 +31,12 @@ from between_marks import write_between
 from vitscale import runner, store
 from vitscale.machine.hardware import Machine
 from vitscale.pages.charts.axes import Plot, add_curves, quantity, tooltip
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 from vitscale.present.drawing import picture
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     FORMAT,
-    Device,
+    DeviceRecord,
     EndLine,
     Environment,
     EpochLine,
@@ -125,7 +125,7 @@ def _rank_text(trial_id: str, trial: Trial, rank: int, step_seconds: float, draw
     per_epoch = steps // EPOCHS
     environment = Environment(
         host="node1",
-        device=Device(type="cpu", name="Example CPU"),
+        device=DeviceRecord(type="cpu", name="Example CPU"),
         cores_allowed=(rank,),
         threads=1,
         cpu_quota_cores=None,
@@ -319,7 +319,7 @@ def page_of(figures: Figures, others: Sequence[str], page: Path, alone: bool) ->
     y = quantity("value", told, scale={"type": "log"})
     add_curves(plot, x, y, told_of, one_ideal=False)
     title, subtitle = "What a command takes as results grow", "dashed: growth in proportion, from the smallest"
-    view = View("growth", {}, title, subtitle, plot.spec(title), {"series": "command", "shown": told}, title)
+    view = FigureView("growth", {}, title, subtitle, plot.spec(title), {"series": "command", "shown": told}, title)
     page.with_name("growth.svg").write_bytes(picture(view, "svg"))
 
 

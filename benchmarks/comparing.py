@@ -96,7 +96,7 @@ def is_shown(random: np.random.Generator, setting: Setting, runs: int, slowdown:
 def power_rows(random: np.random.Generator, studies: int) -> Iterator[str]:
     """A line for each setting."""
     for setting in SETTINGS:
-        question = power.Question(setting.tests, setting.limit)
+        question = power.ComparisonQuestion(setting.tests, setting.limit)
         printed, shown, repeats, shown_by_repeats = [], [], [], []
         for _ in range(studies):
             sides = measured(random, setting.runs, setting.spreads).sides
@@ -104,7 +104,7 @@ def power_rows(random: np.random.Generator, studies: int) -> Iterator[str]:
             assert smallest is not None
             printed.append(smallest)
             shown.append(is_shown(random, setting, setting.runs, smallest, setting.limit))
-            count = power.repeats_to_show(LIMIT, sides, power.Question(setting.tests))
+            count = power.repeats_to_show(LIMIT, sides, power.ComparisonQuestion(setting.tests))
             repeats.append(count or power.MOST_REPEATS)
             if count is not None:
                 shown_by_repeats.append(is_shown(random, setting, count, LIMIT, None))

@@ -25,7 +25,7 @@ from peers.runs import Array
 from simulated_study import checked_network, measured_point, true_mean
 from simulator import invent
 
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.predicting import Question, predict
@@ -78,7 +78,7 @@ LAWS = (
 class QuietStudy(NamedTuple):
     """A study whose runs do not differ, and the truth."""
 
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     ranks_per_node: int
     network: Network
     """As a check found it."""
@@ -111,7 +111,7 @@ def quiet_study(seed: int) -> QuietStudy:
     )
 
 
-def with_noise(point: Point, law: Law, random: np.random.Generator) -> Point:
+def with_noise(point: MeasuredPoint, law: Law, random: np.random.Generator) -> MeasuredPoint:
     """The point as its runs would have been measured under the law; parts of its step are those of the mean run."""
     factors = law.factors(random)
     seconds = tuple(float(step * factor) for step, factor in zip(point.step_seconds, factors, strict=True))

@@ -16,7 +16,7 @@ from between_marks import write_between
 
 from vitscale import analysis, store
 from vitscale.analysis.quality.imports import OneRankBounds, one_rank_bounds, ring_bytes
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import parameters
@@ -39,7 +39,7 @@ def main() -> None:
         raise SystemExit(f"{asked.folder} lacks {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
-        import_logs(logs, "deepspeed", Options(model="vit-b16", image_size=224, train_samples=50_000), results)
+        import_logs(logs, "deepspeed", ImportOptions(model="vit-b16", image_size=224, train_samples=50_000), results)
         found = analysis.analyse(store.load(results))
     text = _table(
         [

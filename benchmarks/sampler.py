@@ -23,12 +23,13 @@ from product import imported
 from published_folder import Table, read
 
 from vitscale import analysis, store
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.evidence import gather
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.sampling import sample
-from vitscale.prediction.step.model import Array, Worlds
+from vitscale.prediction.step.model import Worlds
 from vitscale.prediction.step.of_series import model_of, worlds_of
 
 MARK = "sampler"
@@ -86,7 +87,7 @@ def seeds() -> list[np.random.Generator]:
     return [np.random.default_rng(seed) for seed in range(SEEDS)]
 
 
-def density(table: Table) -> tuple[Likelihood, Callable[[Array], Array]]:
+def density(table: Table) -> tuple[Likelihood, Callable[[FloatArray], FloatArray]]:
     """(what is sampled, its rows -> the logarithm of a step on the largest count that is held back)."""
     with tempfile.TemporaryDirectory() as folder:
         results = imported(table.at(table.entry.fit), Path(folder))
@@ -99,14 +100,14 @@ def density(table: Table) -> tuple[Likelihood, Callable[[Array], Array]]:
     per_node = np.minimum(ranks, float(table.entry.per_node or ranks[0]))
     asked = Worlds(ranks, per_node, largest.micro_batch, largest.grad_accum, largest.slowdown)
 
-    def answer(rows: Array) -> Array:
+    def answer(rows: FloatArray) -> FloatArray:
         total = model.times(by_name(likelihood.rows(rows)), asked).total[:, 0]
         return np.asarray(np.log(total), dtype=np.float64)
 
     return likelihood, answer
 
 
-def chains(likelihood: Likelihood, steps: int) -> tuple[Array, Array]:
+def chains(likelihood: Likelihood, steps: int) -> tuple[FloatArray, FloatArray]:
     """The second half of emcee's steps, of one half of its walkers and of the other: they start from our own first
     proposals, so that no mode that is known is missed."""
     import emcee

@@ -10,7 +10,7 @@ from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
 from vitscale.analysis.runs.steps import WHOLE, decide_slow_steps, slow_steps
-from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, StepParts
 from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -30,7 +30,7 @@ class SimulatedStudy:
     """What was measured, and the truth beyond it."""
 
     cluster: Cluster
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     checked: Network
     """What a check of the cluster measured."""
     targets: tuple[int, ...]
@@ -46,7 +46,7 @@ class SimulatedStudy:
     def epochs_alone(self, network: Network) -> Evidence:
         """What an imported log of epochs would tell: step times, and neither model, engine nor parts."""
         points = tuple(
-            Point(
+            MeasuredPoint(
                 trial_id=point.trial_id,
                 trial=point.trial.model_copy(
                     update={
@@ -123,7 +123,7 @@ def step_seconds(steps: Array) -> Array:
     return np.array([np.delete(run, of_run.set_aside).mean() for run, of_run in zip(steps, decided, strict=True)])
 
 
-def measured_point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:
+def measured_point(cluster: Cluster, ranks: int, random: np.random.Generator) -> MeasuredPoint:
     """What `cluster.repeats` runs on so many ranks would have recorded."""
     nodes = math.ceil(ranks / cluster.ranks_per_node)
     jobs = random.standard_normal((cluster.repeats, 2))
@@ -132,7 +132,7 @@ def measured_point(cluster: Cluster, ranks: int, random: np.random.Generator) ->
     quarters = np.quantile(light.step, [0.25, 0.5, 0.75], axis=1)
     speeds = 1 / explained.ranks_compute.mean(axis=0)
     bytes_sent = int(cluster.bucket_bytes.sum())
-    return Point(
+    return MeasuredPoint(
         trial_id=f"{ranks:012x}",
         trial=_trial(cluster, ranks, nodes),
         nodes=nodes,

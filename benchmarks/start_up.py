@@ -120,8 +120,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     from vitscale import runner
-    from vitscale.runner.one_run import Task, run_task
-    from vitscale.schedulers import Local
+    from vitscale.runner.one_run import RunTask, run_task
+    from vitscale.schedulers import LocalHost
     from vitscale.schedulers.prepared import PreparedProcesses
     from vitscale.store import write_study
 
@@ -138,9 +138,9 @@ def main() -> int:
         for pair in range(options.pairs):
             for turn, kind in enumerate(("forked", "anew") if pair % 2 else ("anew", "forked")):
                 context = plan.in_folder(results)
-                task = Task(trial_id, 2 * pair + turn)
+                task = RunTask(trial_id, 2 * pair + turn)
                 kept_ready = prepared if kind == "forked" else None
-                outcome = run_task(context, Local(), task, 0, lambda _steps, _phase: None, kept_ready)
+                outcome = run_task(context, LocalHost(), task, 0, lambda _steps, _phase: None, kept_ready)
                 if outcome.kind != "completed":
                     sys.exit(f"a run did not complete: {outcome.reason}")
                 kinds[kind].add(results / "runs" / f"{trial_id}-r{task.repeat}-a0")

@@ -22,9 +22,9 @@ from evidence_factory import UNKNOWN, make_point
 from vitscale.advice.forecast_table import Forecaster
 from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.request import NoiseScale, Request
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.configurations import Candidate, Estimates, Evaluated
-from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.step.model import Array
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.trial.trial import Mode
 
 IMAGES, MICRO_BATCH, EPOCHS = 6400, 64, 100
@@ -65,7 +65,7 @@ def forecaster(step: Step = step_seconds, *, memory: Step | None = None, capacit
     return forecast
 
 
-def _around(values: Array) -> Estimates:
+def _around(values: FloatArray) -> Estimates:
     return Estimates(values, *(values * ends for ends in (1 - MEAN, 1 + MEAN, 1 - FUTURE, 1 + FUTURE)))
 
 
@@ -75,7 +75,7 @@ def _alone(one: Candidate) -> Candidate:
     )  # fmt: skip
 
 
-def points(counts: Sequence[int] = (1, 2, 4), engine: str = "ddp") -> tuple[Point, ...]:
+def points(counts: Sequence[int] = (1, 2, 4), engine: str = "ddp") -> tuple[MeasuredPoint, ...]:
     """Measured without start-up."""
     return tuple(
         make_point(gpus, 0.9 + 0.1 * gpus, engine=engine, micro_batch=MICRO_BATCH, images=IMAGES, per_node=20)

@@ -7,20 +7,20 @@ from typing import Any
 from vitscale.store.checks import (
     STAGES,
     CheckedRank,
+    CheckGroup,
     CheckRecord,
     CheckRequest,
     CollectiveLine,
     ComputeLine,
     DiskLine,
     FactsLine,
-    Group,
     Interface,
     Operation,
     StageLine,
     SweepPlan,
     bus_factor,
 )
-from vitscale.store.records import Device, Environment, MatmulLine
+from vitscale.store.records import DeviceRecord, Environment, MatmulLine
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
@@ -49,13 +49,15 @@ def facts(rank: int = 0, ranks: int = 2, host: str | None = None, **fields: Any)
         "interfaces": (interface("lo", "127.0.0.1/8", None), interface("eth0", f"10.0.0.{rank + 1}/24")),
     }  # fmt: skip
     for name, value in fields.items():
-        owner = environment if name in Environment.model_fields else device if name in Device.model_fields else line
+        owner = (
+            environment if name in Environment.model_fields else device if name in DeviceRecord.model_fields else line
+        )
         owner[name] = value
     return FactsLine.model_validate(line | {"environment": environment | {"device": device}})
 
 
 def sweep(
-    group: Group,
+    group: CheckGroup,
     operation: Operation,
     ranks: int,
     latency: float,

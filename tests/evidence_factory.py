@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
@@ -50,7 +50,9 @@ def make_trial(
     )
 
 
-def make_point(gpus: int, seconds: float | Sequence[float], *, parts: StepParts | None = None, **how: Any) -> Point:
+def make_point(
+    gpus: int, seconds: float | Sequence[float], *, parts: StepParts | None = None, **how: Any
+) -> MeasuredPoint:
     """One measured trial; `how` goes to the trial, but for fields of the point itself."""
     own = {name: how.pop(name) for name in ("step_spread", "rank_speeds", "devices", "joules_per_image",
                                             "memory_capacity_bytes", "sent_bytes") if name in how}  # fmt: skip
@@ -58,7 +60,7 @@ def make_point(gpus: int, seconds: float | Sequence[float], *, parts: StepParts 
     trial = make_trial(gpus, **how)
     train = trial.train
     runs = (seconds,) if isinstance(seconds, float) else tuple(seconds)
-    return Point(
+    return MeasuredPoint(
         trial_id=trial.identity(),
         trial=trial,
         nodes=trial.world.nodes,
@@ -73,7 +75,7 @@ def make_point(gpus: int, seconds: float | Sequence[float], *, parts: StepParts 
 
 
 def make_evidence(
-    points: Sequence[Point], network: Network = UNKNOWN, *, name: str = "ddp", mode: Mode = "strong-micro"
+    points: Sequence[MeasuredPoint], network: Network = UNKNOWN, *, name: str = "ddp", mode: Mode = "strong-micro"
 ) -> Evidence:
     """One series."""
     labels: Mapping[str, Any] = {}

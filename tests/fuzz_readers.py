@@ -24,10 +24,10 @@ from importers.test_train_logs import megatron, mmengine, swin, timm
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import analysis, sources, store
-from vitscale.deepspeed_lint import Setting, lint_file
+from vitscale.deepspeed_lint import LintTarget, lint_file
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import StoreError
-from vitscale.importers.contents import LinkFormat, Options
+from vitscale.importers.contents import ImportOptions, LinkFormat
 from vitscale.importers.importing import import_logs
 from vitscale.machine.hosts import read_hostfile
 from vitscale.prediction.instances import read_instances
@@ -68,7 +68,7 @@ def _of_results(place: str) -> Read:
 def _imported(log_format: str, name: str = "input") -> Read:
     def read(path: Path) -> object:
         path = path.rename(path.with_name(name))
-        return import_logs([path], log_format, Options(gpus=2, micro_batch=8), path.parent / "results")
+        return import_logs([path], log_format, ImportOptions(gpus=2, micro_batch=8), path.parent / "results")
 
     return read
 
@@ -330,7 +330,7 @@ def _launch(path: Path) -> object:
 
 def _deepspeed_file(path: Path) -> object:
     deepspeed_config.read(path)
-    return lint_file(path, Setting(parameters=86_567_656, gpus=8))
+    return lint_file(path, LintTarget(parameters=86_567_656, gpus=8))
 
 
 _DEEPSPEED = json.dumps(

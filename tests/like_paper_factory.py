@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from results_factory import make_environment, make_results, make_trial, steady_run
-from vitscale.store.records import Device
+from vitscale.store.records import DeviceRecord
 from vitscale.store.results import Curve, CurvePoint, Results, Run
 from vitscale.trial.trial import Mode, Trial, World
 
@@ -58,7 +58,7 @@ def paper_curve(
             seconds,
             repeat,
             environments=[
-                make_environment(rank, device=Device(type="cuda", name=devices[rank % len(devices)]))
+                make_environment(rank, device=DeviceRecord(type="cuda", name=devices[rank % len(devices)]))
                 for rank in range(trial.world.size)
             ],
         )

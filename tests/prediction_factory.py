@@ -8,7 +8,7 @@ from typing import Any
 
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score, predicted
 from vitscale.present.estimate import Estimate
@@ -122,7 +122,7 @@ def series_of(analysis: Analysis, name: str = "ddp") -> Series:
         trial = result.trial
         steps = -(-round(IMAGES * trial.data.fraction) // trial.global_batch)
         seconds = tuple(run.step_seconds for run in result.run_figures if run.step_seconds is not None)
-        points.append(Point(place.trial_id, trial, 1, round(IMAGES * trial.data.fraction), steps, seconds))
+        points.append(MeasuredPoint(place.trial_id, trial, 1, round(IMAGES * trial.data.fraction), steps, seconds))
     return Series(name, curve.mode, curve.labels, tuple(points))
 
 

@@ -13,7 +13,7 @@ from vitscale import store
 from vitscale.engines.step_schedule import windows
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
-    Device,
+    DeviceRecord,
     EndLine,
     Environment,
     EpochLine,
@@ -74,7 +74,7 @@ def make_environment(rank: int = 0, **changes: Any) -> Environment:
     """Rank `rank`, pinned to one core of its own, on one CPU type."""
     fields: dict[str, Any] = {
         "host": "node1",
-        "device": Device(type="cpu", name="Example CPU"),
+        "device": DeviceRecord(type="cpu", name="Example CPU"),
         "cores_allowed": (rank,),
         "threads": 1,
         "cpu_quota_cores": None,

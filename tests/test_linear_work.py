@@ -13,7 +13,7 @@ from results_factory import make_trial
 from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import RequestError
 from vitscale.importers import curves
-from vitscale.importers.contents import LogRun, Options, Setting
+from vitscale.importers.contents import ImportOptions, LogRun, TrialSetting
 from vitscale.importers.records import trial_of
 from vitscale.pages import imported
 from vitscale.prediction.memory.forecast import forecast_bytes, totals
@@ -85,7 +85,7 @@ def test_the_rows_of_a_table_of_which_25_lines_are_shown(monkeypatch: pytest.Mon
     def laid_out(rows: int) -> int:
         laid.count = 0
         column = document.Column("trial", words=True)
-        groups = (document.Group("", tuple((document.Cell(str(n)),) for n in range(rows))),)
+        groups = (document.RowGroup("", tuple((document.Cell(str(n)),) for n in range(rows))),)
         shown = terminal.lines(document.Document("", (document.Table((column,), groups),)))
         assert f"{rows - 21:,} more" in shown[-1].plain
         return laid.count
@@ -138,11 +138,11 @@ def _leaves(value: Any) -> int:
     return 1
 
 
-def settings_and_trials(settings: list[Setting]) -> list[tuple[Setting, Trial]]:
+def settings_and_trials(settings: list[TrialSetting]) -> list[tuple[TrialSetting, Trial]]:
     told = []
     for setting in settings:
         run = LogRun(setting, "x", (), ())
-        told.append((setting, trial_of(run, Options())))
+        told.append((setting, trial_of(run, ImportOptions())))
     return told
 
 
@@ -165,7 +165,7 @@ def test_the_names_of_imported_series() -> None:
             def __hash__(self) -> int:
                 return hash(str(self))
 
-        settings = [Setting(gpus, micro_batch=8, series=Name(f"s{n}")) for n in range(series) for gpus in (1, 2)]
+        settings = [TrialSetting(gpus, micro_batch=8, series=Name(f"s{n}")) for n in range(series) for gpus in (1, 2)]
         made = curves.curves_of(settings_and_trials(settings))
         assert [str(curve.labels["series"]) for curve in made] == [f"s{n}" for n in range(series)]
         return comparisons.count
@@ -186,7 +186,7 @@ def test_the_layouts_of_imported_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
     def looked_at(counts: int) -> int:
         looks.count = 0
-        (curve,) = curves.curves_of(settings_and_trials([Setting(n, micro_batch=8) for n in range(1, counts + 1)]))
+        (curve,) = curves.curves_of(settings_and_trials([TrialSetting(n, micro_batch=8) for n in range(1, counts + 1)]))
         assert len(curve.points) == counts
         return looks.count
 

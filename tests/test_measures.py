@@ -154,3 +154,29 @@ def test_strings_that_explain_begin_with_what_they_speak_of() -> None:
         if node.value.value.split(maxsplit=1)[0] in {"Of", "By", "From", "Whose"}
     ]
     assert dangling == []
+
+
+def public_types() -> Iterator[tuple[str, str]]:
+    """Name and module of each public class and alias of a type; variables of types, which say nothing, are left out."""
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                name = node.name
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not _is_type_variable(node):
+                name = node.targets[0].id
+            else:
+                continue
+            if name[0].isupper() and not name.isupper():
+                yield name, str(path)
+
+
+def _is_type_variable(node: ast.Assign) -> bool:
+    return isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "TypeVar"
+
+
+def test_a_type_s_name_stands_for_one_thing() -> None:
+    """Whoever searches for a name finds one definition."""
+    places: dict[str, list[str]] = {}
+    for name, path in public_types():
+        places.setdefault(name, []).append(path)
+    assert {name: of_name for name, of_name in places.items() if len(of_name) > 1} == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.importers import train_logs
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.store import lines
 from vitscale.store.lines import StepLine, Steps
 from vitscale.store.reading import read_rank
@@ -59,7 +59,7 @@ def test_a_training_log(tmp_path: Path) -> None:
         return "".join(TIMM % (n // 1000, n % 1000, n % 97) for n in range(count))
 
     def read(path: Path) -> object:
-        return train_logs.read([path], Options(gpus=8, micro_batch=32))
+        return train_logs.read([path], ImportOptions(gpus=8, micro_batch=32))
 
     assert bytes_per_byte(tmp_path / "log.txt", text, 3_000, read) < 5
 

@@ -19,7 +19,7 @@ from vitscale.advice.study_text import advised_trial
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.prediction.finishing import interruptions, time_to_finish
 from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.workloads import evaluate_all
@@ -177,7 +177,7 @@ def test_the_global_batch_stays_the_study_s_unless_told_otherwise() -> None:
 def swept(*micro_batches: int) -> Evidence:
     """One series for each micro-batch, as a study that varies it has them."""
 
-    def of(micro_batch: int) -> tuple[Point, ...]:
+    def of(micro_batch: int) -> tuple[MeasuredPoint, ...]:
         return tuple(make_point(n, 0.9 + 0.1 * n, micro_batch=micro_batch, images=640_000, per_node=20) for n in (1, 2))
 
     return Evidence(tuple(Series(f"mb {b}", "strong-micro", {"b": b}, of(b)) for b in micro_batches), UNKNOWN)

@@ -14,7 +14,7 @@ from vitscale.advice.comparable_series import comparable_series
 from vitscale.advice.pipeline import advise
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
 from vitscale.prediction.layouts import ranks_per_node
@@ -24,7 +24,7 @@ HOSTS_OF_TWO = [make_point(n, 1.0, per_node=2) for n in (1, 2, 6)]
 
 
 def looked_at(
-    points: Sequence[Point],
+    points: Sequence[MeasuredPoint],
     gpus: tuple[int, ...] | None = None,
     max_gpus: int | None = None,
     nodes_of: int | None = None,

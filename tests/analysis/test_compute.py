@@ -9,7 +9,7 @@ import pytest
 from results_factory import make_environment, make_rank, make_run, make_trial
 from vitscale.analysis.runs.compute import compute, flops_per_image
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.store.records import Device, MatmulLine
+from vitscale.store.records import DeviceRecord, MatmulLine
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import training_flops
 from vitscale.trial.model_spec import ModelSpec
@@ -20,7 +20,7 @@ MODEL = ModelSpec(
     name="vit-ti16", image_size=32, patch_size=16, num_classes=10, hidden_size=192, layers=12, heads=3, mlp_size=768
 )
 FLOPS = training_flops(MODEL) or 0
-H100 = Device(type="cuda", name="NVIDIA H100 80GB HBM3")
+H100 = DeviceRecord(type="cuda", name="NVIDIA H100 80GB HBM3")
 STEP_SECONDS = 0.25
 
 
@@ -29,7 +29,9 @@ def trial_of(gpus: int = 1, precision: str = "bf16", model: ModelSpec = MODEL, d
     return trial.model_copy(update={"model": model})
 
 
-def run_of(trial: Trial, devices: list[Device], rates: list[float | None], images: list[int], **matmul: Any) -> Run:
+def run_of(
+    trial: Trial, devices: list[DeviceRecord], rates: list[float | None], images: list[int], **matmul: Any
+) -> Run:
     """A run of steady steps: each rank with its device, its measured rate and its images per step."""
     mean = sum(images) // len(images)
     trial = trial.model_copy(update={"train": trial.train.model_copy(update={"micro_batch": mean})})
@@ -109,7 +111,7 @@ def test_without_a_measured_rate_there_is_still_mfu() -> None:
 
 
 def test_a_cpu_has_a_share_of_its_measured_rate_and_no_mfu() -> None:
-    cpu = Device(type="cpu", name="Example CPU")
+    cpu = DeviceRecord(type="cpu", name="Example CPU")
     run = run_of(trial_of(device="cpu"), [cpu], [1e12], [64])
     found = compute(run, run_figures(run))
     assert found.share_of_matmul == pytest.approx(64 * FLOPS / STEP_SECONDS / 1e12)
@@ -138,7 +140,7 @@ def test_a_model_whose_flops_are_unknown(model: ModelSpec, reason: str) -> None:
 
 
 def test_ranks_on_different_devices_have_no_common_peak() -> None:
-    other = Device(type="cuda", name="NVIDIA H100 PCIe")
+    other = DeviceRecord(type="cuda", name="NVIDIA H100 PCIe")
     run = run_of(trial_of(2), [H100, other], [700e12, 500e12], [64, 64])
     found = compute(run, run_figures(run))
     assert found.mfu is None

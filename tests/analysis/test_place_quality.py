@@ -21,7 +21,7 @@ from vitscale.analysis.runs.repeats import allocation_of
 from vitscale.base.program import MEASURING_NAME
 from vitscale.store.records import (
     Collective,
-    Device,
+    DeviceRecord,
     GpuSamples,
     GpuSettings,
     RankRecord,
@@ -40,7 +40,7 @@ from vitscale.trial.trial import Trial, World
         # Pinned apart, but the quota gives them one core together.
         ([make_environment(r, cpu_quota_cores=1.0) for r in range(2)], "2 ranks x 1 thread on 1"),
         # Both ranks on one GPU.
-        ([make_environment(r, device=Device(type="cuda", name="T4", uuid="GPU-1")) for r in range(2)], "1 GPU"),
+        ([make_environment(r, device=DeviceRecord(type="cuda", name="T4", uuid="GPU-1")) for r in range(2)], "1 GPU"),
     ],
 )
 def test_oversubscribed(environments: list[Any], how: str) -> None:
@@ -52,8 +52,8 @@ def test_oversubscribed(environments: list[Any], how: str) -> None:
     [
         [make_environment(r, cores_allowed=(2 * r, 2 * r + 1), threads=2) for r in range(2)],
         [make_environment(r, cores_allowed=(0,), host=f"node{r}") for r in range(2)],
-        [make_environment(r, device=Device(type="cuda", name="T4", uuid=f"GPU-{r}")) for r in range(2)],
-        [make_environment(r, device=Device(type="cuda", name="T4")) for r in range(2)],
+        [make_environment(r, device=DeviceRecord(type="cuda", name="T4", uuid=f"GPU-{r}")) for r in range(2)],
+        [make_environment(r, device=DeviceRecord(type="cuda", name="T4")) for r in range(2)],
     ],
 )
 def test_ranks_with_cores_or_gpus_of_their_own_are_not_oversubscribed(environments: list[Any]) -> None:
@@ -61,7 +61,7 @@ def test_ranks_with_cores_or_gpus_of_their_own_are_not_oversubscribed(environmen
 
 
 def test_mixed_hardware_inside_a_run() -> None:
-    environments = [make_environment(r, device=Device(type="cpu", name=name)) for r, name in enumerate("AB")]
+    environments = [make_environment(r, device=DeviceRecord(type="cpu", name=name)) for r, name in enumerate("AB")]
     assert "A and B" in verdict(three_repeats(environments), "mixed-hardware").message
 
 
@@ -115,7 +115,7 @@ def test_points_of_unlike_datasets_are_named_and_have_no_speedup(samples: int, t
 
 def test_unlike_points_are_named() -> None:
     trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
-    other = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    other = [make_environment(rank, device=DeviceRecord(type="cpu", name="Other CPU")) for rank in range(2)]
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
     found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
     assert "2 ranks: device: Example CPU against Other CPU" in found.message
@@ -125,7 +125,7 @@ def test_unlike_points_are_named() -> None:
 def test_a_trial_that_failed_is_not_named_as_unlike() -> None:
     """Two ranks ran on another CPU, four ran out of memory: only the first are unlike, though neither has a speedup."""
     trials = [make_trial("ddp", gpus) for gpus in (1, 2, 4)]
-    other = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    other = [make_environment(rank, device=DeviceRecord(type="cpu", name="Other CPU")) for rank in range(2)]
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
     runs.append(failed_run(trials[2], "oom", "rank 0 ran out of memory"))
     found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
@@ -239,7 +239,7 @@ def test_ranks_with_physical_cores_of_their_own_are_not(environments: list[Any])
 
 def test_a_rank_on_the_other_socket_than_its_gpu_is_told() -> None:
     def placed(nodes: tuple[int, ...]) -> Results:
-        gpu = Device(type="cuda", name="T4", numa_node=1)
+        gpu = DeviceRecord(type="cuda", name="T4", numa_node=1)
         return three_repeats([make_environment(r, device=gpu, numa_nodes=(n,)) for r, n in enumerate(nodes)])
 
     assert "(rank 1)" in verdict(placed((1, 0)), "far-from-gpu").message
@@ -253,7 +253,7 @@ def test_gpus_that_a_trial_on_the_cpu_left_idle_are_told() -> None:
 
 
 def of_settings(settings: dict[str, str] | None = None, **gpu: Any) -> Any:
-    device = Device(type="cuda", name="T4", settings=GpuSettings(**gpu))
+    device = DeviceRecord(type="cuda", name="T4", settings=GpuSettings(**gpu))
     environments = [make_environment(r, device=device, settings=settings or {}) for r in range(2)]
     return run_environment(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
 

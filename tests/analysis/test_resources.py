@@ -14,7 +14,7 @@ from vitscale.analysis.quality.placement import throttled_gpus
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.summaries import summarise
-from vitscale.store.records import Device, EnergyReading, GpuSamples, MatmulLine, ResourcesLine
+from vitscale.store.records import DeviceRecord, EnergyReading, GpuSamples, MatmulLine, ResourcesLine
 from vitscale.store.results import Run
 
 MIB = 2**20
@@ -268,7 +268,7 @@ def joules(value: float) -> EnergyReading:
 
 
 def test_rates_and_peak() -> None:
-    device = Device(type="cuda", name="NVIDIA L4")
+    device = DeviceRecord(type="cuda", name="NVIDIA L4")
     run = run_of([line(0)], device="cuda", environments=[{"device": device}])
     rate = MatmulLine(dtype="fp32", size=4096, flops_per_second=20e12)
     run = run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"matmul": rate}),)})

@@ -16,7 +16,7 @@ from results_factory import (
 )
 from vitscale.analysis import Analysis, CurveResult, analyse
 from vitscale.analysis.statistics import ratio
-from vitscale.store.records import Device
+from vitscale.store.records import DeviceRecord
 from vitscale.store.results import Results
 from vitscale.trial.trial import Mode
 
@@ -243,7 +243,7 @@ def test_outcome_is_that_of_the_last_run_where_none_completed() -> None:
 
 
 def other_cpu(ranks: int) -> list[object]:
-    return [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(ranks)]
+    return [make_environment(rank, device=DeviceRecord(type="cpu", name="Other CPU")) for rank in range(ranks)]
 
 
 def test_repeats_from_unlike_machines_are_not_combined() -> None:

@@ -12,7 +12,7 @@ from verdict_finder import THREE, kinds, of_one_trial, three_repeats, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.quality.shares import time_saved
 from vitscale.analysis.trials import TrialResult
-from vitscale.store.records import Device, Environment
+from vitscale.store.records import DeviceRecord, Environment
 from vitscale.store.results import Results
 from vitscale.trial.rank_batches import micro_batches
 
@@ -23,7 +23,7 @@ BY_NAME = "mixed hardware inside 1 trial: GTX 1070 and RTX 3090; all ranks take 
 
 
 def on_cards() -> list[Environment]:
-    return [make_environment(r, device=Device(type="cpu", name=name)) for r, name in enumerate(CARDS)]
+    return [make_environment(r, device=DeviceRecord(type="cpu", name=name)) for r, name in enumerate(CARDS)]
 
 
 def under_quotas(*quotas: float | None) -> list[Environment]:

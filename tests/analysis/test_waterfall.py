@@ -24,7 +24,7 @@ from vitscale.analysis.statistics import jackknife
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.analysis.time.exposure import unprofiled
 from vitscale.analysis.time.waterfall import FACTORS, decompose, waterfalls
-from vitscale.store.records import PARTS, Device
+from vitscale.store.records import PARTS, DeviceRecord
 from vitscale.store.results import Run
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import Mode, Trial
@@ -369,7 +369,7 @@ def test_without_a_baseline_or_a_completed_run_there_is_a_reason() -> None:
 
 def test_unlike_surroundings_are_not_held_against_each_other() -> None:
     trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
-    elsewhere = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    elsewhere = [make_environment(rank, device=DeviceRecord(type="cpu", name="Other CPU")) for rank in range(2)]
     runs = [
         explained_run(trials[0], [ONE_RANK]),
         explained_run(trials[1], [ONE_RANK] * 2, environments=elsewhere),

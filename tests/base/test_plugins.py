@@ -14,12 +14,12 @@ from study_factory import expanded
 from vitscale import engines, sources
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
 from vitscale.pages.outputs import Reported, brought
 from vitscale.runner.one_run import refuse_elsewhere
-from vitscale.schedulers import Local, made
+from vitscale.schedulers import LocalHost, made
 from vitscale.study.sections import LaunchSection, SlurmSection
 from vitscale.trial.trial import DataSpec
 
@@ -127,7 +127,7 @@ def scheduled(folder: Path) -> object:
 
 
 def read(folder: Path) -> object:
-    return import_logs([folder], "flux", Options(), folder / "results")
+    return import_logs([folder], "flux", ImportOptions(), folder / "results")
 
 
 def drawn(_: Path) -> object:
@@ -202,7 +202,7 @@ def fresh_facts() -> Iterator[None]:
 def test_what_an_engine_needs_is_told_with_the_package_that_offers_it(install: Install) -> None:
     install("flux_plugin:Flux", ENGINE.format("Engine", "'no-such-package',"), "engine")
     with pytest.raises(RequestError) as caught:
-        refuse_elsewhere(Local(), iter(["ddp", "flux"]))
+        refuse_elsewhere(LocalHost(), iter(["ddp", "flux"]))
     assert str(caught.value) == (
         "ranks on this machine need no-such-package, which is not installed. "
         "Install no-such-package, which engine 'flux' of flux-for-vitscale needs."

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from lint_examples import B16, BREAKS, QUIET, zero
-from vitscale.deepspeed_lint import Setting, lint, rules
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, changed
+from vitscale.deepspeed_lint import LintTarget, lint, rules
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, changed
 from vitscale.deepspeed_lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
-from vitscale.deepspeed_lint.view import Release, View
+from vitscale.deepspeed_lint.view import ConfigurationView, Release
 
-FULL = Setting(parameters=B16, gpus=8)
+FULL = LintTarget(parameters=B16, gpus=8)
 MODULES = (batch, keys, memory, optimizer, overlap, parts, precision, timing, values)
 
 
@@ -27,11 +27,11 @@ class Example(NamedTuple):
     """A configuration and what it is judged for."""
 
     config: dict[str, Any]
-    setting: Setting
+    setting: LintTarget
 
 
-def old(version: str) -> Setting:
-    return Setting(parameters=B16, gpus=8, deepspeed=version)
+def old(version: str) -> LintTarget:
+    return LintTarget(parameters=B16, gpus=8, deepspeed=version)
 
 
 FP16 = {"torch_autocast": {}, "fp16": {"enabled": True}}
@@ -50,10 +50,10 @@ WITHOUT_BATCH = {key: value for key, value in QUIET.items() if key != "train_mic
 
 EXAMPLES = [
     *(Example(QUIET | part, FULL) for part, *_ in BREAKS),
-    *(Example(QUIET | part, Setting()) for part, *_ in BREAKS),
+    *(Example(QUIET | part, LintTarget()) for part, *_ in BREAKS),
     *(Example(WITHOUT_BATCH | sizes, FULL) for sizes in BATCHES),
     Example(WITHOUT_BATCH | {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 16,
-                             "gradient_accumulation_steps": 1}, Setting()),
+                             "gradient_accumulation_steps": 1}, LintTarget()),
     Example(QUIET | {"train_batch_size": 128, "gradient_accumulation_steps": 3}, FULL),
     # of other releases, and with more of the file to stand beside
     Example(QUIET | zero(stage=2), old("0.18.2")),
@@ -70,11 +70,11 @@ EXAMPLES = [
     Example({key: value for key, value in QUIET.items() if key != "timers"}, old("0.13.5")),
     Example(QUIET | {"torch_autocast": {}}, old("0.15.4")),
     Example(QUIET, old("0.17.1")),
-    Example(QUIET, Setting(installed=False)),
+    Example(QUIET, LintTarget(installed=False)),
     Example(QUIET | {f"key_{number}": 1 for number in range(60)}, FULL),
     Example(QUIET | zero(prefetch_bucket_size="auto", stage=3, max_reuse_distance=0), FULL),
     Example(QUIET | {"steps_per_print": "auto"}, FULL),
-    Example(QUIET | {"gradient_clipping": "auto"}, Setting(in_a_study=True)),
+    Example(QUIET | {"gradient_clipping": "auto"}, LintTarget(in_a_study=True)),
     Example(QUIET | BF16 | {"data_types": {"grad_accum_dtype": "fp32"}} | zero(), FULL),
     Example(QUIET | BF16 | {"data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 1}}, FULL),
     Example(QUIET | zero(stage=0) | {"data_types": {"grad_accum_dtype": "int8"}}, FULL),
@@ -82,8 +82,8 @@ EXAMPLES = [
     Example(QUIET | BF16 | {"communication_data_type": "fp16"}, FULL),
     Example(QUIET | BF16 | {"communication_data_type": "fp32"}, FULL),
     Example(QUIET | FP16 | {"fp16": {"enabled": True, "loss_scale": 128, "initial_scale_power": 32}}, FULL),
-    Example(QUIET | zero(stage=1, reduce_bucket_size=5e8), Setting(parameters=400_000_000, gpus=8)),
-    Example(QUIET | {"zero_optimization": {"stage": 1, "overlap_comm": True}}, Setting(gpus=8)),
+    Example(QUIET | zero(stage=1, reduce_bucket_size=5e8), LintTarget(parameters=400_000_000, gpus=8)),
+    Example(QUIET | {"zero_optimization": {"stage": 1, "overlap_comm": True}}, LintTarget(gpus=8)),
     Example(QUIET | zero(cpu_offload=True), FULL),
     Example(QUIET | zero(stage=3, cpu_offload_param=True), FULL),
     Example(QUIET | zero(cpu_offload_use_pin_memory=True, offload_optimizer={}), FULL),
@@ -161,7 +161,7 @@ def test_advice_holds_beside_whatever_else_a_file_has() -> None:
         if {"zero_optimization"} <= first.keys() & second.keys() and isinstance(second["zero_optimization"], dict):
             merged = first["zero_optimization"]
             config["zero_optimization"] = (merged if isinstance(merged, dict) else {}) | second["zero_optimization"]
-        faults += faults_of_advice(Example(config, chance.choice((FULL, Setting(), old("0.16.9")))))
+        faults += faults_of_advice(Example(config, chance.choice((FULL, LintTarget(), old("0.16.9")))))
     assert faults == []
 
 
@@ -173,12 +173,14 @@ def test_advice_on_the_files_of_others_holds(case: str) -> None:
     from vitscale.engines.deepspeed.config import load
 
     config = load(file, next_step="").values
-    for setting in (Setting(gpus=8), Setting(parameters=304_000_000, gpus=8), Setting(deepspeed="0.18.2")):
+    for setting in (LintTarget(gpus=8), LintTarget(parameters=304_000_000, gpus=8), LintTarget(deepspeed="0.18.2")):
         assert list(faults_of_advice(Example(config, setting))) == []
 
 
 def test_every_rule_has_an_example() -> None:
-    views = [View(example.config, example.setting, Release(example.setting.deepspeed)) for example in EXAMPLES]
+    views = [
+        ConfigurationView(example.config, example.setting, Release(example.setting.deepspeed)) for example in EXAMPLES
+    ]
     silent = [rule.__name__ for rule in rules.RULES if not any(list(rule(view)) for view in views)]
     assert silent == []
 
@@ -187,7 +189,7 @@ NOTED = ("finding", "_finding", "Advice", "remove", "_Refusal")
 
 
 def test_every_finding_in_the_source_has_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call of `finding` in a rule's source, and each `Advice` or `remove` there, is reached by an example."""
+    """Each call of `finding` in a rule's source, and each `Remedy` or `remove` there, is reached by an example."""
     reached: set[tuple[str, int]] = set()
     written: set[tuple[str, int]] = set()
     for module in MODULES:
@@ -256,7 +258,9 @@ def test_advice_that_fails_beside_the_rest_of_the_file_is_not_given() -> None:
     (found,) = [found for found in lint(config, FULL) if found.about.key == "cpu_offload"]
     assert found.changes == {("cpu_offload",): REMOVED}
     assert found.advice.startswith("Remove it: the file has zero_optimization.offload_optimizer")
-    (found,) = [found for found in lint(QUIET | {"cpu_offload": True}, Setting()) if found.about.key == "cpu_offload"]
+    (found,) = [
+        found for found in lint(QUIET | {"cpu_offload": True}, LintTarget()) if found.about.key == "cpu_offload"
+    ]
     assert found.advice.startswith("Write zero_optimization.offload_optimizer")
 
 
@@ -265,7 +269,7 @@ def test_changes_leave_the_configuration_as_it_was() -> None:
     changes = {("a.b",): REMOVED, "a.b": 3, "c.d": {"e": 4}, "f.g": REMOVED}
     assert changed(config, changes) == {"a": {"b": 3}, "c": {"d": {"e": 4}}}
     assert config == {"a": {"b": 1}, "a.b": 2, "c": True}
-    assert Advice("x").changes is None
+    assert Remedy("x").changes is None
 
 
 def test_advice_that_is_followed_one_after_another_comes_to_an_end() -> None:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vitscale.deepspeed_lint import Setting, lint
+from vitscale.deepspeed_lint import LintTarget, lint
 from vitscale.deepspeed_lint.view import Release
 
 INSTALLED = metadata.version("deepspeed")
@@ -57,7 +57,7 @@ IGNORED: list[tuple[dict[str, Any], str]] = [
 
 def errors_in(config: dict[str, Any]) -> list[str]:
     """The keys of the errors that need no optimizer or model to show: those are the configuration's own."""
-    setting = Setting(gpus=1, deepspeed=INSTALLED)
+    setting = LintTarget(gpus=1, deepspeed=INSTALLED)
     return [f.about.key for f in lint(config, setting) if f.severity == "error" and f.kind not in _OF_THE_ENGINE]
 
 

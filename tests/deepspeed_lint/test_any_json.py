@@ -9,7 +9,7 @@ from typing import Any, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.deepspeed_lint import Setting, lint, lint_document
+from vitscale.deepspeed_lint import LintTarget, lint, lint_document
 from vitscale.deepspeed_lint.view import Release, known_releases
 from vitscale.present.data import envelope, finding_fields
 from vitscale.present.document import About, Document, Finding, Paragraph, Severity
@@ -34,7 +34,7 @@ CONFIGS = st.dictionaries(KEYS, JSON, max_size=8) | st.fixed_dictionaries(
     {}, optional=dict.fromkeys(Release(None).children(""), JSON) | {"zero_optimization": ZERO}
 )
 SETTINGS = st.builds(
-    Setting,
+    LintTarget,
     parameters=st.none() | st.integers(1, 10**13),
     gpus=st.none() | st.integers(1, 10**6),
     deepspeed=st.none() | st.sampled_from(known_releases()),
@@ -44,7 +44,7 @@ SETTINGS = st.builds(
 
 
 @given(CONFIGS, SETTINGS)
-def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: Setting) -> None:
+def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: LintTarget) -> None:
     findings = lint(config, setting)
     for finding in findings:
         assert finding.severity in get_args(Severity)
@@ -61,8 +61,8 @@ def test_any_object_gives_findings_or_none(config: dict[str, Any], setting: Sett
 
 def test_hostile_keys_are_printed_as_text() -> None:
     keys = ["\x1b[2Jx", "[red]bold[/red]", "\u202eabc", "a" * 5000, "line\nbreak"]
-    findings = lint(dict.fromkeys(keys, 1) | {"train_batch_size": "\x1b]0;x\x07" * 500}, Setting())
-    printed = "\n".join(line.plain for line in lines(lint_document("x", findings, Setting()), verbose=True))
+    findings = lint(dict.fromkeys(keys, 1) | {"train_batch_size": "\x1b]0;x\x07" * 500}, LintTarget())
+    printed = "\n".join(line.plain for line in lines(lint_document("x", findings, LintTarget()), verbose=True))
     assert "\x1b" not in printed
     assert "\\x1b[2Jx" in printed
     assert "[red]bold[/red]" in printed
@@ -72,7 +72,7 @@ def test_hostile_keys_are_printed_as_text() -> None:
 
 
 def test_very_many_unknown_keys_are_not_all_told() -> None:
-    findings = lint({f"key_{n}": 1 for n in range(90_000)}, Setting())
+    findings = lint({f"key_{n}": 1 for n in range(90_000)}, LintTarget())
     assert len([finding for finding in findings if finding.kind == "unknown-key"]) == 51
 
 

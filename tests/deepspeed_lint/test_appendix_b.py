@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.deepspeed_lint import Setting, lint
+from vitscale.deepspeed_lint import LintTarget, lint
 from vitscale.engines.deepspeed.config import load
 
 FILE = Path(__file__).parent / "appendix_b.json"
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting("vit-b16", 86_567_656, 2), Setting(deepspeed="0.16.9")])
-def test_what_is_wrong_with_it_is_found(setting: Setting) -> None:
+@pytest.mark.parametrize(
+    "setting", [LintTarget(), LintTarget("vit-b16", 86_567_656, 2), LintTarget(deepspeed="0.16.9")]
+)
+def test_what_is_wrong_with_it_is_found(setting: LintTarget) -> None:
     found = {(f.kind, f.severity, f.about.key): f for f in lint(load(FILE, next_step="").values, setting)}
     assert set(found) == {
         ("unknown-key", "error", "micro_batch_per_gpu"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lint_examples import QUIET, zero
-from vitscale.deepspeed_lint import Setting, lint
+from vitscale.deepspeed_lint import LintTarget, lint
 from vitscale.deepspeed_lint.integrations import _TRAINER_UNTIL_4, FILLED, TRAINER
 
 PAGE = Path(__file__).parents[2] / "docs/lint.md"
@@ -93,7 +93,7 @@ def test_accelerate_itself_fails_on_what_the_table_lacks_and_fills_in_what_it_ha
 
 
 def of_auto(config: dict[str, Any], **setting: Any) -> set[tuple[str, str]]:
-    found = lint(config, Setting(**setting))
+    found = lint(config, LintTarget(**setting))
     return {(finding.severity, finding.about.key) for finding in found if finding.kind == "auto-value"}
 
 
@@ -107,7 +107,7 @@ def test_auto_under_a_name_that_nothing_fills_in_is_an_error() -> None:
         ("error", "zero_optimization.param_persistence_threshold"),
         ("note", "zero_optimization.reduce_bucket_size"),
     }
-    advice = {finding.about.key: finding.advice for finding in lint(QUIET | part, Setting())}
+    advice = {finding.about.key: finding.advice for finding in lint(QUIET | part, LintTarget())}
     assert '"stage3_prefetch_bucket_size": "auto"' in advice["zero_optimization.prefetch_bucket_size"]
     assert of_auto(QUIET | {"steps_per_print": "auto"}) == {("error", "steps_per_print")}
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from lint_examples import B16, BREAKS, QUIET, zero
-from vitscale.deepspeed_lint import Setting, lint
+from vitscale.deepspeed_lint import LintTarget, lint
 
 
 def found(config: dict[str, Any], **setting: Any) -> set[tuple[str, str, str]]:
-    return {(f.kind, f.severity, f.about.key) for f in lint(config, Setting(**setting))}
+    return {(f.kind, f.severity, f.about.key) for f in lint(config, LintTarget(**setting))}
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
@@ -98,7 +98,7 @@ def test_one_gpu_sends_nothing_worth_overlapping() -> None:
 
 
 def message_of(rule: str, config: dict[str, Any], **setting: Any) -> str:
-    return next(f.message for f in lint(config, Setting(**setting)) if f.kind == rule)
+    return next(f.message for f in lint(config, LintTarget(**setting)) if f.kind == rule)
 
 
 def test_the_arithmetic_stands_in_the_message() -> None:
@@ -126,7 +126,7 @@ def test_what_is_offloaded_and_what_waits_is_worked_out_by_type() -> None:
     """By hand: 2 x 86,567,656 / 8 bytes; 12 x 86,567,656 / 8 x 0.25; MiB are 2^20. Stage 0 lets no overflow pass."""
     offloaded = zero(stage=3, offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu", "ratio": 0.25})
     halved = QUIET | offloaded | {"torch_autocast": {}, "bf16": {"enabled": True}}
-    said = [f.message for f in lint(halved, Setting(parameters=B16, gpus=8)) if f.kind == "offload-cannot-pay"]
+    said = [f.message for f in lint(halved, LintTarget(parameters=B16, gpus=8)) if f.kind == "offload-cannot-pay"]
     assert "12 bytes x 86,567,656 parameters / 8 GPUs x 0.25 = 31.0 MiB" in said[0]
     assert "2 bytes x 86,567,656 parameters / 8 GPUs = 20.6 MiB" in said[1]
     power = QUIET | zero(stage=0) | {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 4}}
@@ -173,12 +173,12 @@ def test_releases_differ() -> None:
 def test_nothing_is_said_twice() -> None:
     """No two findings of one lint say the same."""
     config = QUIET | zero(stage=3, x=1, y=2) | {"wall_clock_breakdown": True, "a": 1, "b": 2}
-    findings = lint(config, Setting(parameters=B16, gpus=8))
+    findings = lint(config, LintTarget(parameters=B16, gpus=8))
     assert len(findings) == len(set(findings))
 
 
 def test_most_severe_first() -> None:
-    severities = [f.severity for f in lint({"fp16": {"x": 1}, "y": 1}, Setting())]
+    severities = [f.severity for f in lint({"fp16": {"x": 1}, "y": 1}, LintTarget())]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
     assert set(severities) == {"error", "warning", "note"}
 
@@ -231,7 +231,7 @@ def test_batch_sizes_close_or_not(sizes: dict[str, Any], expected: set[tuple[str
 
 def test_a_short_name_is_told_its_place_too() -> None:
     """NVMe settings stand inside `zero_optimization` in many files of the web."""
-    (said,) = [f for f in lint(QUIET | zero(stage=3, aio={}), Setting()) if f.kind == "unknown-key"]
+    (said,) = [f for f in lint(QUIET | zero(stage=3, aio={}), LintTarget()) if f.kind == "unknown-key"]
     assert said.advice == "It is known as aio: write it there if that is meant"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitscale import analysis, store
 from vitscale.analysis import Analysis
-from vitscale.importers.contents import LogFormat, Options
+from vitscale.importers.contents import ImportOptions, LogFormat
 from vitscale.importers.importing import import_logs
 
 EPOCH_COLUMNS = "cluster,gpu,layout,dataset,fraction,micro_batch,run,gpus,epoch,rank,epoch_seconds,loss,accuracy"
@@ -93,5 +93,5 @@ def steady(rank: int, steps: int, period: float = 0.5, allreduce: float = 0.04) 
 def imported(tmp_path: Path, paths: Sequence[Path], log_format: LogFormat, **options: object) -> Analysis:
     """The analysis of an import."""
     results = tmp_path / "results"
-    import_logs(paths, log_format, Options(**options), results)  # type: ignore[arg-type]  # options of a log
+    import_logs(paths, log_format, ImportOptions(**options), results)  # type: ignore[arg-type]  # options of a log
     return analysis.analyse(store.load(results))

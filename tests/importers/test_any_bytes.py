@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from importers.logs import configuration, epoch_rows, epoch_table, steady
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import FORMATS, LogContents, LogFormat, Options
+from vitscale.importers.contents import FORMATS, ImportOptions, LogContents, LogFormat
 from vitscale.importers.deepspeed import read as read_deepspeed
 from vitscale.importers.epochs import read as read_epochs
 from vitscale.importers.importing import guess, import_logs
@@ -54,7 +54,7 @@ def test_any_bytes(log_format: LogFormat, pieces: list[bytes]) -> None:
         path = Path(folder) / "a.log"
         path.write_bytes(b"".join(pieces))
         try:
-            import_logs([path], log_format, Options(gpus=2, micro_batch=8), Path(folder) / "results")
+            import_logs([path], log_format, ImportOptions(gpus=2, micro_batch=8), Path(folder) / "results")
         except (RequestError, StoreError):
             assert not (Path(folder) / "results").exists()
         else:
@@ -82,8 +82,8 @@ def test_rows_survive_junk_between_them(junk: list[str]) -> None:
     known = epoch_rows(2, [[100.0, 110.0], [120.0, 90.0], [95.0, 105.0]])
     mixed = [line for pair in itertools.zip_longest(known, junk) for line in pair if line is not None]
     with tempfile.TemporaryDirectory() as folder:
-        clean = read_epochs([epoch_table(Path(folder) / "clean.csv", known)], Options())
-        dirty = read_epochs([epoch_table(Path(folder) / "dirty.csv", mixed)], Options())
+        clean = read_epochs([epoch_table(Path(folder) / "clean.csv", known)], ImportOptions())
+        dirty = read_epochs([epoch_table(Path(folder) / "dirty.csv", mixed)], ImportOptions())
     assert [run.ranks for run in dirty.runs] == [run.ranks for run in clean.runs]
     assert bool(dirty.problems) == any(text.strip() for text in junk)
 
@@ -96,13 +96,13 @@ def test_timers_survive_junk_between_them(junk: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.log"
         path.write_text("\n".join([*configuration(2), *mixed]) + "\n", encoding="utf-8")
-        (run,) = read_deepspeed([path], Options()).runs
+        (run,) = read_deepspeed([path], ImportOptions()).runs
     assert len(run.ranks[0].steps) == 20
 
 
 def test_a_line_of_any_length(tmp_path: Path) -> None:
     known = epoch_rows(1, [[100.0], [101.0]])
     path = epoch_table(tmp_path / "epochs.csv", [known[0], "x" * 3_000_000, known[1]])
-    found = read_epochs([path], Options())
+    found = read_epochs([path], ImportOptions())
     assert len(found.runs[0].ranks[0].epochs) == 2
     assert any("line 3" in problem for problem in found.problems)

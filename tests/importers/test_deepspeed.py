@@ -12,7 +12,7 @@ from importers.logs import configuration, deepspeed_log, imported, steady, timer
 from vitscale.analysis import Analysis
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import guess, import_logs
 
 
@@ -243,7 +243,7 @@ def test_nobody_tells_the_world_size(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("\n".join(steady(0, 20)) + "\n")
     with pytest.raises(RequestError, match="--gpus"):
-        import_logs([path], "deepspeed", Options(micro_batch=8), tmp_path / "results")
+        import_logs([path], "deepspeed", ImportOptions(micro_batch=8), tmp_path / "results")
     assert not (tmp_path / "results").exists()
 
 
@@ -263,7 +263,7 @@ def test_without_a_micro_batch_steps_stand_and_rates_are_unknown(tmp_path: Path)
 def test_another_number_of_gpus_than_the_log_tells_is_refused(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", steady(0, 20), 2)
     with pytest.raises(RequestError, match="--gpus is 8"):
-        import_logs([path], "deepspeed", Options(gpus=8), tmp_path / "results")
+        import_logs([path], "deepspeed", ImportOptions(gpus=8), tmp_path / "results")
 
 
 def test_a_log_that_was_appended_to_is_two_runs(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_try_that_ended_before_its_first_step_tells_nothing_of_the_next(tmp_pa
 def test_a_log_without_timers_is_refused(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", ["nothing", "time (ms) | optimizer_step: 3.00", "time (ms)"])
     with pytest.raises(StoreError, match="no timers in it"):
-        import_logs([path], "deepspeed", Options(), tmp_path / "results")
+        import_logs([path], "deepspeed", ImportOptions(), tmp_path / "results")
 
 
 def test_16_bit_training_is_recognised(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_timers_of_a_pipeline_lead_to_the_lines_that_tell_its_steps(tmp_path: Pa
         timers(0, 1.0, 0.1, 0.3, 0.04, 0.05, micro=True),
     ]
     with pytest.raises(StoreError, match=r"a.log: its timers are a pipeline's: say --format train-log, which reads"):
-        import_logs([deepspeed_log(tmp_path / "a.log", lines)], "deepspeed", Options(), tmp_path / "results")
+        import_logs([deepspeed_log(tmp_path / "a.log", lines)], "deepspeed", ImportOptions(), tmp_path / "results")
 
 
 def test_rates_of_logs_that_tell_no_world_size_are_a_curve_of_the_gpus_given(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from importers.logs import imported
 from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.drawn_tables import drawn_tables
 from vitscale.importers.importing import guess, import_logs
 
@@ -61,7 +61,7 @@ def test_a_drawn_table_is_refused_with_its_line_and_what_to_write(tmp_path: Path
     with pytest.raises(RequestError) as guessed:
         guess([path])
     with pytest.raises(RequestError) as as_csv:
-        import_logs([path], "csv", Options(), tmp_path / "results")
+        import_logs([path], "csv", ImportOptions(), tmp_path / "results")
     for message in (str(guessed.value), str(as_csv.value)):
         assert message == (
             f"the table at line {line} of 'table.txt' is {words}, which is not read. Write it as Markdown, with "

@@ -9,7 +9,7 @@ import pytest
 from importers.logs import epoch_rows, epoch_table, imported
 from vitscale import store
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 
 
@@ -242,7 +242,7 @@ def test_layouts_that_tell_nothing_are_one_host_and_noted(tmp_path: Path) -> Non
 def test_nothing_usable_is_refused_and_nothing_written(tmp_path: Path) -> None:
     path = epoch_table(tmp_path / "epochs.csv", ["a,b", "c"])
     with pytest.raises(StoreError, match="2 broken lines"):
-        import_logs([path], "epochs", Options(), tmp_path / "results")
+        import_logs([path], "epochs", ImportOptions(), tmp_path / "results")
     assert [entry.name for entry in tmp_path.iterdir()] == ["epochs.csv"]
 
 
@@ -250,13 +250,13 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "epochs.csv"
     path.write_text("gpu,epoch_seconds\nT4,3\n")
     with pytest.raises(RequestError, match="lacks the column gpus"):
-        import_logs([path], "epochs", Options(), tmp_path / "results")
+        import_logs([path], "epochs", ImportOptions(), tmp_path / "results")
 
 
 def test_the_record_is_an_ordinary_one(tmp_path: Path) -> None:
     rows = epoch_rows(2, [[100.0, 110.0]] * 2)
     path = epoch_table(tmp_path / "epochs.csv", rows)
-    import_logs([path], "epochs", Options(model="vit-b16"), tmp_path / "results")
+    import_logs([path], "epochs", ImportOptions(model="vit-b16"), tmp_path / "results")
     (run,) = store.load(tmp_path / "results").runs
     assert run.header.imported is not None
     assert [one.name for one in run.header.imported.files] == ["epochs.csv"]

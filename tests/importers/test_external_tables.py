@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vitscale.importers import plain_csv
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.curves import curves_of
 from vitscale.importers.records import trial_of
 
@@ -34,8 +34,8 @@ def test_each_table_is_one_curve(tmp_path: Path, hosts_told: bool) -> None:
                 for row in rows:
                     del row["layout"]
                     writer.writerow(row | {"nodes": -(-int(row["gpus"]) // one["per_node"])})
-        runs = plain_csv.read([path], Options()).runs
-        trials = [(run.setting, trial_of(run, Options())) for run in runs]
+        runs = plain_csv.read([path], ImportOptions()).runs
+        trials = [(run.setting, trial_of(run, ImportOptions())) for run in runs]
         found = curves_of(list({trial.identity(): (setting, trial) for setting, trial in trials}.values()))
         curves[one["name"]] = [(curve.mode, [point.gpus for point in curve.points]) for curve in found]
     assert curves == {one["name"]: [expected_curve(one)] for one in TABLES}

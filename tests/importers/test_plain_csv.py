@@ -11,7 +11,7 @@ from importers.logs import imported
 from report_forms import terminal
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import Options, Problems
+from vitscale.importers.contents import BrokenLines, ImportOptions
 from vitscale.importers.headings import OWN, SPEEDS, Heading, speed_told
 from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.plain_csv import read
@@ -89,7 +89,7 @@ def test_broken_rows_are_named(tmp_path: Path, row: str, why: str) -> None:
 
 def test_no_column_of_times(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no column of times"):
-        import_logs([table(tmp_path, "gpus,seconds\n1,2\n")], "csv", Options(), tmp_path / "results")
+        import_logs([table(tmp_path, "gpus,seconds\n1,2\n")], "csv", ImportOptions(), tmp_path / "results")
 
 
 def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
@@ -161,7 +161,7 @@ def test_repeats_that_differ_in_what_came_out_stay_repeats(
 
 def test_of_a_table_too_long_to_look_at_whole_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitscale.importers.grids._MOST_LINES", 3)
-    contents = read([table(tmp_path, "gpus,resolution,images/s\n1,224,400\n1,384,120\n1,224,401\n")], Options())
+    contents = read([table(tmp_path, "gpus,resolution,images/s\n1,224,400\n1,384,120\n1,224,401\n")], ImportOptions())
     assert len(contents.runs) == 3
     assert any("rows of one setting that differ in resolution" in note for note in contents.notes)
 
@@ -180,7 +180,7 @@ def test_steps_of_a_log_are_one_run(tmp_path: Path, heading: str) -> None:
 
 def test_steps_of_an_epoch_stand_beside_those_of_the_run(tmp_path: Path) -> None:
     text = "gpus,iter,global_step,step_time_s\n1,0,0,0.2\n1,1,1,0.2\n1,0,2,0.2\n1,1,3,0.2\n"
-    (run,) = read([table(tmp_path, text)], Options()).runs
+    (run,) = read([table(tmp_path, text)], ImportOptions()).runs
     assert len(run.ranks[0].steps) == 4
 
 
@@ -246,7 +246,7 @@ def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, headi
     path = table(tmp_path, f"gpus,{heading}\n1,2\n")
     assert heading.lower() in headers(path)[0].columns
     with pytest.raises(RequestError, match="no column of times"):
-        import_logs([path], "csv", Options(), tmp_path / "results")
+        import_logs([path], "csv", ImportOptions(), tmp_path / "results")
 
 
 @pytest.mark.parametrize(
@@ -278,11 +278,11 @@ def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> Non
 
 def test_names_of_columns_without_rows_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="can be used as csv: no row stands below the names of the columns"):
-        import_logs([table(tmp_path, "gpus,img/s\n")], "csv", Options(), tmp_path / "results")
+        import_logs([table(tmp_path, "gpus,img/s\n")], "csv", ImportOptions(), tmp_path / "results")
 
 
 def test_a_layout_that_tells_no_hosts_is_named(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,3x8,5800\n")], Options())
+    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,3x8,5800\n")], ImportOptions())
     assert "layout '3x8' does not tell how many hosts: one is assumed (a column nodes would tell)" in contents.notes
 
 
@@ -333,7 +333,7 @@ def test_what_a_comma_is_follows_from_all_numbers_of_a_column(tmp_path: Path, te
     (head,) = headers(path)
     column = head.columns[-1] if head.columns[-1] in SPEEDS else "epoch_seconds"
     factor = next(own.factor for own in head.headings if own.column == column)
-    read_as = [float(row[column]) / factor for row in rows(path, head, ("gpus",), Problems("a"))]
+    read_as = [float(row[column]) / factor for row in rows(path, head, ("gpus",), BrokenLines("a"))]
     assert read_as == pytest.approx([float(number) for number in numbers])
 
 
@@ -349,12 +349,12 @@ def test_what_a_comma_is_follows_from_all_numbers_of_a_column(tmp_path: Path, te
     ],
 )
 def test_what_a_comma_was_taken_for_is_told(tmp_path: Path, cells: tuple[str, str], said: str) -> None:
-    contents = read([table(tmp_path, f"gpus\tstep time (s)\n1\t{cells[0]}\n2\t{cells[1]}\n")], Options())
+    contents = read([table(tmp_path, f"gpus\tstep time (s)\n1\t{cells[0]}\n2\t{cells[1]}\n")], ImportOptions())
     assert [note for note in contents.notes if note.startswith("commas")] == ([said] if said else [])
 
 
 def test_a_slip_makes_no_decimals_of_its_column(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus\timg/s\n1\t75,00\n8\t9,800\n16\t18,200\n")], Options())
+    contents = read([table(tmp_path, "gpus\timg/s\n1\t75,00\n8\t9,800\n16\t18,200\n")], ImportOptions())
     assert [8 / run.ranks[0].steps[0].seconds for run in contents.runs[:1]] == pytest.approx([9800])
     assert [run.setting.gpus for run in contents.runs] == [8, 16]
     assert "line 2 ('75,00' is no number" in " ".join(contents.problems)
@@ -362,7 +362,7 @@ def test_a_slip_makes_no_decimals_of_its_column(tmp_path: Path) -> None:
 
 def test_times_with_decimal_commas_may_stand_beside_hours_and_minutes(tmp_path: Path) -> None:
     text = "gpus;epoch_seconds\n1;1:02:03\n2;1930,5\n4;17:05\n"
-    contents = read([table(tmp_path, text)], Options())
+    contents = read([table(tmp_path, text)], ImportOptions())
     assert [run.ranks[0].epochs[0].seconds for run in contents.runs] == [3723, 1930.5, 1025]
     assert contents.problems == ()
 
@@ -373,16 +373,16 @@ def test_points_of_versions_and_of_what_never_differs_say_nothing_of_commas(
 ) -> None:
     path = table(tmp_path, f"gpus\timg/s\t{other}\n8\t2,855\t{cells[0]}\n16\t5,511\t{cells[1]}\n")
     said = "commas in 'img/s' may be decimal ones: 2,855 is taken for 2855"
-    assert [note for note in read([path], Options()).notes if "comma" in note] == [said]
+    assert [note for note in read([path], ImportOptions()).notes if "comma" in note] == [said]
 
 
 def test_in_plain_english_nothing_is_said_of_commas(tmp_path: Path) -> None:
     path = table(tmp_path, "gpus\timg/s\tspeedup\n8\t2,855\t7.9x\n16\t5,511\t15.2x\n")
-    assert not [note for note in read([path], Options()).notes if "comma" in note]
+    assert not [note for note in read([path], ImportOptions()).notes if "comma" in note]
 
 
 def test_a_point_beside_decimal_commas_that_may_stand_between_thousands_is_refused(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus\tstep time (s)\n1\t0,945\n2\t1.002\n")], Options())
+    contents = read([table(tmp_path, "gpus\tstep time (s)\n1\t0,945\n2\t1.002\n")], ImportOptions())
     assert [run.setting.gpus for run in contents.runs] == [1]
     assert "line 3 (beside decimal commas 1.002 may be 1002)" in " ".join(contents.problems)
 
@@ -393,7 +393,7 @@ def test_two_columns_that_say_the_same_are_taken_where_they_agree(tmp_path: Path
     assert {row["gpus"]: row["images_per_second"] for row in trial_rows(found)} == {1: 100, 2: 180}
     assert "line 4 (gpus is 4 in 'num_gpus' and 8 in 'world_size': leave out the wrong column)" in found.problems[0]
     with pytest.raises(RequestError, match=r"twice. Leave one of them out"):
-        import_logs([table(tmp_path, "gpus,model,model,img/s\n1,a,b,3\n")], "csv", Options(), tmp_path / "twice")
+        import_logs([table(tmp_path, "gpus,model,model,img/s\n1,a,b,3\n")], "csv", ImportOptions(), tmp_path / "twice")
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_points_between_thousands(tmp_path: Path, speeds: tuple[str, ...], told:
     text = "GPUs;Images/s\n" + "".join(f"{1 << n};{speed}\n" for n, speed in enumerate(speeds))
     if not told:
         with pytest.raises(StoreError, match=r"line 2 \(1.160 may be 1160: write that, or 1.1600\)"):
-            import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+            import_logs([table(tmp_path, text)], "csv", ImportOptions(), tmp_path / "results")
         return
     found = imported(tmp_path, [table(tmp_path, text)], "csv")
     assert [row["images_per_second"] for row in trial_rows(found)] == pytest.approx(told)
@@ -776,7 +776,7 @@ def test_a_global_batch_tells_what_of_a_gpus_is_not_told(
 @pytest.mark.parametrize("cells", ["100,,", "4096,24,", "4096,32,8", "16,32,"])
 def test_a_global_batch_that_does_not_share_out_is_told_with_its_row(tmp_path: Path, cells: str) -> None:
     text = f"gpus,step_seconds,global_batch,micro_batch,grad_accum\n8,2.0,4096,,\n8,2.0,{cells}\n"
-    done = import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+    done = import_logs([table(tmp_path, text)], "csv", ImportOptions(), tmp_path / "results")
     assert done.study.imported is not None
     (problem,) = done.study.imported.problems
     assert f"line 3 (global_batch {cells.split(',')[0]} does not share out over 8 GPUs" in problem
@@ -794,7 +794,7 @@ def test_batches_that_were_each_measured_on_several_counts_make_no_global_one(tm
 )
 def test_steps_that_fall_with_the_ranks_are_questioned(tmp_path: Path, last: str, batch: str, asked: str) -> None:
     text = f"gpus,step_seconds,micro_batch\n1,0.5,{batch}\n4,{last},{batch}\n"
-    done = import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+    done = import_logs([table(tmp_path, text)], "csv", ImportOptions(), tmp_path / "results")
     assert done.study.imported is not None
     questions = [note for note in done.study.imported.notes if "steps fall as 1/N" in note]
     assert [asked in note for note in questions] == ([True] if asked else [])
@@ -827,8 +827,8 @@ def test_parameters_that_are_none(text: str) -> None:
 def test_parameters_are_for_a_model_without_a_name_here(tmp_path: Path) -> None:
     path = table(tmp_path, "gpus,step_seconds\n1,1\n")
     with pytest.raises(RequestError, match="vit-b16 has 86,567,656"):
-        import_logs([path], "csv", Options(model="vit-b16", parameters="86M"), tmp_path / "results")
-    done = import_logs([path], "csv", Options(parameters="86M"), tmp_path / "results")
+        import_logs([path], "csv", ImportOptions(model="vit-b16", parameters="86M"), tmp_path / "results")
+    done = import_logs([path], "csv", ImportOptions(parameters="86M"), tmp_path / "results")
     assert [trial.model.parameter_count for trial in done.study.trials.values()] == [86_000_000]
 
 
@@ -841,7 +841,7 @@ def test_parameters_are_for_a_model_without_a_name_here(tmp_path: Path) -> None:
     ],
 )
 def test_on_how_many_hosts_it_ran_is_assumed_and_told(tmp_path: Path, text: str, told: bool) -> None:
-    notes = read([table(tmp_path, text)], Options()).notes
+    notes = read([table(tmp_path, text)], ImportOptions()).notes
     assert ("on how many hosts the GPUs were is not told (a column nodes): one is assumed" in notes) is told
 
 
@@ -866,7 +866,7 @@ def test_on_how_many_hosts_it_ran_is_assumed_and_told(tmp_path: Path, text: str,
 def test_gpus_of_a_node_and_nodes_tell_the_gpus(
     tmp_path: Path, columns: str, cells: str, layout: tuple[int, int] | None
 ) -> None:
-    contents = read([table(tmp_path, f"{columns},step_seconds,micro_batch\n{cells},0.5,32\n")], Options())
+    contents = read([table(tmp_path, f"{columns},step_seconds,micro_batch\n{cells},0.5,32\n")], ImportOptions())
     assert [(run.setting.gpus, run.setting.nodes) for run in contents.runs] == ([layout] if layout else [])
     assert bool(contents.problems) is (layout is None)
     assert not [note for note in contents.notes if "hosts" in note]
@@ -876,7 +876,7 @@ def test_gpus_of_a_node_and_nodes_tell_the_gpus(
 def test_the_same_row_again_is_no_repeat(tmp_path: Path, column: str, cells: list[str], runs: int) -> None:
     """Unless a column says that it is another run."""
     rows = "".join(f"1,160,64{cell}\n" for cell in cells)
-    found = read([table(tmp_path, f"gpus,images_per_second,micro_batch{column}\n{rows}")], Options())
+    found = read([table(tmp_path, f"gpus,images_per_second,micro_batch{column}\n{rows}")], ImportOptions())
     assert len(found.runs) == runs
     assert ("2 duplicate" in " ".join(found.problems)) is (runs == 1)
 
@@ -1011,7 +1011,7 @@ def test_rates_of_a_node_are_those_of_all_nodes_where_these_are_told(
     text = "".join(f"{gpus},{rate},{cell}\n" for gpus, rate, cell in told)
     path = table(tmp_path, f"gpus,throughput per node (img/s),{columns}\n{text}")
     if not rates:
-        assert "on how many nodes it ran is not told" in " ".join(read([path], Options()).problems)
+        assert "on how many nodes it ran is not told" in " ".join(read([path], ImportOptions()).problems)
         return
     found = imported(tmp_path, [path], "csv")
     told_rates = [trial.images_per_second.value for trial in found.trials.values() if trial.images_per_second]
@@ -1160,7 +1160,7 @@ def test_what_grows_with_the_gpus_or_names_each_row_tells_no_curves_apart(
 ) -> None:
     measured = zip((1, 2, 4, 4), of_rows, (100, 200, 400, 390), strict=True)
     text = f"gpus,{heading},img/s\n" + "".join(f"{gpus},{cell},{rate}\n" for gpus, cell, rate in measured)
-    contents = read([table(tmp_path, text)], Options())
+    contents = read([table(tmp_path, text)], ImportOptions())
     assert len({run.setting.series for run in contents.runs}) == curves
     assert any("taken for its repeats" in note for note in contents.notes) == (heading in ("batch size", "config"))
 
@@ -1171,16 +1171,16 @@ def test_a_heading_s_last_word_says_what_it_is(tmp_path: Path) -> None:
         rows = "".join(
             f"{gpus},{cell},{gpus * rate}\n" for gpus in (1, 2, 4) for cell, rate in (("a", 100), ("b", 300))
         )
-        contents = read([table(tmp_path, f"gpus,{heading},img/s\n{rows}")], Options())
+        contents = read([table(tmp_path, f"gpus,{heading},img/s\n{rows}")], ImportOptions())
         assert len({run.setting.series for run in contents.runs}) == curves, heading
 
 
 def test_steps_a_second_beside_the_seconds_of_a_step_are_no_second_curve(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus,Iterations/s,Step time (s)\n1,2.0,0.5\n2,1.9,0.526\n")], Options())
+    contents = read([table(tmp_path, "gpus,Iterations/s,Step time (s)\n1,2.0,0.5\n2,1.9,0.526\n")], ImportOptions())
     assert [(run.setting.gpus, run.setting.series) for run in contents.runs] == [(1, None), (2, None)]
 
 
 def test_a_row_that_lacks_its_figures_is_no_name_of_those_below(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus,img/s,loss\n1,100,2.1\nOOM at 2 GPUs,,\n4,380,2.2\n")], Options())
+    contents = read([table(tmp_path, "gpus,img/s,loss\n1,100,2.1\nOOM at 2 GPUs,,\n4,380,2.2\n")], ImportOptions())
     assert [(run.setting.gpus, run.setting.series) for run in contents.runs] == [(1, None), (4, None)]
     assert len(contents.problems) == 1

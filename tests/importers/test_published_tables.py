@@ -11,8 +11,8 @@ import pytest
 from importers.logs import imported
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
-from vitscale.importers.headings import Count, speed_told
+from vitscale.importers.contents import ImportOptions
+from vitscale.importers.headings import HeadingCount, speed_told
 from vitscale.importers.importing import guess, import_logs
 
 RATES = {1: 363.5, 8: 2860.0, 16: 5510.0}
@@ -510,7 +510,7 @@ def test_cells_of_nobody_are_asked_about(tmp_path: Path) -> None:
     seconds = [found.trials[point.trial_id].step_seconds for point in curve.points]
     assert [each and each.value for each in seconds] == [0.5, 0.6]
     with pytest.raises(RequestError, match="step_seconds"):
-        import_logs([path], "csv", Options(cells="seconds"), tmp_path / "wrong")
+        import_logs([path], "csv", ImportOptions(cells="seconds"), tmp_path / "wrong")
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_cells_of_nobody_are_asked_about(tmp_path: Path) -> None:
     ],
 )
 def test_counts_in_headings(text: str, told: tuple[int, int | None, str] | None) -> None:
-    count = Count.of(text)
+    count = HeadingCount.of(text)
     assert (count and (count.gpus, count.nodes, count.gpu)) == told
 
 

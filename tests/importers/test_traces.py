@@ -17,7 +17,7 @@ from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.cli import app
 from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.pages.contract import trial_rows
 from vitscale.pages.imported import waited_for
@@ -61,7 +61,7 @@ def test_a_trace_of_one_step_and_an_empty_mark_has_one_step(tmp_path: Path) -> N
     path = CASES / "hta-amd_trace.json.gz"
     if not path.exists():
         pytest.skip(f"needs the trace {path} (VITSCALE_CASES names another folder)")
-    import_logs([path], "trace", Options(), tmp_path / "results")
+    import_logs([path], "trace", ImportOptions(), tmp_path / "results")
     (run,) = load(tmp_path / "results").runs
     assert [step.seconds for step in run.ranks[0].steps] == pytest.approx([9.3e-3], rel=0.01)
 
@@ -70,7 +70,7 @@ def test_a_known_wait_between_two_ranks_comes_out_though_their_clocks_differ(tmp
     job = job_of(A100)
     second, late = late_rank(job, 1)
     paths = [write(tmp_path, "a.json.gz", job), write(tmp_path, "b.json.gz", second)]
-    import_logs(paths, "trace", Options(), tmp_path / "results")
+    import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
     (run,) = load(tmp_path / "results").runs
     found = breakdown(run)
     assert found is not None
@@ -87,7 +87,7 @@ def test_a_known_wait_between_two_ranks_comes_out_though_their_clocks_differ(tmp
 
 
 def test_one_rank_alone_cannot_tell_wait_from_transfer(tmp_path: Path) -> None:
-    done = import_logs([trace_path(MI300X)], "trace", Options(), tmp_path / "results")
+    done = import_logs([trace_path(MI300X)], "trace", ImportOptions(), tmp_path / "results")
     (run,) = load(tmp_path / "results").runs
     found = breakdown(run)
     assert found is not None
@@ -100,10 +100,10 @@ def test_one_rank_alone_cannot_tell_wait_from_transfer(tmp_path: Path) -> None:
 
 def test_files_of_different_jobs_are_different_runs(tmp_path: Path) -> None:
     paths = [trace_path(name) for name in (A100, ALEXNET, MI300X, V100)]
-    done = import_logs(paths, "trace", Options(), tmp_path / "results")
+    done = import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
     assert sorted((one.run.setting.gpus, len(one.run.ranks)) for one in done.runs) == [(1, 1), (2, 1), (2, 1), (8, 1)]
     assert len(done.study.trials) == 4
-    again = import_logs(paths, "trace", Options(), tmp_path / "results")
+    again = import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
     assert not again.written
 
 
@@ -112,17 +112,17 @@ def test_the_same_rank_twice_is_refused_unless_the_traces_are_of_two_jobs(tmp_pa
     other = {**job, "trace_id": "second"}
     paths = [write(tmp_path, f"{name}.json.gz", content) for name, content in (("a", job), ("b", job), ("c", other))]
     with pytest.raises(RequestError, match=r"'a\.json\.gz' and 'b\.json\.gz' are both of rank 0 of one job"):
-        import_logs(paths, "trace", Options(), tmp_path / "results")
-    assert len(import_logs(paths[1:], "trace", Options(), tmp_path / "results").runs) == 2
+        import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
+    assert len(import_logs(paths[1:], "trace", ImportOptions(), tmp_path / "results").runs) == 2
 
 
 def test_a_rank_that_no_job_has_is_a_message(tmp_path: Path) -> None:
     job = {name: value for name, value in job_of(ALEXNET).items() if name != "distributedInfo"}
     path = write(tmp_path, "trace-rank-100000000.json.gz", job)
     with pytest.raises(RequestError, match=r"is of rank 100000000\. Valid: 0 to 99,999"):
-        import_logs([path], "trace", Options(), tmp_path / "results")
+        import_logs([path], "trace", ImportOptions(), tmp_path / "results")
     four = write(tmp_path, "trace-rank3.json.gz", job)
-    (run,) = import_logs([four], "trace", Options(gpus=4), tmp_path / "results").runs
+    (run,) = import_logs([four], "trace", ImportOptions(gpus=4), tmp_path / "results").runs
     assert [rank.rank for rank in run.run.ranks] == [3]
 
 
@@ -131,7 +131,7 @@ def test_a_report_on_traces_begins_with_steps_and_what_they_go_into(
 ) -> None:
     """No trace tells an epoch: a table of epochs would be empty."""
     results = tmp_path / "results"
-    import_logs([trace_path(name) for name in (A100, ALEXNET, MI300X, V100)], "trace", Options(), results)
+    import_logs([trace_path(name) for name in (A100, ALEXNET, MI300X, V100)], "trace", ImportOptions(), results)
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(app, ["report", str(results)]).stdout.splitlines()
     assert len(lines) <= 25
@@ -159,25 +159,25 @@ def test_ranks_of_one_job_may_be_in_different_groups(tmp_path: Path) -> None:
     """Two groups of two, as tensor or pipeline parallelism makes them: each rank's file tells its own."""
     own = {0: [[0, 1], [0, 2]], 1: [[0, 1], [1, 3]], 2: [[2, 3], [0, 2]], 3: [[2, 3], [1, 3]]}
     paths = [write(tmp_path, f"{rank}.json.gz", small(rank, [[0, 1, 2, 3], *own[rank]])) for rank in own]
-    (run,) = import_logs(paths, "trace", Options(), tmp_path / "one").runs
+    (run,) = import_logs(paths, "trace", ImportOptions(), tmp_path / "one").runs
     assert [rank.rank for rank in run.run.ranks] == [0, 1, 2, 3]
     other = write(tmp_path, "other.json.gz", small(3, [[0, 1, 2, 3], [0, 3], [1, 3]]))
-    assert len(import_logs([*paths[:3], other], "trace", Options(), tmp_path / "two").runs) == 2
+    assert len(import_logs([*paths[:3], other], "trace", ImportOptions(), tmp_path / "two").runs) == 2
 
 
 @pytest.mark.parametrize("world", [0, -1, 10**12])
 def test_a_world_that_cannot_be_is_not_told(world: int, tmp_path: Path) -> None:
     path = write(tmp_path, "a.json.gz", small(0, [], world))
-    (run,) = import_logs([path], "trace", Options(), tmp_path / "results").runs
+    (run,) = import_logs([path], "trace", ImportOptions(), tmp_path / "results").runs
     assert run.run.setting.gpus == 1
 
 
 def test_files_that_tell_no_rank_are_jobs_of_their_own(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"{name}.json.gz", small(None, [])) for name in ("train", "infer")]
-    done = import_logs(paths, "trace", Options(), tmp_path / "results")
+    done = import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
     assert [(one.run.setting.gpus, len(one.run.ranks)) for one in done.runs] == [(1, 1), (1, 1)]
     named = [write(tmp_path, f"job-rank{rank}.json.gz", small(None, [])) for rank in (0, 1)]
-    (run,) = import_logs(named, "trace", Options(), tmp_path / "named").runs
+    (run,) = import_logs(named, "trace", ImportOptions(), tmp_path / "named").runs
     assert [rank.rank for rank in run.run.ranks] == [0, 1]
     assert run.run.setting.gpus == 2
 
@@ -205,8 +205,8 @@ def test_json_has_every_rank_and_step(tmp_path: Path) -> None:
 def test_a_micro_batch_that_nobody_tells_is_no_1(tmp_path: Path) -> None:
     """The A100's trace has no shapes; the MI300X's has, and tells 10 images."""
     untold, told = tmp_path / "untold", tmp_path / "told"
-    import_logs([trace_path(A100), trace_path(MI300X)], "trace", Options(), untold)
-    import_logs([trace_path(A100)], "trace", Options(micro_batch=32), told)
+    import_logs([trace_path(A100), trace_path(MI300X)], "trace", ImportOptions(), untold)
+    import_logs([trace_path(A100)], "trace", ImportOptions(micro_batch=32), told)
     rows = {row["gpus"]: row for row in trial_rows(analyse(load(untold)))}
     fields = ("micro_batch", "global_batch", "images_per_second")
     assert [rows[2][field] for field in fields] == [None, None, None]
@@ -224,7 +224,7 @@ def test_a_micro_batch_that_nobody_tells_is_no_1(tmp_path: Path) -> None:
 
 def test_predictions_from_traces_say_so_and_what_they_lack(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    import_logs([trace_path(A100)], "trace", Options(), results)
+    import_logs([trace_path(A100)], "trace", ImportOptions(), results)
     said = " ".join(CliRunner().invoke(app, ["predict", str(results), "--gpus", "4", "--verbose"]).stdout.split())
     assert "Rests on profiler traces alone" in said
     assert "Each series has one rank count" in said
@@ -240,7 +240,7 @@ def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
     """Nor does one without operators tell which part of it was forward: not that none was."""
     results, job = tmp_path / "results", job_of(ALEXNET)
     job["traceEvents"] = [event for event in job["traceEvents"] if event.get("cat") != "cpu_op"]
-    import_logs([write(tmp_path, "bare.json.gz", job)], "trace", Options(), results)
+    import_logs([write(tmp_path, "bare.json.gz", job)], "trace", ImportOptions(), results)
     analysis = analyse(load(results))
     advice = {finding.kind: finding.advice for finding in analysis.findings}
     assert advice["baseline-missing"].startswith("Import them with --micro-batch;")
@@ -267,7 +267,7 @@ def test_lost_kernels_are_said_where_idle_time_is(tmp_path: Path) -> None:
 
 
 def test_work_of_no_phase_is_other_and_marks_are_advised(tmp_path: Path) -> None:
-    import_logs([write(tmp_path, "a.json.gz", passing(*["FBU"] * 4))], "trace", Options(), tmp_path / "results")
+    import_logs([write(tmp_path, "a.json.gz", passing(*["FBU"] * 4))], "trace", ImportOptions(), tmp_path / "results")
     advice = {finding.kind: finding.advice for finding in analyse(load(tmp_path / "results")).findings}
     assert "traces whose steps are marked tell more" in advice["unaccounted-time"]
 
@@ -337,7 +337,7 @@ def test_traces_of_one_training_on_several_rank_counts_are_one_curve(tmp_path: P
     for event in four["traceEvents"]:
         event.update({name: float(event[name]) / 2 for name in ("ts", "dur") if name in event})
     paths = [write(tmp_path, "eight.json.gz", eight), write(tmp_path, "four.json.gz", four)]
-    import_logs(paths, "trace", Options(train_samples=50_000), tmp_path / "results")
+    import_logs(paths, "trace", ImportOptions(train_samples=50_000), tmp_path / "results")
     found = analyse(load(tmp_path / "results"))
     (curve,) = found.curves
     assert [point.gpus for point in curve.points] == [4, 8]

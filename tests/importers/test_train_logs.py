@@ -13,7 +13,7 @@ from importers.logs import imported
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers import contents
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.train_logs import _Log, _look_for_facts, is_line
 
@@ -226,7 +226,7 @@ def test_one_dataset_has_one_size_though_batches_that_are_not_full_are_left_out(
 
 def test_the_gpus_must_be_told_by_somebody(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'train.log' does not tell the GPUs. Give them: --gpus 8"):
-        import_logs([log(tmp_path, mmcv())], "train-log", Options(), tmp_path / "results")
+        import_logs([log(tmp_path, mmcv())], "train-log", ImportOptions(), tmp_path / "results")
     alone = ["Training with a single process on 1 device (cuda:0).", *timm()[2:]]
     found = imported(tmp_path, [log(tmp_path, alone)], "train-log")
     trials: list[TrialResult] = list(found.trials.values())
@@ -243,7 +243,7 @@ def test_numbers_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None:
     (problem,) = found.study.imported.problems
     assert problem.startswith("train.log: 2 broken lines left out: line 11 ('0.000' is no time), line 12 ")
     with pytest.raises(StoreError, match=r"nothing in 'none.log' can be used as train-log"):
-        import_logs([log(tmp_path, ["Epoch 1"], "none.log")], "train-log", Options(gpus=1), tmp_path / "none")
+        import_logs([log(tmp_path, ["Epoch 1"], "none.log")], "train-log", ImportOptions(gpus=1), tmp_path / "none")
 
 
 def test_a_training_that_goes_on_with_other_gpus_is_another_run(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_images_that_gpus_cannot_share_in_whole_numbers_are_unknown(tmp_path: Pa
 def test_gpus_that_cannot_hold_the_copies_in_equal_parts_are_refused(tmp_path: Path) -> None:
     why = r"'train.log' tells 8 copies of the model, which 4 GPUs cannot hold.*--gpus 16, for 2 each"
     with pytest.raises(RequestError, match=why):
-        import_logs([log(tmp_path, pipeline())], "train-log", Options(gpus=4), tmp_path / "results")
+        import_logs([log(tmp_path, pipeline())], "train-log", ImportOptions(gpus=4), tmp_path / "results")
 
 
 def test_gpus_of_each_log_make_a_curve(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_gpus_of_each_log_make_a_curve(tmp_path: Path) -> None:
     one = [line.replace(f"/{OF_EPOCH}]", f"/{8 * OF_EPOCH}]") for line in eight]
     paths = [log(tmp_path, one, "one.log"), log(tmp_path, eight, "eight.log")]
     with pytest.raises(RequestError, match=r"'one.log' does not tell the GPUs. Give them: --gpus 1,8 \(one for each"):
-        import_logs(paths, "train-log", Options(), tmp_path / "none")
+        import_logs(paths, "train-log", ImportOptions(), tmp_path / "none")
     found = imported(tmp_path, paths, "train-log", each_gpus=(1, 8))
     (curve,) = found.curves
     efficiencies = {point.gpus: point.efficiency.value for point in curve.points if point.efficiency}
@@ -524,7 +524,7 @@ def test_gpus_of_each_log_make_a_curve(tmp_path: Path) -> None:
     assert any("--gpus 8 is not of all: say --gpus 1,8 (one for each file" in note for note in alike.notes)
     with pytest.raises(RequestError, match=r"--gpus has 4 for 'timm.log', which is of 8. Say --gpus 1,8"):
         import_logs(
-            [paths[0], log(tmp_path, timm(), "timm.log")], "train-log", Options(each_gpus=(1, 4)), tmp_path / "4"
+            [paths[0], log(tmp_path, timm(), "timm.log")], "train-log", ImportOptions(each_gpus=(1, 4)), tmp_path / "4"
         )
 
 

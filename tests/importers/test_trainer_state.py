@@ -10,7 +10,7 @@ import pytest
 
 from importers.logs import imported
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 
 
@@ -76,7 +76,7 @@ def test_less_than_an_epoch_is_a_mean_step(tmp_path: Path) -> None:
 
 def test_the_gpus_must_be_told(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--gpus"):
-        import_logs([state(tmp_path)], "trainer-state", Options(), tmp_path / "results")
+        import_logs([state(tmp_path)], "trainer-state", ImportOptions(), tmp_path / "results")
 
 
 def test_gpus_that_do_not_fit_the_rates_are_noted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path, text: str, why: str)
     path = tmp_path / "state.json"
     path.write_text(text)
     with pytest.raises(StoreError, match=why):
-        import_logs([path], "trainer-state", Options(gpus=2, micro_batch=8), tmp_path / "results")
+        import_logs([path], "trainer-state", ImportOptions(gpus=2, micro_batch=8), tmp_path / "results")
 
 
 def ended(epoch: float, steps: int, seconds: float, own: int | None = None) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_gpus_of_each_file_make_a_curve(tmp_path: Path) -> None:
     last: dict[str, Any] = {"global_step": 150, "max_steps": 150, "log_history": history}
     paths = [state(tmp_path, "4.json"), state(tmp_path, "8.json", **last)]
     with pytest.raises(RequestError, match=r"Give them: --gpus 1,8 \(one for each file"):
-        import_logs(paths, "trainer-state", Options(), tmp_path / "none")
+        import_logs(paths, "trainer-state", ImportOptions(), tmp_path / "none")
     (curve,) = imported(tmp_path, paths, "trainer-state", each_gpus=(4, 8)).curves
     assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1.0, 2.0])
     alike = imported(tmp_path / "alike", paths, "trainer-state", gpus=4).study.imported

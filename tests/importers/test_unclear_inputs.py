@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from vitscale.cli import app
 from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
-from vitscale.importers.headings import Count
+from vitscale.importers.contents import ImportOptions
+from vitscale.importers.headings import HeadingCount
 from vitscale.importers.importing import guess, import_logs
 from vitscale.store import load
 
@@ -24,7 +24,7 @@ def table(folder: Path, *rows: str) -> Path:
 
 def refusal(path: Path, *more: Path, **options: object) -> str:
     """The message with which files are refused; nothing is written."""
-    given = Options(**options)  # type: ignore[arg-type]
+    given = ImportOptions(**options)  # type: ignore[arg-type]
     results = path.parent / "refused"
     with pytest.raises(RequestError) as caught:
         import_logs([path, *more], guess([path, *more], given.cells), given, results)
@@ -36,14 +36,14 @@ def refusal(path: Path, *more: Path, **options: object) -> str:
 def worlds(path: Path, **options: object) -> list[tuple[int, int]]:
     """(GPUs, nodes) of each run of a table."""
     results = path.parent / "results"
-    import_logs([path], "csv", Options(**options), results)  # type: ignore[arg-type]
+    import_logs([path], "csv", ImportOptions(**options), results)  # type: ignore[arg-type]
     return sorted((run.header.trial.world.size, run.header.trial.world.nodes) for run in load(results).runs)
 
 
 def rates(path: Path, **options: object) -> list[float]:
     """Images/s of all GPUs of each run of a table, by GPUs."""
     results = path.parent / "results"
-    import_logs([path], "csv", Options(**options), results)  # type: ignore[arg-type]
+    import_logs([path], "csv", ImportOptions(**options), results)  # type: ignore[arg-type]
     runs = sorted(load(results).runs, key=lambda run: run.header.trial.world.size)
     steps = [(run.header.trial.world.size, run.ranks[0].steps[0]) for run in runs]
     return [gpus * step.images / step.seconds for gpus, step in steps]
@@ -88,7 +88,7 @@ def test_a_column_for_each_such_count_is_asked_about(tmp_path: Path) -> None:
 def test_names_of_gpus_and_plain_counts_stay_plain(tmp_path: Path, cell: str) -> None:
     path = table(tmp_path, "gpus,samples/s", f"{cell},22.6")
     assert [gpus for gpus, _ in worlds(path)] == [8]
-    assert Count.readings(cell) == ()
+    assert HeadingCount.readings(cell) == ()
 
 
 # --- rates that fall -------------------------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ def test_each_by_itself_and_all_as_repeats_are_imported(tmp_path: Path) -> None:
 )
 def test_repeats_that_may_be_some_are_taken_together(tmp_path: Path, second: tuple[float, ...]) -> None:
     logs = [mmcv_log(tmp_path, "a.log", 0.55, 0.544, 0.546), mmcv_log(tmp_path, "b.log", *second)]
-    done = import_logs(logs, "train-log", Options(gpus=8), tmp_path / "results")
+    done = import_logs(logs, "train-log", ImportOptions(gpus=8), tmp_path / "results")
     assert len(done.runs) == 2
     assert len(done.study.trials) == 1
 
 
 def test_logs_of_unlike_counts_are_no_repeats_and_may_differ(tmp_path: Path) -> None:
     logs = [mmcv_log(tmp_path, "one.log", 0.5, 0.51, 0.5), mmcv_log(tmp_path, "eight.log", 1.6, 1.61, 1.6)]
-    done = import_logs(logs, "train-log", Options(each_gpus=(1, 8)), tmp_path / "results")
+    done = import_logs(logs, "train-log", ImportOptions(each_gpus=(1, 8)), tmp_path / "results")
     assert len(done.study.trials) == 2
     assert all(math.isfinite(run.run.ranks[0].steps[0].seconds) for run in done.runs)

@@ -15,7 +15,7 @@ import pytest
 import needs
 from driving import vitscale
 from vitscale.errors import RequestError, VitscaleError
-from vitscale.lab import Plan, down, laboratories, parse_bandwidth, processes, state, up
+from vitscale.lab import LabPlan, down, laboratories, parse_bandwidth, processes, state, up
 
 NAME = f"said-{os.getpid()}"
 
@@ -155,12 +155,12 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("sys.argv", ["/my env/bin/vitscale", "lab", "up", "--hosts", "2"])
     with pytest.raises(RequestError) as caught:
-        up(Plan(NAME))
+        up(LabPlan(NAME))
     command = "sudo '/my env/bin/vitscale' lab up --hosts 2"
     assert str(caught.value) == f"vitscale lab needs root: it makes namespaces. Use: {command}."
     monkeypatch.setattr("sys.argv", ["/lib/vitscale/__main__.py", "lab", "down"])
     with pytest.raises(RequestError, match=f"Use: sudo {sys.executable} -P -m vitscale lab down"):
-        up(Plan(NAME))
+        up(LabPlan(NAME))
     with pytest.raises(RequestError, match="needs root"):
         down(NAME)
     with pytest.raises(RequestError, match="needs root"):
@@ -172,7 +172,7 @@ def test_without_iproute2_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(processes, "_SYSTEM_FOLDERS", ())
     with pytest.raises(RequestError, match=r"needs .*ip, tc\. Install it: apt-get install util-linux mount iproute2\."):
-        up(Plan(NAME))
+        up(LabPlan(NAME))
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"name": "x"', '{"name": "a", "hosts": [{"first": {"pid": 1}}]}'])

@@ -17,7 +17,7 @@ from driving import vitscale
 from lab.outside import left_of, machine, namespaces_of
 from processes import alive, pid_in, wait_until
 from vitscale.errors import RequestError
-from vitscale.lab import Laboratory, Plan, down, laboratories, laboratory, processes, state, up
+from vitscale.lab import Laboratory, LabPlan, down, laboratories, laboratory, processes, state, up
 from vitscale.lab.processes import Process, process
 from vitscale.lab.state import Holder
 
@@ -110,7 +110,7 @@ def test_down_ends_what_up_made_and_what_hangs_inside(tmp_path: Path, held: cont
 def test_after_sigkill_of_all_that_up_started_nothing_runs_and_down_removes_the_rest(
     tmp_path: Path, held: contextlib.ExitStack
 ) -> None:
-    made = up(Plan(NAME, cores_per_host=0.5))
+    made = up(LabPlan(NAME, cores_per_host=0.5))
     namespaces = namespaces_of(made, held)
     running = start_unruly(Laboratory(made), 1, tmp_path)
     for holder in made.holders:
@@ -124,7 +124,7 @@ def test_after_sigkill_of_all_that_up_started_nothing_runs_and_down_removes_the_
 
 def test_a_recycled_process_id_is_never_killed() -> None:
     """The file names processes by when they started: of one of them another has the id now."""
-    made = up(Plan(NAME, hosts=1))
+    made = up(LabPlan(NAME, hosts=1))
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:
             now = process(bystander.pid)
@@ -178,13 +178,13 @@ def test_an_up_that_fails_half_way_says_why_and_leaves_nothing(tmp_path: Path, m
     refusing.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RequestError, match="RTNETLINK answers: Operation not supported"):
-        up(Plan(NAME, bandwidth_mbit=100.0))
+        up(LabPlan(NAME, bandwidth_mbit=100.0))
     assert left_of(NAME) == []
 
 
-@pytest.mark.parametrize("using", [laboratory, lambda name: up(Plan(name))], ids=["block", "up"])
+@pytest.mark.parametrize("using", [laboratory, lambda name: up(LabPlan(name))], ids=["block", "up"])
 def test_a_name_that_is_taken_is_refused_and_its_lab_stays(using: Callable[..., object]) -> None:
-    made = up(Plan(NAME, hosts=1))
+    made = up(LabPlan(NAME, hosts=1))
     with pytest.raises(RequestError, match=f"a lab '{NAME}' exists already.*vitscale lab down --name {NAME}"):
         using(name=NAME).__enter__()  # type: ignore[attr-defined]  # a context manager, never left
     assert made.hosts[0].first.alive
@@ -204,6 +204,6 @@ def test_without_sshd_hosts_are_made_without_ssh(tmp_path: Path, monkeypatch: py
         (tmp_path / name).symlink_to(processes.find(name) or name)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(processes, "_SYSTEM_FOLDERS", ())
-    made = up(Plan(NAME))
+    made = up(LabPlan(NAME))
     assert made.missing_for_ssh == ("openssh-server",)
     assert subprocess.run(Laboratory(made).command(0, ["true"]), check=False).returncode == 0

@@ -18,7 +18,7 @@ from vitscale.machine.hardware import (
     cpu_throttled_seconds,
     this_machine,
 )
-from vitscale.trial.trial import Device
+from vitscale.trial.trial import DeviceName
 
 
 def put(folder: Path, **files: str) -> None:
@@ -257,7 +257,7 @@ def test_bf16_is_fast_from_compute_capability_8_on_every_gpu() -> None:
         (Machine(224, None, (gpu(0),) * 8, False, ((0, 56), (1, 56))), 8, "cpu", 14),
     ],
 )
-def test_default_threads_are_physical_cores(machine: Machine, ranks: int, device: Device, threads: int) -> None:
+def test_default_threads_are_physical_cores(machine: Machine, ranks: int, device: DeviceName, threads: int) -> None:
     assert machine.threads_for(ranks, device) == threads
 
 

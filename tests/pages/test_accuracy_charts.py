@@ -19,12 +19,12 @@ from vitscale.pages.charts.accuracy import accuracy_chart
 from vitscale.pages.contract import run_rows, to_json
 from vitscale.pages.detail_tables import accuracy_table
 from vitscale.pages.tables import mode_tables
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 from vitscale.present.drawing import picture
 from vitscale.present.estimate import Estimate
 
 
-def figures(analysis: Analysis) -> dict[str, View]:
+def figures(analysis: Analysis) -> dict[str, FigureView]:
     found = accuracy_chart(analysis, analysis.curves)
     return {view.name.removeprefix("strong-micro-"): view for view in (found.views if found else ())}
 

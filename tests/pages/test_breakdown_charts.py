@@ -12,7 +12,7 @@ from results_factory import NOT_TOLD_APART, explained_run, make_curve, make_resu
 from vitscale.analysis import analyse
 from vitscale.pages.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.pages.charts.time import PART_NAMES, Bar, bars, breakdown_chart, stacked, unknown_parts
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 from vitscale.present.units import Unit
 from vitscale.store.records import PARTS
 from vitscale.store.results import Results
@@ -20,7 +20,7 @@ from vitscale.store.results import Results
 MILLISECONDS = Unit(1000.0, "ms")
 
 
-def drawn(results: Results) -> list[View]:
+def drawn(results: Results) -> list[FigureView]:
     analysis = analyse(results)
     found = breakdown_chart(analysis, analysis.curves)
     return [] if found is None else list(found.views)

@@ -18,7 +18,7 @@ from vitscale.pages.charts.scaling import MEASURES, measured
 from vitscale.pages.contract import trial_rows
 from vitscale.pages.tables import comparison_tables, mode_tables
 from vitscale.present import units
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 
 STAGES = [("none", 0), ("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))]
 
@@ -47,7 +47,7 @@ DRIFTING = study(("deepspeed", 2, 2))
 
 
 @functools.cache
-def drifting_views() -> dict[str, View]:
+def drifting_views() -> dict[str, FigureView]:
     """They are drawn once and only read."""
     return views(DRIFTING)
 

@@ -19,7 +19,7 @@ from vitscale.present.document import (
     Document,
     Figure,
     Finding,
-    Group,
+    RowGroup,
     Section,
     Table,
 )
@@ -67,7 +67,7 @@ def test_every_part_of_a_report_stands_in_every_form() -> None:
 
 def test_latex_has_a_line_before_each_break_and_none_takes_what_follows_for_its_own() -> None:
     """LaTeX stops at a break after nothing and reads "[model]" behind a break as a length: studies have both."""
-    table = Table((Column("a"),), (Group("", ((Cell("[1]"),), (Cell("*"),))),))
+    table = Table((Column("a"),), (RowGroup("", ((Cell("[1]"),), (Cell("*"),))),))
     lines = ("[model]", "", "* x", "run --a ---b")
     text = to_latex(Document("", (Code(lines), table, Bullets(("[y] z",)))))
     assert [line for line in text.splitlines() if line.startswith((r"\mbox", "{", r"\item"))] == [
@@ -80,7 +80,7 @@ def test_latex_tables_keep_within_the_page() -> None:
     """Columns of 90 letters and of 10 share the line as 0.9 to 0.1; what is still too wide is set smaller."""
     rows = ((Cell("a" * 90), Cell("b" * 10), Cell("")), (Cell("a"), Cell("b"), Cell("")))
     columns = (Column("long", words=True), Column("short", words=True), Column("number"))
-    text = to_latex(Document("", (Table(columns, (Group("", rows),)),)))
+    text = to_latex(Document("", (Table(columns, (RowGroup("", rows),)),)))
     assert r"\begin{tabular}{@{}p{0.90\linewidth}lr@{}}" in text
     fitted = text.index(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
     assert fitted < text.index(r"\begin{tabular}") < text.index("\\end{tabular}}")

@@ -11,14 +11,14 @@ from prediction_factory import resolved_study
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.pages.document import report_document
-from vitscale.pages.methods import Rule, checklist, paragraph
+from vitscale.pages.methods import MethodRule, checklist, paragraph
 from vitscale.present.document import Section, Table
-from vitscale.store.records import Device, GpuSamples, GpuSettings, ResourcesLine
+from vitscale.store.records import DeviceRecord, GpuSamples, GpuSettings, ResourcesLine
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 
-def rules(analysis: Analysis) -> dict[int, Rule]:
+def rules(analysis: Analysis) -> dict[int, MethodRule]:
     return {rule.number: rule for rule in checklist(analysis)}
 
 
@@ -65,7 +65,7 @@ def test_what_is_missing_is_named() -> None:
 
 def on_gpus(trial: Trial, repeat: int, clock: float, watts: float) -> Run:
     """A run on GPUs under this power limit that reached this clock."""
-    device = Device(type="cuda", name="A100", driver="550", settings=GpuSettings(power_limit_watts=watts))
+    device = DeviceRecord(type="cuda", name="A100", driver="550", settings=GpuSettings(power_limit_watts=watts))
     run = steady_run(trial, 0.1, repeat, environments=[make_environment(device=device)])
     samples = GpuSamples(
         samples=10, utilisation=0.9, sm_clock_mhz_median=clock, sm_clock_mhz_min=clock, unheld_sm_clock_mhz=clock,

@@ -16,7 +16,7 @@ from vitscale.pages import outputs
 from vitscale.pages.answers import terminal_document
 from vitscale.pages.document import charts
 from vitscale.pages.outputs import Reported, brought, write
-from vitscale.present.document import Figure, View
+from vitscale.present.document import Figure, FigureView
 from vitscale.present.terminal import lines
 
 SMALL = Reported(analyse(one_curve({1: [0.1]})))
@@ -91,7 +91,7 @@ def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:
 def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def figure(name: str, *views: str) -> Figure:
         rows: dict[str, Any] = {"datasets": {"rows": []}}
-        return Figure(name, "Theirs", tuple(View(view, {}, "Theirs", "", rows, {}, "") for view in views))
+        return Figure(name, "Theirs", tuple(FigureView(view, {}, "Theirs", "", rows, {}, "") for view in views))
 
     rich = Reported(analyse(rich_study()))
     ours = charts(rich.analysis)["scaling"]

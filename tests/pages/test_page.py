@@ -29,9 +29,9 @@ from results_factory import (
 from vitscale.analysis import analyse
 from vitscale.pages.document import charts
 from vitscale.present import drawing
-from vitscale.present.document import About, Cell, Column, Document, Finding, Group, Table
+from vitscale.present.document import About, Cell, Column, Document, Finding, RowGroup, Table
 from vitscale.present.html import to_html
-from vitscale.store.records import Device, EnergyReading, ResourcesLine
+from vitscale.store.records import DeviceRecord, EnergyReading, ResourcesLine
 from vitscale.store.results import Results, Run
 
 MARKER = "vitscaleattack"
@@ -142,7 +142,7 @@ def hostile_page() -> str:
     )
     environment = make_environment(
         host=HOSTILE,
-        device=Device(type="cpu", name=HOSTILE),
+        device=DeviceRecord(type="cpu", name=HOSTILE),
         versions={HOSTILE: HOSTILE},
         settings={"NCCL_" + HOSTILE: HOSTILE},
         git_revision=HOSTILE,
@@ -221,7 +221,7 @@ def test_an_id_of_a_trial_stands_only_where_a_file_is_meant() -> None:
 
 
 def test_a_number_stays_with_its_unit_in_a_table_and_many_clauses_are_lines() -> None:
-    words = Table((Column("which goes into", words=True),), (Group("", ((Cell("3 % launch gaps"),),)),))
+    words = Table((Column("which goes into", words=True),), (RowGroup("", ((Cell("3 % launch gaps"),),)),))
     finding = Finding("imported", "note", "imported; <b>one</b>; two ms; three; 4 ms", "", About())
     text = to_html(Document("traces", (words, finding)))
     assert '<td class="words">3\N{NO-BREAK SPACE}% launch gaps</td>' in text

@@ -9,10 +9,10 @@ from prediction_factory import estimate, make_forecast, make_prediction, series_
 from vitscale.pages.charts.prediction import AMDAHL, IDEAL, TRANSFERS, drawn, prediction_chart
 from vitscale.pages.document import charts
 from vitscale.prediction.evidence import Evidence
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 
 
-def prediction_figures(analysis: Any, forecast: Any) -> tuple[View, ...]:
+def prediction_figures(analysis: Any, forecast: Any) -> tuple[FigureView, ...]:
     found = prediction_chart(analysis, forecast)
     return found.views if found else ()
 

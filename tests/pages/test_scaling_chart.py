@@ -18,24 +18,24 @@ from vitscale.pages.charts.axes import SERIES_COLOURS, SERIES_SHAPES
 from vitscale.pages.charts.resources import startup
 from vitscale.pages.charts.scaling import MEASURES, ideal, measured, scaling_chart
 from vitscale.pages.document import charts
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 from vitscale.store.results import Results
 
 BY_NAME = {measure.name: measure for measure in MEASURES}
 
 
 @functools.cache
-def rich() -> dict[str, View]:
+def rich() -> dict[str, FigureView]:
     """They are drawn once and only read."""
     return views(analyse(rich_study()))
 
 
 @functools.cache
-def explained() -> dict[str, View]:
+def explained() -> dict[str, FigureView]:
     return views(analyse(batch_study([16, 64], [1, 2], engines=["ddp", "deepspeed"], device="cuda")))
 
 
-def view(results: Results, name: str) -> View:
+def view(results: Results, name: str) -> FigureView:
     return views(analyse(results))[name]
 
 

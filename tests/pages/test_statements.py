@@ -25,7 +25,7 @@ from vitscale.pages.answers import what_to_choose
 from vitscale.pages.choosing import fastest
 from vitscale.pages.contract import to_json
 from vitscale.pages.document import report_document
-from vitscale.pages.statements import FASTEST, SCALING, TABLES, Choice, Scaling, claim
+from vitscale.pages.statements import FASTEST, SCALING, TABLES, BestTrial, Scaling, claim
 from vitscale.pages.tables import trial_label
 from vitscale.present.document import Bullets, Figure, Paragraph, Section
 from vitscale.present.estimate import Estimate
@@ -480,7 +480,7 @@ def test_one_trial_alone_is_the_fastest_without_a_rival() -> None:
     analysis = analyse(one_curve({1: [0.1, 0.11, 0.12]}))
     (line,) = texts(analysis, "What would I choose?")
     assert line.startswith("Fastest measured: ddp, 1 rank")
-    assert claim(FASTEST, Choice("Fastest measured", "x", (), 1, is_tested=False)).text == "Fastest measured: x."
+    assert claim(FASTEST, BestTrial("Fastest measured", "x", (), 1, is_tested=False)).text == "Fastest measured: x."
 
 
 def test_what_the_study_calls_no_difference_is_not_called_slower_either() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from check_factory import checked, record
-from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, StepParts
 from vitscale.prediction.network.checked import network_of
 from vitscale.store.checks import CollectiveFit, Operation
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -134,7 +134,7 @@ def evidence(link: str) -> Evidence:
     return Evidence(series, network_of(record(checked(0), checked(1), fits=FITS[link])))
 
 
-def _point(row: Row) -> Point:
+def _point(row: Row) -> MeasuredPoint:
     trial = Trial(
         model=resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10),
         data=DataSpec(name="synthetic", samples=IMAGES),
@@ -144,7 +144,7 @@ def _point(row: Row) -> Point:
         launcher="mpirun",
     )
     sent = SENT[row.engine] if row.hosts > 1 else {}
-    return Point(
+    return MeasuredPoint(
         trial_id=trial.identity(),
         trial=trial,
         nodes=row.hosts,

@@ -8,13 +8,13 @@ from evidence_factory import UNKNOWN
 from explained_factory import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER, SLOWDOWN, SLOWER, WIRE, run_of
 from results_factory import TRAIN_SAMPLES, failed_run, make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import analyse
-from vitscale.prediction.evidence import Point, gather
+from vitscale.prediction.evidence import MeasuredPoint, gather
 from vitscale.store.records import Collective, TrafficLine
 from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial
 
 
-def points(results: Results) -> dict[int, Point]:
+def points(results: Results) -> dict[int, MeasuredPoint]:
     (series,) = gather(analyse(results), UNKNOWN).series
     return {point.gpus: point for point in series.points}
 

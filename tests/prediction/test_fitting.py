@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction import fitting, likelihood
-from vitscale.prediction.evidence import Point, StepParts
+from vitscale.prediction.evidence import MeasuredPoint, StepParts
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
 from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES, priors
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.sampling import StudentT
-from vitscale.prediction.step.model import Array
 from vitscale.prediction.step.of_series import model_of
 from vitscale.trial.model_spec import ModelSpec
 
 
-def of(*points: Point, network: Network = UNKNOWN) -> FittedSeries:
+def of(*points: MeasuredPoint, network: Network = UNKNOWN) -> FittedSeries:
     return fit(make_evidence(points, network)).series["ddp"]
 
 
@@ -117,7 +117,7 @@ def test_synchronised_norms_are_a_part_of_steps_on_other_numbers_of_ranks_and_lo
     def inside(ranks: int) -> float:
         return 26 * (2.5 + 2 * (ranks - 1)) * 1e-5
 
-    def point(ranks: int, norm: str) -> Point:
+    def point(ranks: int, norm: str) -> MeasuredPoint:
         taken = inside(ranks) if ranks > 1 and norm == "synchronised" else 0.0
         parts = StepParts(0.19, 0.125, 0.01, 0.0, 0.0, 0.0, taken, taken)
         return make_point(ranks, (0.2 + taken,) * 3, parts=parts, model=spec, batch_norm=norm, step_spread=0.005)
@@ -334,7 +334,7 @@ def test_the_search_ends_where_nothing_is_more_probable(every_run: bool) -> None
     proposal = density._around_the_maximum(0.02, every_run=every_run)
     assert isinstance(proposal, StudentT)
 
-    def improbability(rows: Array) -> Array:
+    def improbability(rows: FloatArray) -> FloatArray:
         """The negative log density of each row, up to a constant, where jobs differ by 2 %."""
         of_runs, others = density.residuals(rows)
         squares = (of_runs / 0.02) ** 2

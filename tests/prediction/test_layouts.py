@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evidence_factory import make_point
-from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.prediction.layouts import equal_hosts, host_size, ranks_per_node
 
 ONE_HOST = [make_point(1, 1.0), make_point(2, 1.0)]
@@ -18,7 +18,7 @@ FULL_HOSTS = [make_point(n, 1.0, per_node=4) for n in (1, 2, 4, 8)]
 LARGE_HOST = [make_point(n, 1.0, per_node=16) for n in (4, 16)]
 
 
-def series(points: Sequence[Point]) -> Series:
+def series(points: Sequence[MeasuredPoint]) -> Series:
     return Series("ddp", "strong-micro", {}, tuple(points))
 
 
@@ -27,7 +27,7 @@ def series(points: Sequence[Point]) -> Series:
     [(ONE_HOST, (8, True)), (SPREAD, (1, False)), (FULL_HOSTS, (4, False)), (LARGE_HOST, (16, True))],
 )
 def test_a_host_takes_what_it_took_where_several_were_measured_and_else_at_least_eight(
-    points: list[Point], expected: tuple[int, bool]
+    points: list[MeasuredPoint], expected: tuple[int, bool]
 ) -> None:
     assert host_size(points) == expected
 
@@ -47,7 +47,9 @@ def test_a_host_takes_what_it_took_where_several_were_measured_and_else_at_least
         (LARGE_HOST, 32, None, (16, True)),
     ],
 )
-def test_ranks_of_a_host(points: list[Point], gpus: int, nodes_of: int | None, expected: tuple[int, bool]) -> None:
+def test_ranks_of_a_host(
+    points: list[MeasuredPoint], gpus: int, nodes_of: int | None, expected: tuple[int, bool]
+) -> None:
     assert ranks_per_node(series(points), gpus, nodes_of) == expected
 
 

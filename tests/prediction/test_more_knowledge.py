@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evidence_factory import make_evidence, make_point
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import declared_link
@@ -31,7 +31,7 @@ MILLIONS = {
 """Parameters of the tables' models, as their papers say."""
 
 
-def points_of(table: dict[str, Any], named: bool) -> list[Point]:
+def points_of(table: dict[str, Any], named: bool) -> list[MeasuredPoint]:
     steps: dict[int, list[float]] = {}
     with (FOLDER / table["file"]).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

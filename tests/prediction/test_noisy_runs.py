@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point
-from vitscale.prediction.evidence import Evidence, Point, StepParts
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.likelihood import MOST_JOB_TO_JOB, Likelihood, spread_of_runs
 from vitscale.prediction.parameters import JOB_TO_JOB, priors
@@ -55,7 +55,7 @@ def test_intervals_hold_further_runs_and_their_mean(spread: float, explained: bo
     assert fmean(means_held) > 0.75
 
 
-def likelihood_of(points: list[Point]) -> Likelihood:
+def likelihood_of(points: list[MeasuredPoint]) -> Likelihood:
     return Likelihood(model_of(points, make_evidence(points)), points, priors(points, MEASURED, True))
 
 

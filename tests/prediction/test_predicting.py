@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
-from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network, declared_link
 from vitscale.prediction.predicting import Question, predict
@@ -25,7 +25,7 @@ ONE_HOST = (make_point(1, (0.2, 0.201), parts=PARTS), make_point(2, (0.202, 0.20
 
 
 def ask(
-    gpus: int, *points: Point, network: Network = MEASURED, mode: str = "strong-micro", **how: object
+    gpus: int, *points: MeasuredPoint, network: Network = MEASURED, mode: str = "strong-micro", **how: object
 ) -> Prediction:
     evidence = make_evidence(points or ONE_HOST, network, mode=mode)  # type: ignore[arg-type]  # one of its modes
     return predict(fit(evidence), Question((gpus,), **how))[0]  # type: ignore[arg-type]  # fields of a question
@@ -79,7 +79,7 @@ def test_weak_scaling_keeps_the_images_of_a_rank() -> None:
     assert found.speedup.value == pytest.approx(32 * found.efficiency.value)
 
 
-def make_weak(point: Point, fraction: float) -> Point:
+def make_weak(point: MeasuredPoint, fraction: float) -> MeasuredPoint:
     data = point.trial.data.model_copy(update={"fraction": fraction})
     return replace(point, trial=point.trial.model_copy(update={"data": data}))
 

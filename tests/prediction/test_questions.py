@@ -9,7 +9,7 @@ import pytest
 from prediction_factory import make_network, series_of, study
 from vitscale.errors import RequestError
 from vitscale.prediction.answering import Changes, questions, with_stated_facts
-from vitscale.prediction.evidence import Evidence, Point
+from vitscale.prediction.evidence import Evidence, MeasuredPoint
 from vitscale.prediction.variants import differing
 from vitscale.trial.model_spec import ModelSpec, resolve
 
@@ -118,7 +118,7 @@ def test_hosts_have_ranks(nodes_of: int) -> None:
 
 
 def untold(*names: str) -> Evidence:
-    def point(one: Point) -> Point:
+    def point(one: MeasuredPoint) -> MeasuredPoint:
         train = one.trial.train.model_copy(update={"engine": "unknown"})
         trial = one.trial.model_copy(update={"train": train, "model": ModelSpec(), "origin": "V100"})
         return dataclasses.replace(one, trial=trial)

@@ -11,11 +11,11 @@ import pytest
 from published_folder import Entry, Table
 from sampler import DRAWS, density
 
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.sampling import (
     ENOUGH,
     FEW,
-    Array,
-    Sample,
+    PosteriorSample,
     StudentT,
     effective_size,
     sample,
@@ -24,17 +24,17 @@ from vitscale.prediction.sampling import (
 )
 
 SIZE = 6
-LogDensity = Callable[[Array], Array]
+LogDensity = Callable[[FloatArray], FloatArray]
 
 
-def normal(mean: Array, spread: Array) -> LogDensity:
-    def log_density(rows: Array) -> Array:
+def normal(mean: FloatArray, spread: FloatArray) -> LogDensity:
+    def log_density(rows: FloatArray) -> FloatArray:
         return np.asarray(-0.5 * (((rows - mean) / spread) ** 2).sum(axis=1) - np.log(spread).sum(), dtype=np.float64)
 
     return log_density
 
 
-def drawn(log_target: LogDensity, *around: tuple[float, float]) -> Sample:
+def drawn(log_target: LogDensity, *around: tuple[float, float]) -> PosteriorSample:
     first = [StudentT(np.full(SIZE, centre), np.eye(SIZE) * spread**2) for centre, spread in around]
     return sample(log_target, first, np.random.default_rng(3), 2048)
 
@@ -69,7 +69,7 @@ def test_two_explanations_are_both_kept_in_their_proportion() -> None:
     """Three quarters of the mass in a narrow mode, a quarter in a wide one eight away."""
     narrow, wide = normal(np.zeros(SIZE), np.full(SIZE, 0.2)), normal(np.full(SIZE, 8.0), np.full(SIZE, 1.0))
 
-    def log_target(rows: Array) -> Array:
+    def log_target(rows: FloatArray) -> FloatArray:
         return np.logaddexp(math.log(0.75) + narrow(rows), math.log(0.25) + wide(rows))
 
     found = drawn(log_target, (0.5, 0.5), (6.5, 2.0))
@@ -80,7 +80,7 @@ def test_two_explanations_are_both_kept_in_their_proportion() -> None:
 
 
 def test_what_cannot_be_is_not_drawn() -> None:
-    def log_target(rows: Array) -> Array:
+    def log_target(rows: FloatArray) -> FloatArray:
         return np.where(rows[:, 0] > 0, -0.5 * (rows**2).sum(axis=1), np.where(rows[:, 1] > 0, -np.inf, np.nan))
 
     found = drawn(log_target, (0.0, 1.0))

@@ -14,7 +14,7 @@ from evidence_factory import MEASURED, make_evidence, make_point, make_trial
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.evidence import Point, _parts
+from vitscale.prediction.evidence import MeasuredPoint, _parts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.predicting import Question, predict
@@ -202,7 +202,7 @@ def test_activations_are_all_reduced_over_the_links_of_a_tensor_group() -> None:
 # --- from measurements ------------------------------------------------------------------------------------------------
 
 
-def measured(parallel: ParallelSpec, counts: tuple[int, ...] = (8, 16), **train: Any) -> list[Point]:
+def measured(parallel: ParallelSpec, counts: tuple[int, ...] = (8, 16), **train: Any) -> list[MeasuredPoint]:
     """Steps as the model itself has them, of a micro-step of 0.4 s on a rank."""
     how: dict[str, Any] = {"engine": "fsdp2", "parallel": parallel} | train
     points = []

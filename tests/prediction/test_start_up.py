@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evidence_factory import make_evidence, make_point
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import Prediction
@@ -14,7 +14,9 @@ from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.trial.trial import Trial
 
 
-def point(gpus: int, *seconds: float, engine: str = "ddp", launcher: str = "torchrun", micro_batch: int = 8) -> Point:
+def point(
+    gpus: int, *seconds: float, engine: str = "ddp", launcher: str = "torchrun", micro_batch: int = 8
+) -> MeasuredPoint:
     made = make_point(gpus, [0.1])
     train = made.trial.train.model_copy(update={"engine": engine, "micro_batch": micro_batch})
     trial = made.trial.model_copy(update={"train": train, "launcher": launcher})

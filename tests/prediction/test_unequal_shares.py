@@ -10,7 +10,7 @@ import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.evidence import Evidence, Point
+from vitscale.prediction.evidence import Evidence, MeasuredPoint
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.workloads import evaluate_all
@@ -19,7 +19,7 @@ SECONDS = {"A": 0.010, "B": 0.030}
 """Device -> its time for an image; nothing else takes any."""
 
 
-def point(gpus: int, shares: Sequence[int], devices: str, *, named: bool = True) -> Point:
+def point(gpus: int, shares: Sequence[int], devices: str, *, named: bool = True) -> MeasuredPoint:
     step = max(share * SECONDS[device] for share, device in zip(shares, devices, strict=True))
     unequal: dict[str, Any] = {"micro_batches": tuple(shares)} if len(set(shares)) > 1 else {}
     speeds = tuple(SECONDS["A"] / SECONDS[device] for device in devices)

@@ -11,7 +11,7 @@ from check_factory import trial
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Gpu, Machine
 from vitscale.preflight.running import CheckTarget, check_target, request
-from vitscale.schedulers import Hostfile, Local
+from vitscale.schedulers import Hostfile, LocalHost
 
 
 def machine(cores: int = 8, gpus: int = 0) -> Machine:
@@ -22,7 +22,7 @@ def machine(cores: int = 8, gpus: int = 0) -> Machine:
 def place(tmp_path: Path, found: Machine, hosts: str = "") -> CheckTarget:
     (tmp_path / "hosts").write_text(hosts or "unused\n")
     whole = check_target(None, {"launch": {"hostfile": str(tmp_path / "hosts")} if hosts else {"scheduler": "local"}})
-    return replace(whole, scheduler=Hostfile(whole.hosts, found) if hosts else Local(found))
+    return replace(whole, scheduler=Hostfile(whole.hosts, found) if hosts else LocalHost(found))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, sweep
-from vitscale.preflight.fit import Point, fit, fits, points
+from vitscale.preflight.fit import TimedSize, fit, fits, points
 from vitscale.store.checks import CheckedRank, CollectiveLine, Operation, bus_factor
 
 MB = 1e6
@@ -32,20 +32,20 @@ def test_bus_bandwidth_is_that_of_nccl_tests(
 
 def test_fit_by_hand() -> None:
     """Two points: 1 s at 10 bytes and 3 s at 30 bytes lie on 0 + x/10; 2 s and 4 s on 1 + x/10."""
-    assert fit([Point(10, 10, 1.0), Point(30, 30, 3.0)]) == pytest.approx((0.0, 10.0))
-    assert fit([Point(10, 10, 2.0), Point(30, 30, 4.0)]) == pytest.approx((1.0, 10.0))
+    assert fit([TimedSize(10, 10, 1.0), TimedSize(30, 30, 3.0)]) == pytest.approx((0.0, 10.0))
+    assert fit([TimedSize(10, 10, 2.0), TimedSize(30, 30, 4.0)]) == pytest.approx((1.0, 10.0))
 
 
 def test_neither_figure_is_negative() -> None:
     """1 s at 10 bytes and 4 s at 20 would need a latency of -2 s; without one b = (sum r^2)/(sum r), r = x/t."""
     ratios = (10 / 1.0, 20 / 4.0)
     expected = sum(r * r for r in ratios) / sum(ratios)
-    assert fit([Point(10, 10, 1.0), Point(20, 20, 4.0)]) == pytest.approx((0.0, expected))
+    assert fit([TimedSize(10, 10, 1.0), TimedSize(20, 20, 4.0)]) == pytest.approx((0.0, expected))
 
 
 def test_times_that_do_not_grow_give_no_bandwidth() -> None:
-    assert fit([Point(10, 10, 4.0), Point(20, 20, 1.0)]) is None
-    assert fit([Point(10, 10, 1.0)]) is None
+    assert fit([TimedSize(10, 10, 4.0), TimedSize(20, 20, 1.0)]) is None
+    assert fit([TimedSize(10, 10, 1.0)]) is None
     assert fit([]) is None
 
 
@@ -71,7 +71,7 @@ def test_a_burst_and_noise_do_not_hide_the_bandwidth(burst: int, noise: list[flo
     """A token bucket lets its first bytes pass at once: small messages seem to need no time at all."""
     bandwidth, latency = 25 * MB, 5e-4
     made = [
-        Point(size, size, (1 + noise[power]) * (latency + max(0, size - burst) / bandwidth))
+        TimedSize(size, size, (1 + noise[power]) * (latency + max(0, size - burst) / bandwidth))
         for power, size in ((power, 1024 * 4**power) for power in range(9))
     ]
     found = fit(made)
@@ -88,7 +88,7 @@ def test_the_slowest_rank_counts_and_the_median_over_repeats() -> None:
 
     ranks = [checked(0, collectives=(line(1.0, 5.0, 2.0),)), checked(1, collectives=(line(3.0, 1.0, 9.0),))]
     # Slowest in each repeat: 3, 5, 9; their median is 5. Bus bytes: 200 x (2-1)/2.
-    assert points(ranks, "all ranks", "all_gather") == (2, [Point(200, 100.0, 5.0)])
+    assert points(ranks, "all ranks", "all_gather") == (2, [TimedSize(200, 100.0, 5.0)])
 
 
 def test_inside_nodes_the_slowest_host_counts_and_unlike_groups_are_kept_apart() -> None:

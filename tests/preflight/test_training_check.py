@@ -23,7 +23,7 @@ from vitscale.preflight.training_proofs import Proof, proofs
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
 from vitscale.runner import Plan
 from vitscale.store import bundles
-from vitscale.store.records import Device, RankRecord, StepLine
+from vitscale.store.records import DeviceRecord, RankRecord, StepLine
 from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial
 
@@ -218,9 +218,9 @@ def test_a_timed_step_after_the_profiler_fails_on_a_gpu(checked: tuple[Path, Any
     assert of_ddp(checked, before_alone, "cuda")["profiling"].status == "holds"
 
 
-def gpu(rank: int, **changes: Any) -> Device:
+def gpu(rank: int, **changes: Any) -> DeviceRecord:
     fields: dict[str, Any] = {"type": "cuda", "name": "NVIDIA H100", "uuid": f"GPU-{rank}", "numa_node": 0}
-    return Device(**fields | changes)
+    return DeviceRecord(**fields | changes)
 
 
 @pytest.mark.ranks
@@ -230,7 +230,7 @@ def gpu(rank: int, **changes: Any) -> Device:
         ({"device": gpu(0)}, "ranks 0 and 1 share a GPU"),
         ({"cores_allowed": (0, 1)}, "ranks 0 and 1 share 1 core"),
         ({"threads": 7}, "rank 1 computes with 7 threads, not with 1"),
-        ({"device": Device(type="cpu", name="EPYC")}, "rank 1 computes on cpu, not on cuda"),
+        ({"device": DeviceRecord(type="cpu", name="EPYC")}, "rank 1 computes on cpu, not on cuda"),
         ({"device": gpu(1, numa_node=3)}, "rank 1 has cores of memory node 0, and its GPU is at memory node 3"),
         ({"device": gpu(0), "host": "node2", "cores_allowed": (0,)}, ""),
         ({}, ""),

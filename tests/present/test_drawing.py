@@ -8,7 +8,7 @@ import pytest
 
 from vitscale.errors import printable
 from vitscale.present import drawing
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 
 SPECS = [{"data": {"values": [{"x": x}]}, "mark": "point", "encoding": {"x": {"field": "x"}}} for x in (1, 2)]
 
@@ -77,7 +77,7 @@ def test_a_chart_s_texts_are_escaped_wherever_they_stand(odd: str) -> None:
     written = printable(label)
     assert odd not in drawn
     assert drawn.count(f">{written}<") >= 2, "the title and the legend"
-    view = View("odd", {}, label, label, spec, {"text": ""}, label)
+    view = FigureView("odd", {}, label, label, spec, {"text": ""}, label)
     for kind in drawing.FIGURE_FORMATS:
         assert drawing.picture(view, kind)
 

@@ -18,12 +18,12 @@ from vitscale.present.document import (
     Column,
     Document,
     Figure,
+    FigureView,
     Finding,
-    Group,
     Paragraph,
+    RowGroup,
     Section,
     Table,
-    View,
     table,
 )
 from vitscale.present.markdown import to_markdown
@@ -49,7 +49,7 @@ SCALING = Table(
         Column("label", words=True),
     ),
     tuple(
-        Group(label, (tuple(map(Cell, cells)), *([_FAILED] if label.startswith("deepspeed") else [])))
+        RowGroup(label, (tuple(map(Cell, cells)), *([_FAILED] if label.startswith("deepspeed") else [])))
         for label, cells in _TRIALS.items()
     ),
     notes=("Two runs of an epoch of 120 s.",),
@@ -120,7 +120,7 @@ def test_no_number_leaves_its_unit() -> None:
 
 def test_no_number_leaves_its_unit_in_a_table_s_words() -> None:
     words = ", ".join(f"{n} % launch gaps of {n} ms" for n in range(1, 9))
-    laid = Table((Column("which goes into", words=True),), (Group("on 2 ranks of 16 hosts", ((Cell(words),),)),))
+    laid = Table((Column("which goes into", words=True),), (RowGroup("on 2 ranks of 16 hosts", ((Cell(words),),)),))
     for width in range(40, 60):
         assert not re.search(r"\d$", _text(Document("", (laid,)), width, verbose=True), flags=re.MULTILINE)
 
@@ -199,7 +199,7 @@ def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
 
 
 def test_markdown_has_every_block_open_and_takes_names_literally() -> None:
-    view = View("f", {}, "A chart", "", {"datasets": {"rows": []}}, {}, "It *rises*.")
+    view = FigureView("f", {}, "A chart", "", {"datasets": {"rows": []}}, {}, "It *rises*.")
     figure = Figure("f", "A chart", (view,))
     text = to_markdown(Document("T | <b>", (*_long().blocks, SCALING, figure), ("Stored: x",)))
     assert text.startswith("# T \\| &lt;b>\n\nThe answer.\n")
@@ -227,7 +227,7 @@ def _tables(draw: st.DrawFn) -> Table:
     )
     rows = draw(st.lists(row, min_size=1, max_size=40))
     labels = draw(st.sampled_from([("",), ("ddp", "deepspeed ZeRO-2")]))
-    groups = tuple(Group(label, tuple(rows)) for label in labels)
+    groups = tuple(RowGroup(label, tuple(rows)) for label in labels)
     return Table(columns, groups, tuple(draw(st.lists(_LETTERS, max_size=2))), title=draw(_LETTERS))
 
 
@@ -247,7 +247,7 @@ def test_rows_that_are_not_shown_need_not_be_laid_out(
 def _numbered(rows: int, last: str) -> Table:
     return Table(
         (Column("rank"), Column("word", words=True)),
-        (Group("", (*((Cell(str(n)), Cell("a")) for n in range(rows)), (Cell(last), Cell("b")))),),
+        (RowGroup("", (*((Cell(str(n)), Cell("a")) for n in range(rows)), (Cell(last), Cell("b")))),),
     )
 
 
@@ -263,7 +263,7 @@ def test_a_column_is_constant_only_where_rows_that_are_not_shown_have_its_value_
     others = tuple(Column(f"figure {n}", narrow=None) for n in range(9))
     rows = [tuple(map(Cell, (str(n), *("12,345.6",) * 9, "bf16"))) for n in range(500)]
     for last, said in (("bf16", True), ("fp32", False)):
-        table = Table((Column("rank"), *others, narrow), (Group("", (*rows[:-1], (*rows[-1][:-1], Cell(last)))),))
+        table = Table((Column("rank"), *others, narrow), (RowGroup("", (*rows[:-1], (*rows[-1][:-1], Cell(last)))),))
         laid = table_lines(table, 12, most_lines=25)
         text = " ".join(line.plain for piece in laid for line in piece.head)
         assert ("precision bf16" in text) is said

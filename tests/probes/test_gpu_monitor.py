@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_nvml import UUID, Answers, FakeNvml, installed
-from vitscale.probes.gpu_monitor import NvmlMonitor, Sample, gpu_monitor, summary, throttling
+from vitscale.probes.gpu_monitor import GpuReading, NvmlMonitor, gpu_monitor, summary, throttling
 
 HOUR = 3600.0
 INSTANT = 1e-4
@@ -65,7 +65,7 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_clock_that_only_a_setting_holds_is_told(
     looks: list[tuple[int | None, int | None]], clock: int | None
 ) -> None:
-    seen = summary([Sample(0.9, mhz, 60, 300.0, bits) for mhz, bits in looks])
+    seen = summary([GpuReading(0.9, mhz, 60, 300.0, bits) for mhz, bits in looks])
     assert seen is not None
     assert seen.unheld_sm_clock_mhz == clock
 

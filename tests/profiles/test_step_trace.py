@@ -23,7 +23,7 @@ from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import Straggler, breakdown
 from vitscale.analysis.time.exposure import clocks_ahead
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.pages.outputs import Reported, write
 from vitscale.profiles.step_trace import RankStep, is_step_trace, read_step_trace, step_trace
@@ -156,7 +156,7 @@ def test_a_study_written_as_traces_and_imported_has_the_same_breakdown(tmp_path:
     results = batch_study(batches=(16,), gpus=(1, 4), told_apart=told_apart)
     paths = exported(results, tmp_path / "out")
     assert len(paths) == 2
-    import_logs(paths, "trace", Options(), tmp_path / "results")
+    import_logs(paths, "trace", ImportOptions(), tmp_path / "results")
     back = {run.header.trial.world.size: run for run in load(tmp_path / "results").runs}
     for run in results.runs:
         again = back[run.header.trial.world.size]
@@ -202,7 +202,7 @@ def test_a_spoilt_file_is_one_message(tmp_path: Path, spoil: Any, said: str) -> 
     path = tmp_path / "spoilt.json"
     path.write_text(json.dumps(whole, separators=(",", ":")))
     with pytest.raises(StoreError, match=said):
-        import_logs([path], "trace", Options(), tmp_path / "results")
+        import_logs([path], "trace", ImportOptions(), tmp_path / "results")
 
 
 def test_perfetto_finds_every_event(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import torch
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.probes.steps import _activity, plain
-from vitscale.profiles.timeline import NO_NCCL, STEP, Event, Kind, steps_on_cpu, steps_on_cuda
+from vitscale.profiles.timeline import NO_NCCL, STEP, Event, EventKind, steps_on_cpu, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
 from vitscale.store.results import Run
 
 MS = 1_000_000
 
 
-def event(kind: Kind, name: str, start_ms: float, end_ms: float, lane: int = 1, correlation: int = 0) -> Event:
+def event(kind: EventKind, name: str, start_ms: float, end_ms: float, lane: int = 1, correlation: int = 0) -> Event:
     return Event(kind, name, int(start_ms * MS), int(end_ms * MS), lane, correlation)
 
 

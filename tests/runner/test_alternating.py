@@ -15,7 +15,7 @@ from study_factory import write_study
 from vitscale import analysis, launchers
 from vitscale.analysis.counterparts import Pair, side_by_side
 from vitscale.errors import RequestError
-from vitscale.runner import Options, alternating
+from vitscale.runner import RunOptions, alternating
 from vitscale.runner import run as drive
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.planning import Report
@@ -150,7 +150,7 @@ def test_a_loop_of_run_with_one_repeat_more_each_time_is_in_turn_too(
         for study in sides.studies:
             results = tmp_path / "results" / study.parent.name
             plan = planned(StudyFile.read(study, None, [f"measure.repeats={repeats}"]), results=results)
-            drive(plan, results, Options(), Console(file=io.StringIO()))
+            drive(plan, results, RunOptions(), Console(file=io.StringIO()))
     assert sides.order == [f"{side} {repeat}" for repeat in range(ROUNDS) for side in ("old", "new")]
     measured = sides.pair().measured
     assert measured is not None

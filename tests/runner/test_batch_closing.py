@@ -14,7 +14,7 @@ from rich.console import Console
 
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import VitscaleError
-from vitscale.runner import Options, Plan, batch_jobs, plan
+from vitscale.runner import Plan, RunOptions, batch_jobs, plan
 from vitscale.runner import run as drive
 from vitscale.runner.batch_file import BatchTask, JobFile, read_job, settle_ended
 from vitscale.runner.batch_jobs import Detached, submit_and_watch
@@ -107,7 +107,9 @@ class Login:
     def fails(self, queue: Queue) -> VitscaleError:
         """How `vitscale run` ends."""
         with pytest.raises(VitscaleError) as caught:
-            drive(dataclasses.replace(self.plan, scheduler=queue), self.results, Options(), Console(file=io.StringIO()))
+            drive(
+                dataclasses.replace(self.plan, scheduler=queue), self.results, RunOptions(), Console(file=io.StringIO())
+            )
         return caught.value
 
     def jobs(self) -> dict[str, str | None]:

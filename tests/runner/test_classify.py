@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vitscale.processes.heartbeat_server import Disconnection, RankStatus
 from vitscale.runner.classify import outcome_of
-from vitscale.runner.evidence import Ending, Evidence, last_words, log_tail
+from vitscale.runner.evidence import Ending, RunEvidence, last_words, log_tail
 from vitscale.runner.watch import kernel_oom_kills
 from vitscale.store.records import ErrorLine, PhaseLine, RankRecord, StepLine
 from vitscale.store.results import Outcome
@@ -112,7 +112,7 @@ def test_a_rank_that_shares_a_model_is_named_with_its_groups(log: Path) -> None:
     ranks = [rank(number, error=error() if number == 3 else None) for number in range(4)]
     for parallel, groups in (({"pipeline": 2}, " (rank 3 of pipeline 1+3, data 2+3)"), ({}, "")):
         layout = RankLayout.of(4, ParallelSpec.model_validate(parallel))
-        found = outcome_of(Evidence(ending(), ranks, 4, log.parent, layout))
+        found = outcome_of(RunEvidence(ending(), ranks, 4, log.parent, layout))
         assert (found.rank, found.reason) == (3, "rank 3 raised ValueError: bad pixel" + groups)
 
 
@@ -123,7 +123,7 @@ def log(tmp_path: Path) -> Path:
 
 def outcome(log: Path, ends: Ending, *ranks: RankRecord, world_size: int = 2, text: str = "") -> Outcome:
     log.write_text(text)
-    return outcome_of(Evidence(ends, ranks, world_size, log.parent))
+    return outcome_of(RunEvidence(ends, ranks, world_size, log.parent))
 
 
 def test_completed(log: Path) -> None:
@@ -382,7 +382,7 @@ def test_every_ending_has_exactly_one_outcome_with_its_reason(
     seen: dict[str, Any] = {"statuses": heard, "unreached": unreached, "seen_seconds": 130.0}
     ends = ending(exit_code, stopped=stopped, limit_seconds=1.0, kernel_oom_kills=kills, **seen)
     log.write_bytes(text.encode("utf-8", errors="surrogatepass"))
-    found = outcome_of(Evidence(ends, ranks, 3, log.parent))
+    found = outcome_of(RunEvidence(ends, ranks, 3, log.parent))
     well = exit_code == 0 and len(said) == 3 and all(ended and not failed for ended, failed in said)
     assert (found.kind == "completed") == well
     assert bool(found.reason) != well
@@ -581,10 +581,10 @@ def test_a_host_on_which_mpirun_begins_nothing_is_named(
 ) -> None:
     """As Open MPI 4.1.4 prints it below ssh's words, which may name no host."""
     log.write_text(NO_DAEMON.format(said=said))
-    found = outcome_of(Evidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
+    found = outcome_of(RunEvidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
     assert (found.reason, found.host) == (f"nothing could be started {reason}", host)
     log.write_text(NO_DAEMON.format(said="ssh: connect to host node9 port 22: Connection refused"))
-    named = outcome_of(Evidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
+    named = outcome_of(RunEvidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
     assert named.host == "node9"
 
 
@@ -767,7 +767,7 @@ def test_torchrun_still_words_its_report_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
     with (tmp_path / "log.txt").open("wb") as file:
         code = subprocess.run(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
-    found = outcome_of(Evidence(ending(code), [rank(0), rank(1)], 2, tmp_path))
+    found = outcome_of(RunEvidence(ending(code), [rank(0), rank(1)], 2, tmp_path))
     assert (found.rank, found.reason) == (1, "rank 1 was ended by SIGKILL without a word")
 
 
@@ -777,5 +777,5 @@ def test_a_rank_that_could_make_no_file_of_its_run_is_done_again(tmp_path: Path,
     said = f"OSError: [Errno {error}] {os.strerror(error)}: '{{}}/rank-1.jsonl'\n"
     for where, external in ((tmp_path, True), (Path("/dev/shm"), False)):
         (tmp_path / "log.txt").write_text(said.format(where))
-        verdict = outcome_of(Evidence(ending(), (), 2, tmp_path))
+        verdict = outcome_of(RunEvidence(ending(), (), 2, tmp_path))
         assert (verdict.kind, verdict.external, "disk full" in verdict.reason) == ("failed", external, external)

@@ -12,9 +12,9 @@ from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.runner import job as driver
 from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
-from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
+from vitscale.runner.one_run import RunContext, RunTask, new_attempt, unstarted
 from vitscale.runner.todo import outstanding
-from vitscale.schedulers.base import Cause, JobState, Local
+from vitscale.schedulers.base import Cause, JobState, LocalHost
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, write_outcome
 from vitscale.store import write_study as write_study_record
@@ -28,7 +28,7 @@ class Silent(SlurmCluster):
         return []
 
 
-class Nodes(Local):
+class Nodes(LocalHost):
     """The nodes of a job."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Array:
         self.nodes = Nodes()
         self.most_elements = 1000
 
-        def run_task(context: RunContext, _where: object, task: Task, attempt: int, *_: object) -> Outcome:
+        def run_task(context: RunContext, _where: object, task: RunTask, attempt: int, *_: object) -> Outcome:
             self.done.append(task.repeat)
             return self.ended(task.repeat, attempt, self.kind)
 
@@ -68,7 +68,7 @@ class Array:
 
     def ended(self, repeat: int, attempt: int, kind: OutcomeKind) -> Outcome:
         outcome = unstarted(kind, "")
-        write_outcome(new_attempt(self.context, Task(self.trial, repeat), attempt), outcome)
+        write_outcome(new_attempt(self.context, RunTask(self.trial, repeat), attempt), outcome)
         return outcome
 
     def run(self, elements: Sequence[int], *, retry_failed: bool = True) -> None:

@@ -17,14 +17,14 @@ from scripted_ranks import Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import launchers
 from vitscale.machine.hosts import Host
-from vitscale.runner import Options, Plan, Report, batch_file, one_run, plan
+from vitscale.runner import Plan, Report, RunOptions, batch_file, one_run, plan
 from vitscale.runner import run as drive
 from vitscale.runner.driver import AllocationOverError, Interrupted
 from vitscale.runner.evidence import Ending
-from vitscale.runner.one_run import Task, run_task
+from vitscale.runner.one_run import RunTask, run_task
 from vitscale.runner.preview import command_list
 from vitscale.runner.watch import watch
-from vitscale.schedulers import Cause, Hostfile, Job, Local
+from vitscale.schedulers import Cause, Hostfile, Job, LocalHost
 from vitscale.schedulers.base import SchedulerSilentError
 from vitscale.store.results import Outcome, RunHeader
 
@@ -80,10 +80,10 @@ class Study:
         self.results = folder / "results"
         (self.trial,) = self.plan.record.trials
 
-    def run(self, *, retry_failed: bool = False, on: Local | None = None) -> Report:
+    def run(self, *, retry_failed: bool = False, on: LocalHost | None = None) -> Report:
         where = self.plan if on is None else dataclasses.replace(self.plan, scheduler=on)
         self.said = io.StringIO()
-        return drive(where, self.results, Options(retry_failed=retry_failed), Console(file=self.said, width=200))
+        return drive(where, self.results, RunOptions(retry_failed=retry_failed), Console(file=self.said, width=200))
 
     def kinds(self) -> list[str | None]:
         """Of each try's outcome of the first repeat, in order; None where it has none."""
@@ -116,7 +116,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return lambda *tries, **changes: Study(tmp_path, monkeypatch, *tries, **changes)
 
 
-class Allocation(Local):
+class Allocation(LocalHost):
     """This machine, as if a batch system had lent it; what that says of it, in turn."""
 
     title = "Slurm"
@@ -245,7 +245,7 @@ def test_a_finished_run_cannot_be_begun_anew(make: Make) -> None:
     study.run()
     before = tree(study.results / "runs")
     with pytest.raises(FileExistsError):
-        run_task(study.plan.in_folder(study.results), Local(), Task(study.trial, 0), 0, print)
+        run_task(study.plan.in_folder(study.results), LocalHost(), RunTask(study.trial, 0), 0, print)
     assert tree(study.results / "runs") == before
 
 
@@ -265,7 +265,7 @@ def test_a_dry_run_lists_what_the_next_run_does(make: Make) -> None:
 def test_a_host_whose_name_is_not_known_just_now_fails_a_run_and_not_the_study(make: Make) -> None:
     study = make(WELL, WELL)
     away = dataclasses.replace(study.plan, scheduler=Hostfile((Host("node.invalid"),)))
-    report = drive(away, study.results, Options(), Console(file=io.StringIO()))
+    report = drive(away, study.results, RunOptions(), Console(file=io.StringIO()))
     (outcome,) = report.outcomes.values()
     assert (outcome.kind, outcome.transient) == ("failed", True)
     assert "host node.invalid cannot be found" in outcome.reason

@@ -20,7 +20,7 @@ from vitscale.launchers import LAUNCHERS
 from vitscale.processes import launch_file
 from vitscale.runner.batch_file import BatchTask, JobFile
 from vitscale.runner.one_run import launch_plan, start_ranks
-from vitscale.schedulers import Local
+from vitscale.schedulers import LocalHost
 from vitscale.store import read_study, write_record, write_study
 from vitscale.store.bundles import write_bundle
 from vitscale.store.private_values import is_private, launch_variables, study_tables
@@ -62,8 +62,8 @@ def as_another_user(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def started(folder: Path) -> launch_file.LaunchFile:
     """A run with a secret in its study's variables, ended."""
     section = LaunchSection(environment={"WANDB_API_KEY": KEY})
-    spawn = launch_plan(Local(), section, "bare", world(1, 1), folder, "platform")
-    job = start_ranks(spawn, Local(), section, environment={})
+    spawn = launch_plan(LocalHost(), section, "bare", world(1, 1), folder, "platform")
+    job = start_ranks(spawn, LocalHost(), section, environment={})
     try:
         wait_until(lambda: job.exit_code is not None, "it ends")
     finally:

@@ -14,7 +14,7 @@ from driving import tree
 from scripted_ranks import Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, cli, launchers, store
-from vitscale.runner import Options, Plan, Report, plan
+from vitscale.runner import Plan, Report, RunOptions, plan
 from vitscale.runner import run as drive
 from vitscale.runner.plan_estimate import memory_fits, unfit
 from vitscale.runner.preview import command_list
@@ -47,7 +47,7 @@ class Study:
         self.launcher.script = {self.small: (1.0, 1.0), self.large: (2.0, 2.0)}
 
     def run(self, *, skip: bool) -> Report:
-        options = Options(unfit={self.large: REASON} if skip else {})
+        options = RunOptions(unfit={self.large: REASON} if skip else {})
         return drive(self.plan, self.results, options, Console(file=io.StringIO()))
 
 
@@ -146,5 +146,5 @@ def test_fewer_repeats_take_nothing_back(study: Study) -> None:
     study.run(skip=False)
     before = (study.results / "study.json").read_bytes()
     fewer = plan(study.path, EIGHT_CORES, overlay={"measure": {"repeats": 1}})
-    drive(fewer, study.results, Options(), Console(file=io.StringIO()))
+    drive(fewer, study.results, RunOptions(), Console(file=io.StringIO()))
     assert (study.results / "study.json").read_bytes() == before

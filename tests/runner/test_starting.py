@@ -21,7 +21,7 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.host_agent import processes_of_run
 from vitscale.runner.one_run import _PASSED_ON, launch_plan, start_ranks
-from vitscale.schedulers import Hostfile, Job, Local
+from vitscale.schedulers import Hostfile, Job, LocalHost
 from vitscale.study.sections import LaunchSection
 
 ELSEWHERE = Host("198.51.100.7", 4)  # set aside for documentation (RFC 5737)
@@ -47,8 +47,8 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
     for name, value in (given | kept | apart).items():
         monkeypatch.setenv(name, value)
     section = LaunchSection(interface="eth0", environment={"HF_HOME": "/mine", "COLOUR": "blue"})
-    spawn = launch_plan(Local(), section, "bare", world(1, 1), tmp_path, "platform")
-    started = start_ranks(spawn, Local(), section, environment={"OMP_NUM_THREADS": "2"})
+    spawn = launch_plan(LocalHost(), section, "bare", world(1, 1), tmp_path, "platform")
+    started = start_ranks(spawn, LocalHost(), section, environment={"OMP_NUM_THREADS": "2"})
     try:
         wait_until(lambda: started.exit_code is not None, "it ends")
     finally:
@@ -75,8 +75,8 @@ def test_the_study_s_search_path_comes_before_the_driver_s(
     tmp_path: Path, of_driver: dict[str, str], of_ranks: str
 ) -> None:
     section = LaunchSection(environment={"PYTHONPATH": "/mine"})
-    spawn = launch_plan(Local(), section, "bare", world(1, 1), tmp_path, "platform")
-    start_ranks(spawn, Local(), section, environment=of_driver).end()
+    spawn = launch_plan(LocalHost(), section, "bare", world(1, 1), tmp_path, "platform")
+    start_ranks(spawn, LocalHost(), section, environment=of_driver).end()
     written = launch_file.read(tmp_path)
     assert written is not None
     assert written.environment["PYTHONPATH"] == of_ranks
@@ -86,7 +86,7 @@ def test_threads_are_not_set_by_a_variable() -> None:
     """Each rank has those that it is planned, and pinned, with: a variable of the study's own was dropped."""
     section = LaunchSection(environment={"OMP_NUM_THREADS": "7"})
     with pytest.raises(RequestError, match=r"sets OMP_NUM_THREADS, which .* Set launch.threads_per_rank instead"):
-        launch_plan(Local(), section, "local", world(1, 1), Path("/r"), "x")
+        launch_plan(LocalHost(), section, "local", world(1, 1), Path("/r"), "x")
 
 
 @pytest.mark.parametrize("on", [hosts(2), (ELSEWHERE,)])
@@ -108,9 +108,9 @@ def test_a_run_and_its_tries_have_ports_of_their_own_below_those_of_connections(
 
 def test_a_port_that_is_taken_here_is_left_out() -> None:
     section, run = LaunchSection(), Path("/r/0123456789ab-r0-a0")
-    first = launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port
+    first = launch_plan(LocalHost(), section, "torchrun", world(1, 2), run, "x").master_port
     with socket.create_server(("", first)):
-        assert launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port > first
+        assert launch_plan(LocalHost(), section, "torchrun", world(1, 2), run, "x").master_port > first
         two = Hostfile((ELSEWHERE, Host(socket.gethostname())))
         assert launch_plan(two, section, "torchrun", world(2, 1), run, "x").master_port > first
 

@@ -22,13 +22,13 @@ from vitscale import analysis, launchers, store
 from vitscale.errors import StoreError
 from vitscale.present.document import Finding, Paragraph
 from vitscale.present.estimate import Estimate
-from vitscale.runner import Options, Plan, Report, done_before, driver, plan
+from vitscale.runner import Plan, Report, RunOptions, done_before, driver, plan
 from vitscale.runner import run as drive
 from vitscale.runner.batch_jobs import submit_outstanding
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.live import study_view, view_document
-from vitscale.runner.one_run import Task, unstarted
+from vitscale.runner.one_run import RunTask, unstarted
 from vitscale.runner.plan_estimate import PlanEstimate
 from vitscale.runner.preview import command_list, plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
@@ -79,7 +79,7 @@ class Study:
     def run(self, *, retry_failed: bool = False) -> Report:
         self.said = io.StringIO()
         console = Console(file=self.said, width=200)
-        return drive(self.plan, self.results, Options(retry_failed=retry_failed), console)
+        return drive(self.plan, self.results, RunOptions(retry_failed=retry_failed), console)
 
     @property
     def runs(self) -> list[int]:
@@ -166,12 +166,12 @@ def test_side_by_side_a_trial_gets_as_many_runs_as_alone(make: Make) -> None:
     assert study.run().done_now == 0
     # One of the first rounds that is under way may say that its trial wants more; when it has ended, that is known.
     outcomes = {key: outcome for key, (_, outcome) in RunIndex(study.results).finished.items()}
-    last = Task(study.trials[0], 2)
+    last = RunTask(study.trials[0], 2)
     ended = outcomes.pop((last.trial_id, last.repeat))
     del outcomes[last.trial_id, 5]
     added = AddedRuns(study.plan, study.results, outcomes, [last])
     due = next(iter(added))
-    assert due == Task(last.trial_id, 5)
+    assert due == RunTask(last.trial_id, 5)
     outcomes[last.trial_id, last.repeat] = outcomes[last.trial_id, 5] = ended
     assert not added.wants(due)
 

@@ -10,7 +10,7 @@ import pytest
 from study_factory import write_study
 from vitscale.errors import RequestError
 from vitscale.machine.hosts import Host
-from vitscale.schedulers import Hostfile, Local, Scheduler, described, scheduler_for
+from vitscale.schedulers import Hostfile, LocalHost, Scheduler, described, scheduler_for
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.file import StudyFile
@@ -46,14 +46,14 @@ def refusal(folder: Path, hosts: str | None = None, /, **launch: Any) -> str:
 
 
 def test_this_machine_where_nothing_else_is_said(tmp_path: Path) -> None:
-    assert isinstance(scheduler(tmp_path), Local)
+    assert isinstance(scheduler(tmp_path), LocalHost)
 
 
 def test_the_allocation_around_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside(monkeypatch)
     assert isinstance(scheduler(tmp_path), SlurmAllocation)
     assert isinstance(scheduler(tmp_path, scheduler="slurm"), SlurmAllocation)
-    assert isinstance(scheduler(tmp_path, scheduler="local"), Local), "as it says"
+    assert isinstance(scheduler(tmp_path, scheduler="local"), LocalHost), "as it says"
     assert isinstance(scheduler(tmp_path, "node1", hostfile="hosts"), Hostfile), "as it says"
 
 
@@ -63,7 +63,7 @@ def test_a_heterogeneous_allocation_is_refused(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
     monkeypatch.setenv("SLURM_HET_SIZE", "2")
     assert "job 12 is heterogeneous (SLURM_HET_SIZE)" in refusal(tmp_path)
-    assert isinstance(scheduler(tmp_path, scheduler="local"), Local), "as it says"
+    assert isinstance(scheduler(tmp_path, scheduler="local"), LocalHost), "as it says"
 
 
 def test_jobs_are_submitted_from_outside(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.sources.cache import Decoded, Room, cached, find, in_memory
+from vitscale.sources.cache import DecodedDataset, Room, cached, find, in_memory
 
 SHAPE = (4, 4, 3)
 
@@ -24,7 +24,7 @@ def build(room: Room) -> tuple[str, ...]:
     return ("cat", "dög")
 
 
-def is_right(decoded: Decoded | None) -> bool:
+def is_right(decoded: DecodedDataset | None) -> bool:
     assert decoded is not None
     taken = decoded.train.take(np.array([29, 3]))
     return taken[:, 0, 0, 0].tolist() == [29, 3] and decoded.classes == ("cat", "dög") and len(decoded.held_out) == 10

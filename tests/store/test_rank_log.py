@@ -20,7 +20,7 @@ from vitscale import store
 from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
 from vitscale.store.lines import IfThere, RankLine, RankLines, read_lines
 from vitscale.store.records import (
-    Device,
+    DeviceRecord,
     EndLine,
     Environment,
     EpochLine,
@@ -254,7 +254,7 @@ MAYBE_COUNT = st.none() | COUNT
 
 ENVIRONMENT = st.builds(
     Environment, host=TEXT, cores_allowed=st.lists(COUNT, max_size=4).map(tuple), threads=COUNT,
-    device=st.builds(Device, type=st.sampled_from(["cpu", "cuda"]), name=TEXT, memory_bytes=MAYBE_COUNT),
+    device=st.builds(DeviceRecord, type=st.sampled_from(["cpu", "cuda"]), name=TEXT, memory_bytes=MAYBE_COUNT),
     cpu_quota_cores=MAYBE_NUMBER, versions=st.dictionaries(WORD, st.none() | TEXT, max_size=3),
     backend=st.none() | TEXT,
     settings=st.dictionaries(WORD, TEXT, max_size=3), git_revision=st.none() | TEXT,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 
-from vitscale.store.checks import STAGES, Stage, StageLine
-from vitscale.worker.check_stages import Stages
+from vitscale.store.checks import STAGES, CheckStage, StageLine
+from vitscale.worker.check_stages import CheckStages
 
 
 class Recorded:
-    def __init__(self, limits: dict[Stage, float] | None = None) -> None:
+    def __init__(self, limits: dict[CheckStage, float] | None = None) -> None:
         self.lines: list[StageLine] = []
-        self.begun: list[Stage] = []
+        self.begun: list[CheckStage] = []
         self.prepared: list[str] = []
-        self.stages = Stages(
+        self.stages = CheckStages(
             dict.fromkeys(STAGES, 60.0) | (limits or {}),
             self.lines.append,
             self.begun.append,

@@ -19,7 +19,7 @@ from vitscale.engines.step_schedule import GRADIENT_STEPS, windows
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import over_real_images
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, Phase, no_phase
+from vitscale.probes.steps import Explainer, PhaseContext, no_phase
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store.records import RankRecord, ResourcesLine
 from vitscale.trial.model_spec import ModelSpec
@@ -69,7 +69,7 @@ class WatchedEngine(PlainEngine):
         """The learning rate at the start of each micro-step."""
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
         self.rates.append(self.optimizer.param_groups[0]["lr"])
         loss = super().micro_step(images, loss_of, last=last, phase=phase)
         if last:
@@ -322,7 +322,7 @@ class CompiledEngine(WatchedEngine):
         model.get_buffer("forwards").add_(1.0)
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
         loss = super().micro_step(images, loss_of, last=last, phase=phase)
         self.graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return loss

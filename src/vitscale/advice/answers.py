@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.advice.forecast_table import ForecastTable, Mask
+from vitscale.advice.forecast_table import ForecastTable
 from vitscale.advice.request import VERDICTS, Option, Request, of_a_run
-from vitscale.prediction.step.model import Array
+from vitscale.base.arrays import BoolArray, FloatArray
 
-Kind = Literal["fastest", "cheapest", "most", "knee"]
-_QUESTIONS: Mapping[str, Kind] = {"budget": "fastest", "deadline": "cheapest", "efficiency": "most"}
+QuestionKind = Literal["fastest", "cheapest", "most", "knee"]
+_QUESTIONS: Mapping[str, QuestionKind] = {"budget": "fastest", "deadline": "cheapest", "efficiency": "most"}
 """Limit -> the question that it asks."""
 
 
@@ -25,7 +25,7 @@ _QUESTIONS: Mapping[str, Kind] = {"budget": "fastest", "deadline": "cheapest", "
 class Answer:
     """One question and what answers it."""
 
-    kind: Kind
+    kind: QuestionKind
     option: Option
     riskier: Option | None = None
     """A better option that less surely meets the limits, or whose engine nobody measured."""
@@ -40,27 +40,27 @@ class Choosing:
     view: ForecastTable
     asked: Request
     limits: Limits
-    seconds: Array
+    seconds: FloatArray
     """What is to be short: the time of the work, or the time to the same loss where the global batch may change."""
 
     @property
-    def shown(self) -> Mask:
+    def shown(self) -> BoolArray:
         """Candidates that are told of."""
         return self.view.contends & (self.view.keeps_batch | self.asked.any_batch)
 
     @property
-    def pool(self) -> Mask:
+    def pool(self) -> BoolArray:
         """Candidates that may be an answer: large batches only where they are asked for or nothing else is left."""
         moderate = self.shown & ~self.view.large_batch
         return moderate if moderate.any() and not self.asked.large_batch else self.shown
 
     @property
-    def preferred(self) -> Mask:
+    def preferred(self) -> BoolArray:
         """Candidates of the pool whose engine was measured; all of it, where there is none."""
         return measured_first(self.view, self.pool)
 
     @property
-    def spent(self) -> Array:
+    def spent(self) -> FloatArray:
         """Money, or GPU-hours, for `seconds`."""
         return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
 
@@ -68,7 +68,7 @@ class Choosing:
         """One candidate, taken out of the arrays."""
         view = self.view
 
-        def known(values: Array) -> float | None:
+        def known(values: FloatArray) -> float | None:
             return float(values[index]) if np.isfinite(values[index]) else None
 
         candidate = view.candidates[index]
@@ -102,9 +102,9 @@ class Choosing:
         )
 
 
-def measured_first(view: ForecastTable, mask: Mask) -> Mask:
+def measured_first(view: ForecastTable, mask: BoolArray) -> BoolArray:
     """Candidates in `mask` whose engine was measured; all, where there is none."""
-    measured: Mask = mask & view.measured
+    measured: BoolArray = mask & view.measured
     return measured if measured.any() else mask
 
 
@@ -136,7 +136,7 @@ def each_alone(choosing: Choosing) -> dict[str, Option]:
     return options
 
 
-def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
+def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
     """The best of the surest: of all that meet every limit, else of those that probably do; measured engines first."""
     grade = grades(choosing.limits, len(choosing.view.candidates))
     pick = _PICKS[kind]
@@ -155,21 +155,21 @@ _WORTH_TELLING = 0.05
 """Share by which a riskier answer must be better."""
 
 
-def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:
+def _gains(choosing: Choosing, kind: QuestionKind, other: int, chosen: int) -> bool:
     if kind == "most":
         return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
     cost = choosing.seconds if kind == "fastest" else choosing.spent
     return bool(cost[other] < (1 - _WORTH_TELLING) * cost[chosen])
 
 
-def _most(choosing: Choosing, mask: Mask) -> int | None:
+def _most(choosing: Choosing, mask: BoolArray) -> int | None:
     """Most ranks, as far as more of them make it faster: beyond that, more would be paid for a longer time."""
     worth = np.zeros(len(mask), dtype=bool)
     worth[front(mask, choosing.seconds, choosing.spent)] = True
     return best(worth, -choosing.view.gpus, choosing.seconds)
 
 
-_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {
+_PICKS: dict[QuestionKind, Callable[[Choosing, BoolArray], int | None]] = {
     "fastest": lambda choosing, mask: best(mask, choosing.seconds, choosing.spent),
     "cheapest": lambda choosing, mask: best(mask, choosing.spent, choosing.seconds),
     "most": _most,
@@ -193,14 +193,14 @@ def _knee(choosing: Choosing) -> Answer | None:
     return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == last))
 
 
-Limits = Mapping[str, tuple[Array, Array]]
+Limits = Mapping[str, tuple[FloatArray, FloatArray]]
 """Limit -> (share of it that the expected value takes, share that the far end of the interval takes). 1.0 is exactly at
 the limit, and more misses it. Efficiency is turned round: least allowed / expected."""
 
 
 def limits(view: ForecastTable, asked: Request) -> Limits:
     """Every limit that was given, over all candidates."""
-    taken_shares: dict[str, tuple[Array, Array]] = {}
+    taken_shares: dict[str, tuple[FloatArray, FloatArray]] = {}
     value, _, far = view.time
     if asked.deadline_seconds is not None:
         most = asked.deadline_seconds
@@ -222,12 +222,12 @@ def grades(limits: Limits, count: int) -> NDArray[np.int64]:
     return worst
 
 
-def _grade(value: Array, far: Array) -> NDArray[np.int64]:
+def _grade(value: FloatArray, far: FloatArray) -> NDArray[np.int64]:
     """Places in `VERDICTS` by the shares of one limit."""
     return np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0))
 
 
-def overshoot(limits: Limits, count: int) -> Array:
+def overshoot(limits: Limits, count: int) -> FloatArray:
     """The largest share of any limit that each candidate's expected value takes; infinite where it is NaN."""
     largest = np.zeros(count)
     for value, _ in limits.values():
@@ -235,14 +235,14 @@ def overshoot(limits: Limits, count: int) -> Array:
     return largest
 
 
-def _rounded(key: Array) -> Array:
+def _rounded(key: FloatArray) -> FloatArray:
     """Keys to ten digits: those that differ in the last bits alone are equal, and the other cost decides."""
     mantissa, exponent = np.frexp(key)
-    rounded: Array = np.ldexp(np.round(mantissa, 10), exponent)
+    rounded: FloatArray = np.ldexp(np.round(mantissa, 10), exponent)
     return rounded
 
 
-def best(mask: Mask, *keys: Array) -> int | None:
+def best(mask: BoolArray, *keys: FloatArray) -> int | None:
     """Place in `mask` of the smallest first key; among equals of the smallest second, and so on. None: mask empty."""
     indices = np.flatnonzero(mask)
     if not len(indices):
@@ -251,7 +251,7 @@ def best(mask: Mask, *keys: Array) -> int | None:
     return int(indices[order[0]])
 
 
-def front(mask: Mask, first: Array, second: Array) -> list[int]:
+def front(mask: BoolArray, first: FloatArray, second: FloatArray) -> list[int]:
     """Places in `mask` that no other one beats in one of two costs without losing in the other, by rising `first`.
 
     Where several are equal in both only one is kept.

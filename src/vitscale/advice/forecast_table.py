@@ -6,21 +6,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.advice.candidates import Candidates, as_configured
 from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import NoiseScale, Work
 from vitscale.base import forks
+from vitscale.base.arrays import BoolArray, FloatArray
 from vitscale.prediction.configurations import Candidate, Evaluated, column, gathered
 from vitscale.prediction.finishing import Interruptions, with_start_up
 from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
-from vitscale.prediction.start_up import StartUp, launcher_of, start_up
-from vitscale.prediction.step.model import Array
+from vitscale.prediction.start_up import StartUpForecast, launcher_of, start_up
 from vitscale.trial.trial import World
 
-Mask = NDArray[np.bool_]
 Forecaster = Callable[[str, Sequence[Candidate], bool], Evaluated]
 """(series, candidates, whether roughly will do): `prediction.workloads.evaluate_all` with all else settled."""
 
@@ -36,43 +34,43 @@ class ForecastTable:
     series: tuple[str, ...]
     """Which measured series each was worked out from."""
     labels: tuple[Label, ...]
-    time: Array
+    time: FloatArray
     """Seconds of the whole work with start-up, and the ends of the 90 % interval of a future run: (3, candidates)."""
-    training: Array
+    training: FloatArray
     """The same without start-up, and in the ends without luck with failures: what the knee is looked for in, and what
     measurements can narrow."""
-    startups: tuple[StartUp | None, ...]
+    startups: tuple[StartUpForecast | None, ...]
     """Start-up of one run; None: not known, and not in the time."""
-    efficiency: Array
+    efficiency: FloatArray
     """Efficiency against one rank, and the ends of the interval of the mean: (3, candidates)."""
-    same_loss_seconds: Array
-    memory_bytes: Array
-    oom_chance: Array
-    gpus: Array
-    price_per_gpu_hour: Array
+    same_loss_seconds: FloatArray
+    memory_bytes: FloatArray
+    oom_chance: FloatArray
+    gpus: FloatArray
+    price_per_gpu_hour: FloatArray
     """1 where GPU-hours are all that is counted."""
-    global_batch: Array
-    keeps_batch: Mask
-    large_batch: Mask
+    global_batch: FloatArray
+    keeps_batch: BoolArray
+    large_batch: BoolArray
     """Whether it is large-batch training: see `_large_batch`."""
-    measured: Mask
+    measured: BoolArray
     """Whether its engine was measured."""
-    known: Mask
+    known: BoolArray
     """Whether its time could be predicted."""
-    fits: Mask
+    fits: BoolArray
     """Whether it fits in memory, or may where that is unknown; ranks that share a model must be known to fit."""
-    needless: Mask
+    needless: BoolArray
     """Whether it recomputes activations though it would fit without; where memory is unknown, whether it does not do as
     the study does."""
-    contends: Mask
+    contends: BoolArray
     """Whether it may be advised. What is NaN or None for other candidates is known for these."""
     memory_known: bool
     """Whether it is known of any candidate that it fits, or that it does not."""
 
     @property
-    def seconds(self) -> Array:
+    def seconds(self) -> FloatArray:
         """Expected time of the whole work."""
-        expected: Array = self.time[0]
+        expected: FloatArray = self.time[0]
         return expected
 
 
@@ -145,7 +143,7 @@ def forecast_table(
     indices = np.flatnonzero(contends)
     exactly = forecast([int(n) for n in indices], False)
 
-    def spread(values: Array) -> Array:
+    def spread(values: FloatArray) -> FloatArray:
         whole = np.full((*values.shape[:-1], len(every)), np.nan)
         whole[..., indices] = values
         return whole
@@ -169,7 +167,7 @@ def forecast_table(
     labels = list(roughly.labels)
     for n, label in zip(indices, exactly.labels, strict=True):
         labels[n] = label
-    startup_of: dict[int, StartUp | None] = dict(zip(map(int, indices), startups, strict=True))
+    startup_of: dict[int, StartUpForecast | None] = dict(zip(map(int, indices), startups, strict=True))
     started = np.array([starts.seconds.value if starts else 0.0 for starts in startups])
     return ForecastTable(
         candidates=every,
@@ -212,18 +210,18 @@ _FEW_STEPS, _TIMES_THE_NOISE = 100, 10
 """Steps an epoch below which, and times the gradient noise scale above which, a global batch is a large one."""
 
 
-def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: NoiseScale) -> Mask:
+def _large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: int, noise: NoiseScale) -> BoolArray:
     """Large-batch training: beyond the smallest batch of the study, and few steps an epoch or far above the noise.
 
     From ten times the noise scale on, one more image in a batch saves less than a tenth of the steps that it should
     (McCandlish et al. 2018, section 2.3).
     """
     far = np.zeros(len(batch), dtype=bool) if noise.images is None else batch > _TIMES_THE_NOISE * noise.images
-    large: Mask = (batch > study_batch) & (far | (steps_per_epoch < _FEW_STEPS))
+    large: BoolArray = (batch > study_batch) & (far | (steps_per_epoch < _FEW_STEPS))
     return large
 
 
-def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Array) -> Mask:
+def _contends(usable: BoolArray, times: FloatArray, kinds: Sequence[Hashable], *costs: FloatArray) -> BoolArray:
     """Candidates that cost at most `times` as much as the cheapest of their kind, in any of the costs."""
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
     kind = np.array([numbers[key] for key in kinds], dtype=int)
@@ -235,11 +233,11 @@ def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Arr
     return contending
 
 
-def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
+def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tuple[StartUpForecast | None, ...]:
     """Each candidate's start-up, from all runs of comparable series; candidates with unmeasured batches share one."""
     points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
-    known: dict[tuple[object, ...], StartUp | None] = {}
+    known: dict[tuple[object, ...], StartUpForecast | None] = {}
     startups = []
     for candidate in every:
         batch = (candidate.micro_batch, candidate.grad_accum)
@@ -260,7 +258,7 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
     return tuple(startups)
 
 
-def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Array:
+def images_to_same_loss(batch: FloatArray, study_batch: int, noise: NoiseScale) -> FloatArray:
     """Images that another global batch needs for a loss, over those that the study's needs; NaN: unknown.
 
     McCandlish et al. 2018 (arXiv 1812.06162), section 2.3: steps = S_min (1 + B_noise/B), so that the images B x steps
@@ -268,11 +266,11 @@ def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Ar
     """
     if noise.images is None:
         return np.full(len(batch), np.nan)
-    ratio: Array = (batch + noise.images) / (study_batch + noise.images)
+    ratio: FloatArray = (batch + noise.images) / (study_batch + noise.images)
     return ratio
 
 
-def _needless(every: Sequence[Candidate], oom: Array, as_measured: bool) -> Mask:
+def _needless(every: Sequence[Candidate], oom: FloatArray, as_measured: bool) -> BoolArray:
     """Whether a candidate recomputes without need; where memory is unknown, whether it differs from what was measured.
 
     Candidates come in pairs, without checkpointing and with it, except for a script that only does as it was measured:

@@ -274,7 +274,7 @@ def _of_failures(between: finishing.Interruptions | None, option: Option) -> tup
     return between.assumed(option.nodes)
 
 
-def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
+def _assumptions(changed: variants.PredictionVariant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
     """Assumptions of the option as it would be run; none where it was measured."""
     if option.label == "measured":
         return ()
@@ -285,5 +285,5 @@ def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> t
     batch = {"micro_batch": candidate.micro_batch, "grad_accum": candidate.grad_accum, "micro_batches": None}
     train = changed.trial.train.model_copy(update=batch)
     advised = changed.trial.model_copy(update={"world": world, "train": train})
-    there = layouts.Placement(advised, None, None, assumed_hosts)
+    there = layouts.SeriesLayout(advised, None, None, assumed_hosts)
     return labels.assumptions(changed, there)

@@ -9,7 +9,7 @@ from typing import Any
 from vitscale.advice import sentences
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.pipeline import Advice
-from vitscale.advice.request import Option, Verdict
+from vitscale.advice.request import Option, WishVerdict
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
 from vitscale.prediction.remarks import NO_REMARKS, Remarks
@@ -21,7 +21,7 @@ from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
 
-_SHORT_VERDICT: dict[Verdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
+_SHORT_VERDICT: dict[WishVerdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
 _BRACKETS = (
     "In brackets: where 9 of 10 runs will lie. A limit is met (yes) where the far end of that is within it, and "
     "probably met where the expected value is."
@@ -111,7 +111,7 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     first = doc.Column("answer", words=True)
     of_forks = any(starts_as_forks(advice, option) for option in asked.values())
     notes = (_BRACKETS, *((OF_FORKS,) if of_forks else ()))
-    yield doc.Table((first, *columns), (doc.Group("", tuple(rows)),), notes)
+    yield doc.Table((first, *columns), (doc.RowGroup("", tuple(rows)),), notes)
     if dares := tuple(sentences.dares(advice)):
         yield doc.Bullets(dares)
     if advice.closest is not None:
@@ -154,7 +154,7 @@ def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
         yield f"Its efficiency is {option.efficiency.value:.3g}, and {asked.min_efficiency:g} was asked for."
 
 
-Form = Callable[[Option], doc.Cell]
+CellOf = Callable[[Option], doc.Cell]
 
 
 def _time(option: Option) -> doc.Cell:
@@ -175,7 +175,7 @@ def _amount_cell(between: Estimate | None) -> doc.Cell:
     return doc.Cell(number(between.value), units.bounds(between.low, between.high))
 
 
-def _rest(advice: Advice) -> dict[doc.Column, Form]:
+def _rest(advice: Advice) -> dict[doc.Column, CellOf]:
     """What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting."""
     return {
         doc.Column("limits met", words=True): lambda option: doc.Cell(
@@ -193,7 +193,7 @@ def _rest(advice: Advice) -> dict[doc.Column, Form]:
     }
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[doc.Column, Form]:
+def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> dict[doc.Column, CellOf]:
     """What stands in each column; for instances, and where there is a price, money takes the place of ranks' time."""
     rented = any(option.candidate.instance is not None for option in options)
     several_engines = len({sentences.engine(option) for option in options}) > 1
@@ -203,7 +203,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> d
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
         return doc.Cell(f"{name}, {sentences.engine(option)}" if several_engines else name)
 
-    columns: dict[doc.Column, Form] = {}
+    columns: dict[doc.Column, CellOf] = {}
     if rented:
         columns[doc.Column("instance", words=True)] = instance
     else:

@@ -83,10 +83,10 @@ class NoiseScale:
         return NoiseScale(None, reason=reason)
 
 
-Verdict = Literal["meets", "probably", "misses"]
+WishVerdict = Literal["meets", "probably", "misses"]
 """meets: the far end of the 90 % interval of a future run is within the limit, so that about 19 of 20 runs are.
 probably: the expected value is. misses: it is not."""
-VERDICTS: tuple[Verdict, ...] = ("misses", "probably", "meets")
+VERDICTS: tuple[WishVerdict, ...] = ("misses", "probably", "meets")
 """Verdicts from worst to best."""
 
 
@@ -126,7 +126,7 @@ class Option:
     """Time until the loss that the study's own global batch would have after this work."""
     memory_bytes: float | None
     oom_chance: float | None
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, WishVerdict]
     """Limit ("deadline", "budget", "efficiency") -> whether it is met; only limits that were given."""
 
     @property
@@ -140,6 +140,6 @@ class Option:
         return self.candidate.gpus // self.candidate.ranks_per_node
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> WishVerdict:
         """The worst verdict of all."""
         return min(self.verdicts.values(), key=VERDICTS.index, default="meets")

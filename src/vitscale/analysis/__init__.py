@@ -24,7 +24,7 @@ from pathlib import Path
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import drift_by_trial
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, scale, trial_names
+from vitscale.analysis.scaling import CurveResult, ScalingPoint, base_of, by_mode, scale, trial_names
 from vitscale.analysis.start_ups import start_ups_by_trial
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
@@ -37,7 +37,7 @@ from vitscale.store.reading import folder_of, load, read_study, without_collecti
 from vitscale.store.results import Curve, Results, Run, StudyRecord
 
 __all__ = [
-    "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse",
+    "Analysis", "CurveComparison", "CurveResult", "Factor", "ScalingPoint", "TrialResult", "Waterfall", "analyse",
     "analyse_folder", "base_of", "by_mode",
 ]  # fmt: skip
 
@@ -79,13 +79,13 @@ class Analysis:
         """The waterfall of each trial on each curve, except the baselines."""
         return tuple(waterfall for curve in self.curves for waterfall in waterfalls(curve, self.trials))
 
-    def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, Point, TrialResult]]:
+    def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, ScalingPoint, TrialResult]]:
         """(curve, point, trial) of each point of some curves, in their order; a trial on several comes with each."""
         for curve in curves:
             for point in curve.points:
                 yield curve, point, self.trials[point.trial_id]
 
-    def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
+    def curve_of(self, trial_id: str) -> tuple[CurveResult, ScalingPoint] | None:
         """The first curve that holds a trial, and the trial's point on it."""
         return next(
             ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id), None

@@ -88,13 +88,13 @@ class Pair:
     def _smallest_shown(self, limit: float | None) -> float | None:
         if self.measured is None:
             return None
-        return power.smallest_shown(self.measured.sides, power.Question(self.tests, limit))
+        return power.smallest_shown(self.measured.sides, power.ComparisonQuestion(self.tests, limit))
 
     def repeats_to_show(self, slowdown: float) -> int | None:
         """Repeats on each side that report this slowdown as slower in 4 of 5 cases; None: unknown, or too many."""
         if self.measured is None:
             return None
-        return power.repeats_to_show(slowdown, self.measured.sides, power.Question(self.tests))
+        return power.repeats_to_show(slowdown, self.measured.sides, power.ComparisonQuestion(self.tests))
 
     def repeats_to_decide(self, limit: float) -> int | None:
         """Repeats on each side with which a limit is decided in 4 of 5 cases: equal trials are found within it, and a
@@ -103,7 +103,9 @@ class Pair:
             return None
         sides = self.measured.sides
         to_clear = power.repeats_to_clear(limit, sides)
-        to_fail = power.repeats_to_show(_TIMES_LIMIT_TO_FAIL * limit, sides, power.Question(self.tests, limit))
+        to_fail = power.repeats_to_show(
+            _TIMES_LIMIT_TO_FAIL * limit, sides, power.ComparisonQuestion(self.tests, limit)
+        )
         if to_clear is None or to_fail is None:
             return None
         return max(to_clear, to_fail)

@@ -51,7 +51,7 @@ _LARGEST_LOG_SLOWDOWN = 10.0
 _LOG_SLOWDOWN_PRECISION = 1e-5
 
 
-class Question(NamedTuple):
+class ComparisonQuestion(NamedTuple):
     """What a comparison is to answer: "slower at all?", or for a gate "slower by more than the limit?"."""
 
     tests: int
@@ -72,7 +72,7 @@ class _Design(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | None:
+def smallest_shown(sides: tuple[LogMean, ...], question: ComparisonQuestion) -> float | None:
     """The smallest slowdown, as a share, that is reported in 80 % of studies with as many runs of the same spread.
 
     Args:
@@ -101,7 +101,7 @@ def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | No
 
 
 @functools.lru_cache(4096)
-def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: Question) -> int | None:
+def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: ComparisonQuestion) -> int | None:
     """The fewest repeats on each side that report a slowdown in 80 % of studies, if runs spread as these do.
 
     Returns:
@@ -120,7 +120,7 @@ def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
     Returns:
         None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
     """
-    return _fewest_repeats(sides, lambda design: _power(math.log1p(limit), design, Question(tests=1)))
+    return _fewest_repeats(sides, lambda design: _power(math.log1p(limit), design, ComparisonQuestion(tests=1)))
 
 
 def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> int | None:
@@ -158,7 +158,7 @@ def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
     )
 
 
-def _power(log_slowdown: float, design: _Design, question: Question) -> float:
+def _power(log_slowdown: float, design: _Design, question: ComparisonQuestion) -> float:
     """The share of studies that report a slowdown (the module's docstring has the formula).
 
     It is the mean over points of equal probability: of sigma, (P, 1), and of the error that a study finds, (P, P).

@@ -33,7 +33,7 @@ class Round(NamedTuple):
     """Cost of the run of the other side."""
 
 
-class Span(NamedTuple):
+class RoundSpan(NamedTuple):
     """When the first run began and the last one ended, in seconds since 1970."""
 
     began: float
@@ -87,7 +87,7 @@ def rounds(first: TrialResult, other: TrialResult) -> tuple[Round, ...]:
     return tuple(pair.as_round for pair in pairs)
 
 
-def span(results: Sequence[TrialResult]) -> Span | None:
+def span(results: Sequence[TrialResult]) -> RoundSpan | None:
     """When the runs of these trials were made; None where no run records it, as in imported logs."""
     outcomes = []
     for result in results:
@@ -96,7 +96,7 @@ def span(results: Sequence[TrialResult]) -> Span | None:
                 outcomes.append(run.outcome)
     if not outcomes:
         return None
-    return Span(
+    return RoundSpan(
         began=min(outcome.started_unix_seconds for outcome in outcomes),
         ended=max(outcome.started_unix_seconds + outcome.wall_seconds for outcome in outcomes),
     )

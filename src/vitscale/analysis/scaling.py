@@ -206,7 +206,7 @@ def _plainly(field: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One trial's place on a curve. None stands for what is unknown."""
 
     gpus: int
@@ -226,8 +226,8 @@ class CurveResult:
     """Engine and swept values, as a reader would name the curve."""
     mode: Mode
     labels: Mapping[str, Any]
-    points: tuple[Point, ...]
-    baseline: Point | None
+    points: tuple[ScalingPoint, ...]
+    baseline: ScalingPoint | None
     """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
     unlike: Mapping[str, str]
@@ -269,7 +269,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
         if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
             over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
-        points.append(Point(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))
+        points.append(ScalingPoint(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))
     return CurveResult(
         name=curve_name(curve.labels, trials[ordered[-1].trial_id].trial if ordered else None),
         mode=curve.mode,

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from vitscale.analysis.statistics import (
     CONFIDENCE,
@@ -44,6 +43,7 @@ from vitscale.analysis.statistics import (
     t_quantile,
     welch_p,
 )
+from vitscale.base.arrays import FloatArray
 from vitscale.present.estimate import Estimate
 
 _ERROR = 1 - CONFIDENCE
@@ -55,8 +55,6 @@ _GRID_REACH = 8.0
 """Standard errors on either side of a mean over which the bias is integrated."""
 _GRID_POINTS = 401
 _TRIALS_AT_ONCE = 256
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -283,8 +281,8 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
 class _NormalValues(NamedTuple):
     """Deviations, and the share of the normal distribution above each."""
 
-    deviations: Floats
-    shares_above: Floats
+    deviations: FloatArray
+    shares_above: FloatArray
 
 
 @functools.cache
@@ -293,7 +291,7 @@ def _normal_table() -> _NormalValues:
     return _NormalValues(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
 
 
-def _share_above(deviations: Floats) -> Floats:
+def _share_above(deviations: FloatArray) -> FloatArray:
     """The share of the normal distribution above each deviation; never 0, for its logarithm is taken."""
     table = _normal_table()
     shares = np.interp(deviations, table.deviations, table.shares_above)

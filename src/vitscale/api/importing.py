@@ -12,8 +12,8 @@ from typing_extensions import override
 from vitscale.api.arguments import StrPath, path_of, path_or_none
 from vitscale.base import plugins
 from vitscale.errors import RequestError, unknown
-from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, Options, gpus_of
-from vitscale.importers.importing import Done, guess, import_logs
+from vitscale.importers.contents import FORMATS, OF_LINKS, ImportOptions, LinkFormat, gpus_of
+from vitscale.importers.importing import WrittenImport, guess, import_logs
 from vitscale.pages.imported import import_document, import_fields
 from vitscale.present import units
 from vitscale.present.document import Bullets, Document
@@ -29,7 +29,7 @@ class ImportResult(VerbResult):
 
     results: Path
     """The results folder, which every other function takes."""
-    done: Done
+    done: WrittenImport
     """The study, its runs, and whether the folder held this import already."""
     guessed_format: str
     """The format that the files were taken for; empty where it was named."""
@@ -167,7 +167,7 @@ def import_results(
     of_links = next((link_format for link_format in OF_LINKS if link_format == taken), None)
     if of_links is not None:
         return _import_links(paths, of_links, results)
-    options = Options(
+    options = ImportOptions(
         model=model,
         image_size=image_size,
         engine=engine,

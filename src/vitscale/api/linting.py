@@ -26,7 +26,7 @@ class LintResult(VerbResult):
     """Name of the file, for messages."""
     findings: tuple[Finding, ...]
     """Findings, the most severe first."""
-    setting: deepspeed_lint.Setting
+    setting: deepspeed_lint.LintTarget
     """What the configuration was judged for: model, ranks, version of DeepSpeed."""
 
     verb = "lint"

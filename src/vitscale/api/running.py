@@ -115,7 +115,7 @@ def run(
         False
     """
     planned, results = _planned(study, overrides, output, launch)
-    options = runner.Options(
+    options = runner.RunOptions(
         retry_failed=retry_failed,
         allow_version_change=allow_version_change,
         unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit),
@@ -205,13 +205,13 @@ def train(
         what = f"train does one run, and this makes {planned.most_runs}"
         raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
     folder = results or default_folder(planned)
-    return carry_out(planned, folder, runner.Options(), progress_console(console), verb="train")
+    return carry_out(planned, folder, runner.RunOptions(), progress_console(console), verb="train")
 
 
 def carry_out(
     planned: runner.Plan,
     results: Path,
-    options: runner.Options,
+    options: runner.RunOptions,
     console: Console,
     verb: Literal["run", "train"] = "run",
 ) -> RunResult:

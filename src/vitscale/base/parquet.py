@@ -52,7 +52,7 @@ class DecoderEndedError(ParquetError):
     """A file has ended the process that decoded it, or kept it too long."""
 
 
-class Decoded(NamedTuple):
+class ParquetContent(NamedTuple):
     """A file's content."""
 
     frame: pl.DataFrame
@@ -65,7 +65,7 @@ def content_digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> Decoded:
+def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> ParquetContent:
     """Decodes columns of a Parquet file in another process.
 
     Args:
@@ -84,7 +84,7 @@ def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> Decoded:
         answer = decoder.ask({"path": os.fspath(path.absolute()), "columns": [*columns], "whole": whole})
     if "error" in answer.head:
         raise ParquetError(str(answer.head["error"]))
-    return Decoded(pl.read_ipc(io.BytesIO(answer.arrow_file)), str(answer.head["digest"]))
+    return ParquetContent(pl.read_ipc(io.BytesIO(answer.arrow_file)), str(answer.head["digest"]))
 
 
 # --- this process's end ----------------------------------------------------------------------------------------------

@@ -13,27 +13,27 @@ from typing import Any, Literal, TypeVar
 from vitscale.errors import RequestError, VitscaleError, shown, unknown
 
 T = TypeVar("T")
-Kind = Literal["engine", "model", "dataset", "launcher", "scheduler", "meter", "chart", "importer"]
+PluginKind = Literal["engine", "model", "dataset", "launcher", "scheduler", "meter", "chart", "importer"]
 
 
-def names(kind: Kind) -> set[str]:
+def names(kind: PluginKind) -> set[str]:
     """Names of what installed packages offer of a kind; nothing is imported."""
     return set(metadata.entry_points(group=f"vitscale.{kind}s").names)
 
 
-def target(kind: Kind, name: str) -> str | None:
+def target(kind: PluginKind, name: str) -> str | None:
     """The "module:object" that a package offers as `name`; None where none does."""
     entry = _entry(kind, name)
     return None if entry is None else entry.value
 
 
-def package(kind: Kind, name: str) -> str | None:
+def package(kind: PluginKind, name: str) -> str | None:
     """The name of the package that offers a thing; None where none does."""
     entry = _entry(kind, name)
     return None if entry is None else _package(entry)
 
 
-def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
+def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
     """The thing called `name`: one of vitscale's `own`, which nobody replaces, else what an installed package offers.
 
     Args:
@@ -65,7 +65,7 @@ def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = o
     return made
 
 
-def answer(kind: Kind, name: str, own: Container[str], ask: Callable[[], T], *of: type) -> T:
+def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T], *of: type) -> T:
     """What `ask` returns, which asks a thing of `known` something; what ours raises goes on as it is.
 
     Args:
@@ -110,7 +110,7 @@ def fault(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _entry(kind: Kind, name: str) -> metadata.EntryPoint | None:
+def _entry(kind: PluginKind, name: str) -> metadata.EntryPoint | None:
     """What declares the name; None where nobody does.
 
     Raises:
@@ -127,6 +127,6 @@ def _package(entry: metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else "an unknown package"
 
 
-def _broken(kind: Kind, entry: metadata.EntryPoint, why: str, how: str = "cannot be loaded") -> RequestError:
+def _broken(kind: PluginKind, entry: metadata.EntryPoint, why: str, how: str = "cannot be loaded") -> RequestError:
     what = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {how}: {shown(why)}"
     return RequestError(what, next_step=f"Repair or remove that package, or use another {kind}")

@@ -38,10 +38,10 @@ def lab_up(
     name: LabName = "default",
 ) -> None:
     """Make hosts, and print the hostfile and how to use it. They stay until `lab down`, or a restart of the machine."""
-    from vitscale.lab import Laboratory, Plan, parse_bandwidth, up
+    from vitscale.lab import Laboratory, LabPlan, parse_bandwidth, up
 
     bandwidth_mbit = None if bandwidth is None else parse_bandwidth(bandwidth)
-    made = Laboratory(up(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)))
+    made = Laboratory(up(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)))
     for line in up_lines(made):
         ProgramConsole().print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -15,7 +15,7 @@ from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import unknown
 
-ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
+FirstModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
 RootOption = Annotated[str | None, option("--root", "PATH", "Folder of these images.")]
 
@@ -25,7 +25,7 @@ SHELLS = ("bash", "zsh", "fish")
 @app.command()
 def init(
     output: Annotated[Path, option("-o --output", "STUDY.toml", "The study file to write.")] = Path("study.toml"),
-    model: ModelOption = None,
+    model: FirstModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
     engine: base.EngineOption = None,
@@ -59,7 +59,7 @@ def init(
 @app.command()
 def train(
     overrides: base.OverridesArgument = None,
-    model: ModelOption = None,
+    model: FirstModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
     engine: base.EngineOption = None,

@@ -47,7 +47,7 @@ class _Axis(NamedTuple):
     """False beyond the end of the scaled picture."""
 
 
-class View(NamedTuple):
+class CropView(NamedTuple):
     """The part of each stored scene of a batch that a crop shows."""
 
     rows: _Axis
@@ -94,7 +94,7 @@ class Scenes:
         height, width = _sizes(labels)[0].tolist()
         return partial(self.whole, images[:, :height, :width]), labels[:, :height, :width]
 
-    def view(self, masks: Tensor, ids: Tensor, *, epoch: int) -> View:
+    def view(self, masks: Tensor, ids: Tensor, *, epoch: int) -> CropView:
         """The crop of each scene in training; without `augment` the middle of the picture, at scale 1.
 
         Args:
@@ -115,7 +115,7 @@ class Scenes:
         first = tries.gather(1, chosen[:, None, None].expand(-1, 1, 2))[:, 0]
         return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)
 
-    def images(self, images: Tensor, view: View, ids: Tensor, *, epoch: int) -> Tensor:
+    def images(self, images: Tensor, view: CropView, ids: Tensor, *, epoch: int) -> Tensor:
         """Crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
 
         Black, not 0 after normalisation: a patch of 0 is embedded as the bias, which is 0 in a fresh model, and Swin
@@ -134,14 +134,14 @@ class Scenes:
             _axis(stored[:, n], scaled[:, n], torch.arange(side, device=images.device).expand(len(images), -1))
             for n, side in enumerate(scaled[0].tolist())
         )
-        return self._normalise(View(rows, columns).pixels(images))
+        return self._normalise(CropView(rows, columns).pixels(images))
 
-    def _crop(self, stored: Tensor, scaled: Tensor, first: Tensor, mirrored: Tensor) -> View:
+    def _crop(self, stored: Tensor, scaled: Tensor, first: Tensor, mirrored: Tensor) -> CropView:
         side = torch.arange(self.image_size, device=stored.device)
         seen = scaled.clamp(max=self.image_size)
         rows = first[:, :1] + side
         columns = first[:, 1:] + torch.where(mirrored[:, None], seen[:, 1:] - 1 - side, side)
-        return View(
+        return CropView(
             _axis(stored[:, 0], scaled[:, 0], rows, side < seen[:, :1]),
             _axis(stored[:, 1], scaled[:, 1], columns, side < seen[:, 1:]),
         )

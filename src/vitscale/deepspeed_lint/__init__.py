@@ -5,6 +5,6 @@ findings = lint(config, Setting(parameters=86_567_656, gpus=8))
 """
 
 from vitscale.deepspeed_lint.rules import lint, lint_document, lint_fields, lint_file
-from vitscale.deepspeed_lint.view import Setting, setting_of
+from vitscale.deepspeed_lint.view import LintTarget, setting_of
 
-__all__ = ["Setting", "lint", "lint_document", "lint_fields", "lint_file", "setting_of"]
+__all__ = ["LintTarget", "lint", "lint_document", "lint_fields", "lint_file", "setting_of"]

@@ -15,7 +15,7 @@ from vitscale.present.document import Finding
 
 Place: TypeAlias = str | tuple[str, ...]
 """A dotted key, or the names one by one where a name has dots."""
-Changes: TypeAlias = Mapping[Any, Any]
+FileChanges: TypeAlias = Mapping[Any, Any]
 """`Place` -> the value to write there, or `REMOVED`."""
 
 
@@ -26,11 +26,11 @@ class _Removed:
 REMOVED = _Removed()
 
 
-class Advice(NamedTuple):
+class Remedy(NamedTuple):
     """What to do, in words and as changes of the file."""
 
     text: str
-    changes: Changes | None = None
+    changes: FileChanges | None = None
     """None where it is not the file that is to change, or the value is the reader's to choose."""
 
 
@@ -38,27 +38,27 @@ class Advice(NamedTuple):
 class FileFinding(Finding):
     """A finding on a file, with all ways out of it."""
 
-    options: tuple[Advice, ...] = field(default=(), compare=False, repr=False)
+    options: tuple[Remedy, ...] = field(default=(), compare=False, repr=False)
     """The best first; `advice` is the text of the first."""
-    changes: Changes | None = field(default=None, compare=False, repr=False)
+    changes: FileChanges | None = field(default=None, compare=False, repr=False)
     """What `advice` changes."""
 
 
-def options_of(fix: str | Advice | Sequence[Advice]) -> tuple[Advice, ...]:
+def options_of(fix: str | Remedy | Sequence[Remedy]) -> tuple[Remedy, ...]:
     """The ways out that a rule names, as a tuple; a text alone is advice without changes of the file."""
     if isinstance(fix, str):
-        return (Advice(fix),)
-    if isinstance(fix, Advice):
+        return (Remedy(fix),)
+    if isinstance(fix, Remedy):
         return (fix,)
     return tuple(fix)
 
 
-def remove(place: Place, text: str = "Remove it") -> Advice:
+def remove(place: Place, text: str = "Remove it") -> Remedy:
     """Advice to take a key out."""
-    return Advice(text, {place: REMOVED})
+    return Remedy(text, {place: REMOVED})
 
 
-def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
+def changed(config: dict[str, Any], changes: FileChanges) -> dict[str, Any]:
     """A copy of the configuration after the changes; tables that a new key needs are made."""
     result = copy.deepcopy(config)
     for place, value in changes.items():

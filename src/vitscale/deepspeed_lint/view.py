@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from vitscale.base.distribution import versions_of
-from vitscale.deepspeed_lint.advice import Advice, FileFinding, options_of
+from vitscale.deepspeed_lint.advice import FileFinding, Remedy, options_of
 from vitscale.deepspeed_lint.behaviours import Behaviour
 from vitscale.engines.deepspeed.config import as_flag, as_number
 from vitscale.errors import RequestError, shown
@@ -149,7 +149,7 @@ _IMAGENET_CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Setting:
+class LintTarget:
     """What a configuration is judged for. Rules that need a value that is None here say nothing."""
 
     model: str | None = None
@@ -184,7 +184,7 @@ class Setting:
         return f"DeepSpeed {judged}; {model}; {gpus}"
 
 
-def setting_of(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> Setting:
+def setting_of(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> LintTarget:
     """The setting from the command line, checked, with the installed version filled in.
 
     Args:
@@ -204,7 +204,7 @@ def setting_of(model: str | None, parameters: str | None, gpus: int | None, deep
         count = _parameters(model)
     elif parameters is not None:
         count = model_cost.counted(parameters)
-    return Setting(
+    return LintTarget(
         model=model,
         parameters=count,
         gpus=gpus,
@@ -238,7 +238,7 @@ DTYPES = {
 
 
 def finding(
-    rule: str, severity: Severity, key: str, message: str, fix: str | Advice | Sequence[Advice], source: str
+    rule: str, severity: Severity, key: str, message: str, fix: str | Remedy | Sequence[Remedy], source: str
 ) -> FileFinding:
     """One finding of a rule.
 
@@ -256,7 +256,7 @@ def finding(
 
 
 @dataclass(frozen=True)
-class View:
+class ConfigurationView:
     """A configuration, and what it is judged for.
 
     A value that is "auto" or has a wrong type is None in every answer: "auto" is left to the Hugging Face integration,
@@ -264,7 +264,7 @@ class View:
     """
 
     config: dict[str, Any]
-    setting: Setting
+    setting: LintTarget
     release: Release
 
     def value(self, key: str) -> Any:
@@ -376,7 +376,7 @@ class View:
         return value
 
 
-def keys_of(view: View, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
+def keys_of(view: ConfigurationView, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
     """(dotted key, name, part, value) of all keys, inside parts only where the release reads their keys one by one."""
     for name, value in part.items():
         key = f"{above}.{name}" if above else name

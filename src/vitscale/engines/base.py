@@ -24,7 +24,7 @@ from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, to
 from vitscale.errors import RequestError, shown
 from vitscale.models import logits_of, named
 from vitscale.probes.gradient_norms import squared_norm
-from vitscale.probes.steps import Phase, no_phase
+from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -116,7 +116,7 @@ class Engine(ABC):
         """Imports the libraries that training needs beyond torch, where it needs any."""
         del train
 
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
         """Forward and backward of one micro-batch; backward starts from the loss / `grad_accum`.
 
         Args:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.parallel import Axis, ParallelSpec
-from vitscale.trial.trial import Device, TrainSpec
+from vitscale.trial.parallel import ParallelAxis, ParallelSpec
+from vitscale.trial.trial import DeviceName, TrainSpec
 
 ONE_PROCESS = "one process"
 """`EngineFacts.trains_like` of engines whose every step is that of one process with the whole global batch."""
@@ -61,7 +61,7 @@ class EngineFacts:
     """The field of [train] that names the engine which wraps the model; empty: it does so itself."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields of [train] that a study leaves open."""
-    splits: tuple[Axis, ...] = ()
+    splits: tuple[ParallelAxis, ...] = ()
     """Axes of [parallel] along which several ranks may share a model under it."""
     own_tensor_layers: bool = False
     """Whether ranks that share matrices compute with layers of the engine's library, which leave a classifier whole."""
@@ -72,7 +72,7 @@ class EngineFacts:
     """Further refusals of a [train]."""
     split_refusals: Callable[[ParallelSpec, ModelSpec], Iterator[Refusal]] = lambda _, __: iter(())
     """Refusals of a model that ranks share, along axes that are among `splits`."""
-    unavailable: Callable[[Device], str | None] = lambda _: None
+    unavailable: Callable[[DeviceName], str | None] = lambda _: None
     """Why it cannot run here at all; None where it can."""
     instead: str = "Use another engine"
     """What to do where it cannot."""

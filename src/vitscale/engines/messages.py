@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Phase = Literal["forward", "backward", "after"]
-Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
+from vitscale.base.arrays import FloatArray
+
+StepPhase = Literal["forward", "backward", "after"]
+RankGroup = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
 """Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model), those
 along one axis of the ranks that share a model, or all ranks."""
-Kind = tuple[str, float, Group, int | None]
+MessageKind = tuple[str, float, RankGroup, int | None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Message:
     """Bytes of the whole tensor, in one call."""
     calls: float
     """Number of calls, one right after the other."""
-    phase: Phase
+    phase: StepPhase
     """The phase in which it is sent. After: between backward and the end of the step."""
     ready: float | None
     """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
@@ -45,16 +45,16 @@ class Message:
     """The ranks for which `tensor_bytes` holds."""
     steps_between: int = 1
     """Optimizer steps from one such message to the next."""
-    group: Group = "replicas"
+    group: RankGroup = "replicas"
     images: int | None = None
     """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MessageKind:
         """What decides how long a call takes: two messages of one engine with the same kind take equally long."""
         return self.operation, self.tensor_bytes, self.group, self.images
 
-    def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
+    def tensor_bytes_at(self, ranks: FloatArray, micro_batch: FloatArray) -> float | FloatArray:
         """Bytes of the whole tensor, in one call, on `ranks` ranks of its group and with `micro_batch` images."""
         if self.images is not None:
             return self.tensor_bytes * micro_batch / self.images
@@ -62,8 +62,10 @@ class Message:
             return self.tensor_bytes
         return self.tensor_bytes * self._elements(ranks) / self._elements(np.array([float(self.padded_for)]))
 
-    def _elements(self, ranks: Array) -> Array:
-        total: Array = sum(np.ceil(count / ranks) * ranks * size for count, size in self.rows) + np.zeros_like(ranks)
+    def _elements(self, ranks: FloatArray) -> FloatArray:
+        total: FloatArray = sum(np.ceil(count / ranks) * ranks * size for count, size in self.rows) + np.zeros_like(
+            ranks
+        )
         return total
 
     def times(self, grad_accum: int) -> float:

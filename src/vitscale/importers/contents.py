@@ -18,7 +18,7 @@ from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLi
 from vitscale.store.results import ImportedFile
 from vitscale.trial.model_cost import counted, parameters
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, fields_named, resolve
-from vitscale.trial.trial import Device, Precision
+from vitscale.trial.trial import DeviceName, Precision
 
 LONGEST_LINE = 64 * 1024
 """Characters of a line that are read; the rest of a longer one is skipped."""
@@ -194,7 +194,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrialSetting:
     """What a file says of one run's trial. None: it does not tell."""
 
     gpus: int
@@ -218,7 +218,7 @@ class Setting:
     """Training images of the whole dataset, where the file itself tells them."""
     devices: tuple[str, ...] = ()
     """Different GPU types of the ranks, by name."""
-    device: Device = "cuda"
+    device: DeviceName = "cuda"
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class LogRank:
 class LogRun:
     """One run of one setting."""
 
-    setting: Setting
+    setting: TrialSetting
     name: str
     """Name that tells this run from others of its setting: the value of `run`, or the file."""
     files: tuple[ImportedFile, ...]
@@ -273,7 +273,7 @@ class LogContents:
     """What a format tells beyond runs, for the JSON of the import."""
 
 
-class Problems:
+class BrokenLines:
     """Broken lines of one file: a few by number, then a count."""
 
     def __init__(self, file: str) -> None:
@@ -318,7 +318,7 @@ _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
-class Options:
+class ImportOptions:
     """What the user says of the files. None: the files tell it themselves, or it is unknown."""
 
     model: str | None = None
@@ -340,7 +340,7 @@ class Options:
     as_repeats: bool | None = None
     """True: runs of one trial in several files are its repeats, however much they differ."""
 
-    def of_file(self, number: int) -> Options:
+    def of_file(self, number: int) -> ImportOptions:
         """The options for the file of that number, from 0."""
         return self if self.each_gpus is None else replace(self, gpus=self.each_gpus[number])
 
@@ -375,7 +375,7 @@ def gpus_of(text: str, files: int) -> tuple[int, ...]:
     return counts
 
 
-def check(options: Options) -> None:
+def check(options: ImportOptions) -> None:
     """Refuses values that no run can have.
 
     Raises:
@@ -396,7 +396,7 @@ def check(options: Options) -> None:
             raise RequestError(f"{option} is {shown(value)}", valid=[f"1 to {_LONGEST_NAME} printable characters"])
     if options.image_size is not None and options.model is None:
         raise RequestError("--image-size is given without --model", next_step="Name the model too: --model vit-b16")
-    spec = model_of(options, Setting(1))
+    spec = model_of(options, TrialSetting(1))
     if options.model is not None and options.parameters is not None:
         known = parameters(spec)
         raise RequestError(
@@ -438,7 +438,7 @@ def precision_of(text: str) -> tuple[Precision | None, str]:
     return (precision(_SAME.get(lower, lower)) if lower else None), ""
 
 
-def model_of(options: Options, setting: Setting) -> ModelSpec:
+def model_of(options: ImportOptions, setting: TrialSetting) -> ModelSpec:
     """The resolved model. If none was named that is known here, at most its parameters are known.
 
     Raises:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from vitscale.importers.contents import Setting
+from vitscale.importers.contents import TrialSetting
 from vitscale.importers.records import counts_hosts
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.trial.trial import Mode, Trial, exact
@@ -19,7 +19,7 @@ from vitscale.trial.trial import Mode, Trial, exact
 class _Point:
     """A trial and the setting it came from."""
 
-    setting: Setting
+    setting: TrialSetting
     trial: Trial
 
     @cached_property
@@ -46,7 +46,7 @@ class _Line:
     points: tuple[_Point, ...]
 
 
-def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Curve, ...]:
+def curves_of(settings_and_trials: Sequence[tuple[TrialSetting, Trial]]) -> tuple[Curve, ...]:
     """The curves through all trials, in the order of the files; every trial is on at least one.
 
     Args:
@@ -85,7 +85,7 @@ def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Cur
     )
 
 
-def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> dict[str, Any]:
+def _labels(setting: TrialSetting, trial: Trial, devices: tuple[str, ...] | None) -> dict[str, Any]:
     """All labels that may tell two groups apart, except the batch; None where the file does not say it."""
     return {
         "series": setting.series,
@@ -121,13 +121,13 @@ def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | 
     return layouts
 
 
-def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
+def _without_devices(setting: TrialSetting, trial: Trial) -> tuple[Any, ...]:
     labels = _labels(setting, trial, None)
     batch = trial.train.micro_batch, trial.train.grad_accum
     return (*labels.values(), *batch, setting.nodes, setting.gpus, setting.fraction)
 
 
-def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
+def _apart_by_device(settings_and_trials: Iterable[tuple[TrialSetting, Trial]]) -> set[tuple[Any, ...]]:
     """The groups in which each device gets a curve of its own: one GPU count ran on unlike devices, or each of several
     that are named ran on several GPU counts."""
     seen: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}

@@ -13,8 +13,16 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
+from vitscale.importers.contents import BrokenLines, ImportOptions, LogContents, LogRank, LogRun, TrialSetting
+from vitscale.importers.deepspeed_lines import (
+    MOST_MICRO_STEPS,
+    Broken,
+    LogFacts,
+    Times,
+    rate_of,
+    timers,
+    without_colours,
+)
 from vitscale.importers.records import step_line
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
@@ -165,7 +173,7 @@ class _Part:
     files: tuple[ImportedFile, ...]
     gpus: int | None
     """What the user says of its file."""
-    facts: Facts = field(default_factory=Facts)
+    facts: LogFacts = field(default_factory=LogFacts)
     ranks: dict[int, RankTimes] = field(default_factory=dict)
     pipeline: bool = False
     """Whether DeepSpeed's pipeline engine printed it, which times no optimizer step by parts."""
@@ -181,7 +189,7 @@ class _Part:
         return next((unix_seconds for unix_seconds in times if unix_seconds is not None), None)
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """The runs of all files. Files of the same world that tell of different ranks are one run.
 
     Raises:
@@ -192,7 +200,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: dict[str, None] = {}
     for number, path in enumerate(paths):
-        told = Problems(path.name)
+        told = BrokenLines(path.name)
         own = _parts(path, told, options.of_file(number).gpus)
         parts += [part for part in own if part.has_steps]
         problems += told.told()
@@ -207,7 +215,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
-def _parts(path: Path, told: Problems, gpus: int | None) -> list[_Part]:
+def _parts(path: Path, told: BrokenLines, gpus: int | None) -> list[_Part]:
     files = (contents.identified(path),)
     match = _RANK_IN_NAME.search(path.name)
     own = int(match[1]) if match else 0
@@ -256,7 +264,7 @@ def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
     return not taken & part.ranks.keys() and len(known) <= 1 and together
 
 
-def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun, list[str]]:
+def _run(group: Sequence[_Part], options: ImportOptions, number: int) -> tuple[LogRun, list[str]]:
     facts = [part.facts for part in group]
     name = group[0].files[0].name
     ranks = {rank: times for part in group for rank, times in part.ranks.items() if any(times.steps)}
@@ -292,7 +300,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
     if untold:
         notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
     timers_ran = not of_rates or any(f.flags.get("breakdown") for f in facts)  # else nobody knows
-    setting = Setting(
+    setting = TrialSetting(
         gpus=gpus,
         nodes=nodes,
         micro_batch=micro_batch,
@@ -315,7 +323,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
     return run, notes
 
 
-def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, list[str]]:
+def _gpus(facts: Iterable[LogFacts], options: ImportOptions, name: str) -> tuple[int, list[str]]:
     """The world size, and a note where the log contradicts itself.
 
     Raises:

@@ -174,7 +174,7 @@ _NCCL = re.compile(r"\bNCCL version ([\w.+-]{1,40})")
 
 
 @dataclass
-class Facts:
+class LogFacts:
     """Facts collected line by line: the first telling of each counts, for NCCL that of the largest group.
 
     A try that ended before its first step told facts too, which another try in the same file may tell anew (`anew`).

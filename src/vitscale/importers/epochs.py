@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers import contents
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.contents import BrokenLines, ImportOptions, LogContents, LogRank, LogRun, TrialSetting
 from vitscale.importers.headings import OF_A_SETTING
 from vitscale.importers.records import an_epoch, epoch_line, unknown_layouts
-from vitscale.importers.tables import Header, Row, readable_headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, TableRow, readable_headers, rows, setting_of, text_of
 from vitscale.present.units import listed
 from vitscale.store.results import ImportedFile
 
@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 class _Run:
     """One run while it is read; `rows` maps (rank, epoch) to a row."""
 
-    setting: Setting
+    setting: TrialSetting
     name: str
     by_rank: bool
     """Whether its file says which rank each row is of."""
@@ -47,21 +47,21 @@ class _Run:
     next_epoch: Counter[int] = field(default_factory=Counter)
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """The runs of one or several tables; a run may continue in another file.
 
     Raises:
         RequestError: a required column is missing.
         StoreError: a file cannot be read, or has too many rows.
     """
-    runs: dict[tuple[Setting, str], _Run] = {}
+    runs: dict[tuple[TrialSetting, str], _Run] = {}
     problems: list[str] = []
     notes: dict[str, None] = {}
-    number_of: Counter[Setting] = Counter()
-    begins: dict[tuple[Setting, int], int] = {}
+    number_of: Counter[TrialSetting] = Counter()
+    begins: dict[tuple[TrialSetting, int], int] = {}
     kept = 0
     for number, path in enumerate(paths):
-        told = Problems(path.name)
+        told = BrokenLines(path.name)
         before: Mapping[str, str] = {}
         for head in readable_headers(path, options.of_file(number)):
             unknown = [own.text.lower().replace("_", " ") for own in head.headings if own.column not in _KNOWN]
@@ -99,7 +99,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     return LogContents(found_runs, tuple(notes), (*problems, *_gaps(found_runs, first)))
 
 
-def _values(row: Row) -> _Row:
+def _values(row: TableRow) -> _Row:
     accuracy = contents.parse_finite(row["accuracy"])
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
@@ -108,7 +108,7 @@ def _values(row: Row) -> _Row:
     )
 
 
-def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:
+def _home(runs: dict[tuple[TrialSetting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:
     """The run that a row belongs to: that of its setting and name, unless this rank had another GPU there."""
     run = runs.setdefault((own.setting, own.name), own)
     if device is None or run.devices.setdefault(rank, device) == device:
@@ -117,7 +117,7 @@ def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: s
     return runs.setdefault((own.setting, name), _Run(own.setting, name, own.by_rank))
 
 
-def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told: Problems) -> None:
+def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told: BrokenLines) -> None:
     if epoch is None:  # without a column of epochs each row of a rank is its next epoch
         run.next_epoch[rank] += 1
         epoch = run.next_epoch[rank]
@@ -130,7 +130,7 @@ def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told:
         told.line(line, f"epoch {epoch} of rank {rank} again, with other values: the first count", "contradicting")
 
 
-def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
+def _found(run: _Run, first: int, options: ImportOptions, files: tuple[ImportedFile, ...]) -> LogRun:
     sizes = an_epoch(run.setting, options)
     # Loss and accuracy are the run's: if only one rank tells them, they hold for all.
     said: dict[int, tuple[float | None, float | None]] = {}

@@ -22,7 +22,7 @@ _MOST_LINES, _MOST_CHARACTERS = 20_000, 16 << 20
 """How much of a document is searched for tables."""
 _MOST_COLUMNS = 1000
 _MOST_SPAN = 100
-Line = tuple[int, tuple[str, ...]]
+NumberedCells = tuple[int, tuple[str, ...]]
 """(Number of the line in the file, cells)."""
 
 
@@ -37,10 +37,10 @@ class Grid:
     line: int
     """Number of the line with the names of the columns."""
     head: tuple[str, ...]
-    body: tuple[Line, ...]
+    body: tuple[NumberedCells, ...]
 
 
-class Document(NamedTuple):
+class TextTables(NamedTuple):
     """The tables of a document, of its first 20,000 lines."""
 
     grids: tuple[Grid, ...] = ()
@@ -49,7 +49,7 @@ class Document(NamedTuple):
     """Those in forms that are not read, in order."""
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> TextTables:
     """Reads the tables of a document; none where it is empty or its first lines are longer than any document's.
 
     Raises:
@@ -60,8 +60,8 @@ def read_document(path: Path) -> Document:
         texts.append((number, text))
         characters += len(text)
         if characters > _MOST_CHARACTERS:
-            return Document()
-    return Document(tuple(_grids(texts)), tuple(drawn_tables(texts)))
+            return TextTables()
+    return TextTables(tuple(_grids(texts)), tuple(drawn_tables(texts)))
 
 
 def _grids(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
@@ -77,7 +77,7 @@ def _grids(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
 
 def _separated(texts: Sequence[tuple[int, str]], separator: str) -> Grid | None:
     """The table of a CSV file, all of whose lines have several cells."""
-    rows: list[Line] = []
+    rows: list[NumberedCells] = []
     for number, text in texts:
         try:
             cells = next(csv.reader([text], delimiter=separator), [])
@@ -123,7 +123,7 @@ _TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
 def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
     """Tables between bars; without outer bars where a rule stands under the names. One with a drawn rule is none."""
     title = caption = ""
-    rows: list[Line] = []
+    rows: list[NumberedCells] = []
     bare = is_drawn = False
     for (number, text), (_, under) in zip([*texts, (0, "")], [*texts[1:], (0, ""), (0, "")], strict=True):
         if DRAWN_RULE.search(text):

@@ -277,7 +277,7 @@ CELLS_OF = "cells of "
 
 
 @dataclass(frozen=True)
-class Count:
+class HeadingCount:
     """The GPUs that the heading of a column counts, as "16 GPUs (2 nodes)" does."""
 
     gpus: int
@@ -311,7 +311,7 @@ class Count:
         )
 
     @classmethod
-    def of(cls, text: str) -> Count | None:
+    def of(cls, text: str) -> HeadingCount | None:
         """The count that a heading tells; None where it tells none, or anything else beside a speed."""
         words = _SPACES.sub(" ", text[:_LONGEST].lower().replace("\u00d7", "x")).strip()
         of_each = _OF_EACH.search(words)

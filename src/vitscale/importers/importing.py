@@ -16,7 +16,7 @@ from vitscale.base import program
 from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
-from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
+from vitscale.importers.contents import ImportOptions, LinkFormat, LogContents, LogFormat, TrialSetting
 from vitscale.importers.curves import curves_of
 from vitscale.importers.deepspeed_lines import without_colours
 from vitscale.importers.drawn_tables import refusal
@@ -36,7 +36,7 @@ from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, Imported, RunHeader, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
-_READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
+_READERS: Mapping[str, Callable[[Sequence[Path], ImportOptions], LogContents]] = {
     "epochs": epochs.read,
     "deepspeed": deepspeed.read,
     "trainer-state": trainer_state.read,
@@ -50,7 +50,7 @@ _MOST_FILES = 10_000
 
 
 @dataclass(frozen=True)
-class Done:
+class WrittenImport:
     """An import whose folder is written."""
 
     study: StudyRecord
@@ -61,7 +61,7 @@ class Done:
     """What the format tells beyond its runs."""
 
 
-def import_logs(paths: Sequence[Path], log_format: str, options: Options, results: Path) -> Done:
+def import_logs(paths: Sequence[Path], log_format: str, options: ImportOptions, results: Path) -> WrittenImport:
     """Reads files of one format and writes what they hold as a results folder; importing them again changes nothing.
 
     Args:
@@ -98,7 +98,7 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     if not options.as_repeats:
         _refuse_unlike_files(runs)
     study = _study(paths, log_format, options, log_contents, runs)
-    return Done(study, runs, write(results, study, runs), log_contents.data)
+    return WrittenImport(study, runs, write(results, study, runs), log_contents.data)
 
 
 _UNLIKE_FILES = 1.15
@@ -162,7 +162,7 @@ def _times_of_files(runs: Sequence[TrialRun]) -> Iterable[list[_FileTimes]]:
             yield files
 
 
-def _trial_runs(log_format: str, log_contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
+def _trial_runs(log_format: str, log_contents: LogContents, options: ImportOptions) -> tuple[TrialRun, ...]:
     repeats: dict[str, int] = {}
     runs = []
     for run in log_contents.runs:
@@ -201,9 +201,9 @@ def _named_for(paths: Sequence[Path]) -> str:
 
 
 def _study(
-    paths: Sequence[Path], log_format: str, options: Options, log_contents: LogContents, runs: Sequence[TrialRun]
+    paths: Sequence[Path], log_format: str, options: ImportOptions, log_contents: LogContents, runs: Sequence[TrialRun]
 ) -> StudyRecord:
-    trials: dict[str, tuple[Setting, Trial]] = {}
+    trials: dict[str, tuple[TrialSetting, Trial]] = {}
     for run in runs:
         trials.setdefault(run.header.trial_id, (run.run.setting, run.header.trial))
     files = tuple(dict.fromkeys(file for run in runs for file in run.run.files))
@@ -268,7 +268,7 @@ _TIMERS = re.compile(r"time \(ms\) \|(?! model-and-optimizer-setup)|, CurrSample
 
 
 def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] = ()) -> LogFormat | LinkFormat:
-    """The format that all these files have. `cells` is as in `Options`; `gpus`: those of all files, or of each.
+    """The format that all these files have. `cells` is as in `ImportOptions`; `gpus`: those of all files, or of each.
 
     Raises:
         RequestError: a file is none of them, or the files are of different ones.
@@ -277,7 +277,7 @@ def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] =
     formats = {path: _of(path, cells) or _of_table(path, cells, *gpus[:1]) for path in paths}
     for path, taken in formats.items():
         if taken is None:
-            head, *_ = headers(path, Options(cells=cells))
+            head, *_ = headers(path, ImportOptions(cells=cells))
             if head.drawn is not None:
                 raise refusal(path, head.drawn)
             if any(own.column.startswith(CELLS_OF) for own in head.headings):
@@ -327,7 +327,7 @@ def _likely(path: Path) -> str:
 
 
 def _of_table(path: Path, cells: str | None, gpus: int | None = None) -> Literal["epochs", "csv"] | None:
-    head, *_ = headers(path, Options(cells=cells, gpus=gpus))
+    head, *_ = headers(path, ImportOptions(cells=cells, gpus=gpus))
     if head.tells < 2:
         return None
     of_epochs = "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers import train_logs, trainer_state
-from vitscale.importers.contents import LogRun, Options
+from vitscale.importers.contents import ImportOptions, LogRun
 from vitscale.importers.traces import RankTrace, explained, rank_trace
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store import read_ranks, write_record
@@ -101,8 +101,8 @@ def _take_in_lines(folder: Path, trial: Trial) -> list[str]:
     return [*notes, f"{_LOG}: these steps stand for the time of the script as a whole"]
 
 
-def _options(trial: Trial) -> Options:
-    return Options(gpus=trial.world.size, micro_batch=trial.train.micro_batch)
+def _options(trial: Trial) -> ImportOptions:
+    return ImportOptions(gpus=trial.world.size, micro_batch=trial.train.micro_batch)
 
 
 def _with_times(lines: Iterable[str], run: LogRun) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LinkFormat, Problems, identified, lines, parse_seconds, parse_whole
+from vitscale.importers.contents import BrokenLines, LinkFormat, identified, lines, parse_seconds, parse_whole
 from vitscale.store.checks import Operation
 from vitscale.store.results import ImportedFile
 
@@ -67,14 +67,14 @@ def read_nccl_tests(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str
     links: list[MeasuredLink] = []
     problems: list[str] = []
     for path in paths:
-        told = Problems(path.name)
+        told = BrokenLines(path.name)
         document = _json(path, "nccl-tests", list)
         links += _of_text(path, told) if document is None else [_of_json(path, document, told)]
         problems += told.told()
     return [link for link in links if link.seconds], problems
 
 
-def _of_text(path: Path, told: Problems) -> Iterator[MeasuredLink]:
+def _of_text(path: Path, told: BrokenLines) -> Iterator[MeasuredLink]:
     """One link for each test whose output is in the file."""
     file = identified(path)
     test: str | None = None
@@ -115,7 +115,7 @@ def _link(
     hosts: Mapping[tuple[int, int], str],
     rows: Iterable[tuple[int, list[str], bool]],
     time: int,
-    told: Problems,
+    told: BrokenLines,
 ) -> MeasuredLink:
     link = MeasuredLink(_operation(path, test), _of_first_group(path, hosts), file)
     for number, cells, whole in rows:
@@ -172,7 +172,7 @@ def _json(path: Path, program: str, results: type) -> Mapping[str, Any] | None:
     return content
 
 
-def _of_json(path: Path, document: Mapping[str, Any], told: Problems) -> MeasuredLink:
+def _of_json(path: Path, document: Mapping[str, Any], told: BrokenLines) -> MeasuredLink:
     config, args = document.get("config"), document.get("args")
     devices = config.get("devices") if isinstance(config, dict) else None
     hosts = {
@@ -207,7 +207,7 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
     links: list[MeasuredLink] = []
     problems: list[str] = []
     for path in paths:
-        told, file = Problems(path.name), identified(path)
+        told, file = BrokenLines(path.name), identified(path)
         if (document := _json(path, "perftest", dict)) is not None:
             links.append(_of_perftest_json(path, document, file))
             continue

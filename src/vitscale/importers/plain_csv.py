@@ -10,10 +10,10 @@ from statistics import fmean
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.contents import BrokenLines, ImportOptions, LogContents, LogRank, LogRun, TrialSetting
 from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, RATES, SPEEDS, Heading
 from vitscale.importers.records import an_epoch, epoch_line, nodes_of, step_line, unknown_layouts
-from vitscale.importers.tables import Header, Row, readable_headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, TableRow, readable_headers, rows, setting_of, text_of
 from vitscale.present.units import counted
 from vitscale.store.results import ImportedFile
 
@@ -30,7 +30,7 @@ _ONE_HOST = "on how many hosts the GPUs{} were is not told (a column nodes): one
 
 @dataclass
 class _Run:
-    setting: Setting
+    setting: TrialSetting
     name: str
     steps: list[tuple[float, int]] = field(default_factory=list)
     """(Seconds, images of one rank) of each step; 0 images: unknown."""
@@ -59,18 +59,18 @@ class _Told:
     """Images/s of all GPUs that the step follows from."""
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """The runs of one or several tables. Rows of one `run` are its steps or epochs; without that column each is a run.
 
     Raises:
         RequestError: a file has no GPU count, or no time.
         StoreError: a file cannot be read.
     """
-    runs: dict[tuple[Setting, str], _Run] = {}
+    runs: dict[tuple[TrialSetting, str], _Run] = {}
     problems: list[str] = []
     notes: dict[str, None] = {}
     for number, path in enumerate(paths):
-        told = Problems(path.name)
+        told = BrokenLines(path.name)
         seen: dict[tuple[str, ...], int] = {}
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
@@ -144,12 +144,12 @@ class _Naming:
     def __init__(self, file: str, head: Header) -> None:
         self._file, self._head = file, head
         self._parts = [column for column in OF_A_RUN if column in head.columns]
-        self._times: dict[tuple[Setting, tuple[str, ...]], int] = {}
-        self._first: dict[Setting, Row] = {}
+        self._times: dict[tuple[TrialSetting, tuple[str, ...]], int] = {}
+        self._first: dict[TrialSetting, TableRow] = {}
         self._unknown = [own for own in head.headings if own.column and own.column not in OWN]
         self._differ: dict[Heading, None] = {}
 
-    def name(self, row: Row, setting: Setting) -> str:
+    def name(self, row: TableRow, setting: TrialSetting) -> str:
         """The name of a row's run: the same step of a setting again is of another one."""
         if self._parts:
             part = setting, tuple([row[column] for column in self._parts])
@@ -170,7 +170,7 @@ _OF_ALL = re.compile(r"\b(?:global|aggregated?|total|all|overall|cluster|system)
 class _Rates:
     """Rates of a table that does not say whether they are each GPU's or those of all, by GPU count."""
 
-    def __init__(self, head: Header, options: Options) -> None:
+    def __init__(self, head: Header, options: ImportOptions) -> None:
         headings = [heading for heading in head.headings if heading.column in RATES]
         own = headings[0] if len(headings) == 1 else None
         is_unclear = (
@@ -182,13 +182,13 @@ class _Rates:
             and not {"step_seconds", "epoch_seconds"} & {*head.columns}  # which tell the batch of a step
         )
         self._heading = own if is_unclear else None
-        self._rates: dict[Setting, dict[int, list[float]]] = {}
+        self._rates: dict[TrialSetting, dict[int, list[float]]] = {}
 
-    def add(self, setting: Setting, row: Row) -> None:
+    def add(self, setting: TrialSetting, row: TableRow) -> None:
         """Takes the rate of a row."""
         if self._heading is None or not row[self._heading.column]:
             return
-        series = Setting(
+        series = TrialSetting(
             gpus=1,
             series=setting.series,
             engine=setting.engine,
@@ -232,7 +232,7 @@ def _falls(rates: Mapping[int, Sequence[float]]) -> bool:
     return by_count[-1] < by_count[0] and max(by_count) <= _NO_MORE * by_count[0]
 
 
-def _times(row: Row, setting: Setting) -> _Told:
+def _times(row: TableRow, setting: TrialSetting) -> _Told:
     """What a row tells of times; it must tell one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
     seconds = contents.parse_duration(row["step_seconds"]) if row["step_seconds"] else None
@@ -255,7 +255,7 @@ def _times(row: Row, setting: Setting) -> _Told:
     return _Told((seconds, images), epoch, None, but, micro)
 
 
-def _rate(row: Row, setting: Setting) -> float | None:
+def _rate(row: TableRow, setting: TrialSetting) -> float | None:
     """Images/s of all GPUs; None where the row tells none."""
     told = next((name for name in SPEEDS if name.startswith("images") and row[name]), None)
     if told is None:
@@ -268,7 +268,7 @@ def _rate(row: Row, setting: Setting) -> float | None:
     return rate * setting.gpus if told == "images_per_second_per_gpu" else rate
 
 
-def _tells_hosts(row: Row, setting: Setting) -> bool:
+def _tells_hosts(row: TableRow, setting: TrialSetting) -> bool:
     told = setting.layout is not None and nodes_of(setting.layout, setting.gpus) is not None
     return bool(row["nodes"] or row["gpus_per_node"] or told)
 
@@ -279,13 +279,13 @@ def _rounding(seconds: str) -> float:
     return 0.5 * 10 ** -len(decimals) / float(seconds) if f"{whole}{decimals}".isdecimal() else 0.0
 
 
-def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:
+def _batches(runs: Iterable[_Run]) -> dict[TrialSetting, int]:
     """Micro-batches that nobody told and that follow from the rates, where all rows of a setting agree, on all GPU
     counts: on the images of each GPU, or on those of all together."""
-    groups: dict[Setting, list[_Run]] = {}
+    groups: dict[TrialSetting, list[_Run]] = {}
     for run in runs:
         groups.setdefault(replace(run.setting, gpus=1, nodes=1, devices=()), []).append(run)
-    told: dict[Setting, int] = {}
+    told: dict[TrialSetting, int] = {}
     for group in groups.values():
         rows_of = [(run.setting, batch) for run in group for batch in run.batches]
         known = [(setting, batch) for setting, batch in rows_of if batch is not None]
@@ -301,7 +301,7 @@ def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:
     return told
 
 
-def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
+def _unlike_epochs(runs: Iterable[_Run], options: ImportOptions) -> str:
     """Takes the steps from runs whose rate contradicts the time of their epochs, from all if most do, and says so.
 
     An epoch's time may hold an evaluation, so that the rate tells of up to twice its images.
@@ -334,7 +334,7 @@ def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
     return note
 
 
-def _log_run(run: _Run, micro_batch: int | None, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
+def _log_run(run: _Run, micro_batch: int | None, options: ImportOptions, files: tuple[ImportedFile, ...]) -> LogRun:
     """The run of some rows; `micro_batch`: what follows from the rates where the rows do not tell it."""
     setting, steps = run.setting, run.steps
     if micro_batch is not None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from vitscale.base.files import draft_of
 from vitscale.errors import StoreError, shown
-from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model_of, precision
+from vitscale.importers.contents import ImportOptions, LogRank, LogRun, TrialSetting, model_of, precision
 from vitscale.present.units import listed
 from vitscale.store import read_study
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     FORMAT,
-    Device,
+    DeviceRecord,
     EndLine,
     Environment,
     EpochLine,
@@ -50,7 +50,7 @@ _ASSUMED_PRECISION: Precision = "fp32"
 _ASSUMED_MICRO_BATCH = 1
 
 
-def trial_of(run: LogRun, options: Options) -> Trial:
+def trial_of(run: LogRun, options: ImportOptions) -> Trial:
     """The trial of one run."""
     setting = run.setting
     engine = options.engine or setting.engine or UNKNOWN
@@ -76,18 +76,18 @@ def trial_of(run: LogRun, options: Options) -> Trial:
     )
 
 
-def _world(setting: Setting) -> World:
+def _world(setting: TrialSetting) -> World:
     told = per_node_of(setting.layout)
     fits = told is not None and -(-setting.gpus // told) == setting.nodes
     return world_of_hosts(setting.gpus, told if told and fits else -(-setting.gpus // setting.nodes), 1)
 
 
-def micro_batch_of(run: LogRun, options: Options) -> int | None:
+def micro_batch_of(run: LogRun, options: ImportOptions) -> int | None:
     """Images per GPU and micro-step; None where nobody tells."""
     return run.setting.micro_batch or options.micro_batch
 
 
-def origin_of(setting: Setting) -> str:
+def origin_of(setting: TrialSetting) -> str:
     """Text that tells trials of two clusters apart: cluster, series, layout, devices and a model that is not known
     here, in the file's words."""
     model = None if setting.model in NAMED_MODELS else setting.model
@@ -95,7 +95,7 @@ def origin_of(setting: Setting) -> str:
     return "; ".join(part for part in parts if part) or UNKNOWN
 
 
-def assumed_fields(run: LogRun, options: Options) -> tuple[str, ...]:
+def assumed_fields(run: LogRun, options: ImportOptions) -> tuple[str, ...]:
     """Fields of a run's trial that are assumed, for neither its file nor the user tells them: "train.precision".
 
     What is measured under an assumed value must not be converted from that value to another one.
@@ -114,7 +114,7 @@ def assumed_fields(run: LogRun, options: Options) -> tuple[str, ...]:
     return tuple(field for field, assumed in is_assumed.items() if assumed)
 
 
-def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
+def notes_on(runs: Sequence[LogRun], options: ImportOptions) -> Iterable[str]:
     """Notes on what had to be assumed for these runs, or stays unknown."""
     settings = {(s.model, s.parameters, s.dataset): s for s in (run.setting for run in runs)}
     models = {model_of(options, setting) for setting in settings.values()}
@@ -154,13 +154,13 @@ def _unsized(run: LogRun) -> bool:
 _TRAIN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}
 
 
-def train_samples(setting: Setting, options: Options) -> int | None:
+def train_samples(setting: TrialSetting, options: ImportOptions) -> int | None:
     """Training images of the whole dataset; None where nobody says."""
     dataset = "".join(c for c in (setting.dataset or "").lower() if c.isalnum())
     return options.train_samples or setting.train_samples or _TRAIN_SAMPLES.get(dataset)
 
 
-def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None]:
+def an_epoch(setting: TrialSetting, options: ImportOptions) -> tuple[int | None, int | None]:
     """(Optimizer steps, images of all ranks) of one epoch; None where unknown."""
     whole = train_samples(setting, options)
     if whole is None:
@@ -385,7 +385,7 @@ def _lines(trial_run: TrialRun, rank: LogRank) -> Iterable[RankLine]:
             world_size=header.trial.world.size,
             environment=Environment(
                 host=rank.host or _UNKNOWN_HOST,
-                device=Device(type=run.setting.device, name=rank.device),
+                device=DeviceRecord(type=run.setting.device, name=rank.device),
                 cores_allowed=(),
                 threads=None,
                 cpu_quota_cores=None,

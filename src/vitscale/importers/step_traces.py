@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from vitscale.base.time_spans import Interval, intersection, length, union
 from vitscale.errors import StoreError, printable, shown
-from vitscale.importers.contents import MOST_GPUS, LogRank, LogRun, Setting, identified
+from vitscale.importers.contents import MOST_GPUS, LogRank, LogRun, TrialSetting, identified
 from vitscale.importers.records import step_line
 from vitscale.profiles.step_trace import read_step_trace
 from vitscale.profiles.trace_figures import TimeShares
@@ -50,7 +50,7 @@ def exported_run(path: Path, data: dict[str, list[Any]], number: int) -> LogRun:
             {**rest, "step": line.step, "whole": True, **share.as_json()}
             for line, share in zip(lines, shares, strict=True)
         ]
-    setting = Setting(
+    setting = TrialSetting(
         gpus=gpus,
         nodes=nodes,
         micro_batch=numbers["micro_batch"],

@@ -13,8 +13,18 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from vitscale.importers.contents import spelled_seconds
-from vitscale.importers.grids import Grid, Line
-from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Count, Heading, speed_told
+from vitscale.importers.grids import Grid, NumberedCells
+from vitscale.importers.headings import (
+    BATCH,
+    CELLS_OF,
+    OF_A_RUN,
+    OF_A_SETTING,
+    OWN,
+    SPEEDS,
+    Heading,
+    HeadingCount,
+    speed_told,
+)
 from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
@@ -47,11 +57,11 @@ _MOST_SERIES, _MOST_SPEEDS = 200, 50
 
 
 @dataclass(frozen=True)
-class Form:
+class TableForm:
     """A table in which each row is one measurement."""
 
     headings: tuple[Heading, ...]
-    body: tuple[Line, ...] = ()
+    body: tuple[NumberedCells, ...] = ()
     series: str = ""
     """The name that tells its rows from those of others in the file."""
     precision: str = ""
@@ -60,7 +70,7 @@ class Form:
     """Sentences on cells that are taken from rows above."""
 
 
-def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) -> tuple[Form, ...]:
+def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) -> tuple[TableForm, ...]:
     """The forms of one table: as many as it has speeds side by side.
 
     Args:
@@ -110,7 +120,11 @@ def _section(cells: Sequence[str], width: int) -> str:
     """The name in a row that has nothing else, in its first cell or across all; empty: it is another row."""
     name = cells[0] if cells else ""
     alone = len(cells) in (1, width) and (not any(cells[1:]) or all(cell == name for cell in cells))
-    return name if alone and not _NUMBER.fullmatch(name) and not _EMPTY.fullmatch(name) and not Count.of(name) else ""
+    return (
+        name
+        if alone and not _NUMBER.fullmatch(name) and not _EMPTY.fullmatch(name) and not HeadingCount.of(name)
+        else ""
+    )
 
 
 def _are_sections(sections: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -134,7 +148,7 @@ def _are_merged(cells: Sequence[str]) -> bool:
     )
 
 
-def _of_each_gpu(form: Form, texts: Sequence[str]) -> Form:
+def _of_each_gpu(form: TableForm, texts: Sequence[str]) -> TableForm:
     """The form with its rates taken for each GPU's where a caption or heading says so ("Throughput per GPU")."""
     told = any(_EACH_RATE.search(text.lower()) and not re.search(rf"\b{BATCH}\b", text.lower()) for text in texts)
     if not told or "images_per_second_per_gpu" in {own.column for own in form.headings}:
@@ -146,7 +160,7 @@ def _of_each_gpu(form: Form, texts: Sequence[str]) -> Form:
     return replace(form, headings=tuple(headings))
 
 
-def _of_all_gpus(form: Form) -> Form:
+def _of_all_gpus(form: TableForm) -> TableForm:
     """The form with a batch that grows exactly as the GPUs do named as that of all: each GPU's would stay as it is."""
     columns = [heading.column for heading in form.headings]
     batches = [at for at, heading in enumerate(form.headings) if re.fullmatch(rf"(?:train[ _])?{BATCH}", columns[at])]
@@ -169,13 +183,17 @@ def _of_all_gpus(form: Form) -> Form:
     return replace(form, headings=tuple(headings), filled=(*form.filled, why))
 
 
-def _turned(grid: Grid, speed: Heading | None) -> Form | None:
+def _turned(grid: Grid, speed: Heading | None) -> TableForm | None:
     """The table turned by a quarter, where its first row has GPU counts: "GPUs", 1 and 8, or "1 GPU" and "8 GPUs" over
     rows that are called by their speeds."""
     names, *texts = grid.head
     rows = [cells for _, cells in grid.body if len(cells) == len(grid.head)]
     headings = list(Heading.of_all([cells[0] for cells in rows if cells]))
-    told = [count.gpus for text in texts if (count := Count.of(text)) and not (count.speed or count.nodes or count.gpu)]
+    told = [
+        count.gpus
+        for text in texts
+        if (count := HeadingCount.of(text)) and not (count.speed or count.nodes or count.gpu)
+    ]
     named = [own.column in SPEEDS or Heading.of(f"{own.text} (s)").column in SPEEDS for own in headings]
     counts = list(map(str, told)) if any(named) else []
     if Heading.of(names).column == "gpus" and all(text.isdecimal() for text in texts):
@@ -186,14 +204,14 @@ def _turned(grid: Grid, speed: Heading | None) -> Form | None:
         if speed and heading.column not in OWN and not heading.holds_no(speed):
             headings[at] = replace(speed, text=heading.text)
     body = ((grid.line, (count, *(cells[at] for cells in rows))) for at, count in enumerate(counts, 1))
-    return Form((Heading(names, "gpus"), *headings), tuple(body))
+    return TableForm((Heading(names, "gpus"), *headings), tuple(body))
 
 
-def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
+def _by_count(grid: Grid, speed: Heading | None) -> TableForm | None:
     """The table with a row for each of its cells, where it has a column for each GPU count."""
     if any(_FIRST_RANK.search(text.lower()) for text in grid.head):
         return None  # "GPU 1" beside "GPU 0" is the second one
-    counts = {at: count for at, text in enumerate(grid.head) if (count := Count.of(text))}
+    counts = {at: count for at, text in enumerate(grid.head) if (count := HeadingCount.of(text))}
     others = [(at, Heading.of(text)) for at, text in enumerate(grid.head) if at not in counts]
     if len({count.gpus for count in counts.values()}) < 2 or "gpus" in {heading.column for _, heading in others}:
         return None
@@ -225,10 +243,10 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
         names.append("...")
     named = ", ".join(names)
     why = (f"rows are left out that by their name hold another speed or none: {named}",) if left else ()
-    return Form((*of_counts, *(heading for _, heading in others)), body, filled=why)
+    return TableForm((*of_counts, *(heading for _, heading in others)), body, filled=why)
 
 
-def _with_counts(grid: Grid) -> Form:
+def _with_counts(grid: Grid) -> TableForm:
     """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them. Beside a column of nodes
     only GPUs of a "node type" are known for what they are: those of each node."""
     headings = list(Heading.of_all(grid.head))
@@ -236,7 +254,7 @@ def _with_counts(grid: Grid) -> Form:
     columns = {heading.column for heading in headings}
     counting = []
     for at, own in enumerate(headings):
-        counts = [Count.of(row[at]) for row in rows]
+        counts = [HeadingCount.of(row[at]) for row in rows]
         if own.column not in OWN - {"gpu"} and all(count and count.speed is None for count in counts):
             counting += [] if _OF_ANOTHER.search(own.text.lower()) else [(own, {row[at] for row in rows}, at)]
     if len(counting) == 1 and "gpus" not in columns:
@@ -245,10 +263,10 @@ def _with_counts(grid: Grid) -> Form:
             headings[at] = replace(own, column="gpus")
         elif {"nodes", "gpus_per_node"} & columns == {"nodes"} and _OF_A_NODE.search(own.text.lower()):
             headings[at] = replace(own, column="gpus_per_node")
-    return Form(tuple(headings), grid.body)
+    return TableForm(tuple(headings), grid.body)
 
 
-def _with_units(form: Form) -> Form:
+def _with_units(form: TableForm) -> TableForm:
     """The form with headings that lack a unit completed by cells that each have one, of a rate ("400 img/s") or of time
     ("5m12s")."""
     headings, columns = list(form.headings), {heading.column for heading in form.headings}
@@ -263,7 +281,7 @@ def _with_units(form: Form) -> Form:
     return replace(form, headings=tuple(headings))
 
 
-def _each_speed(form: Form) -> Iterator[Form]:
+def _each_speed(form: TableForm) -> Iterator[TableForm]:
     """The form for each of the columns that hold the same kind of speed, and with a series for names in its cells."""
     form = _named(form)
     columns = [heading.column for heading in form.headings]
@@ -279,7 +297,7 @@ def _each_speed(form: Form) -> Iterator[Form]:
     at_speeds = [at for at, heading in enumerate(form.headings) if heading.column == column]
     for own, name in zip(at_speeds, names, strict=True):
         kept = [at for at, heading in enumerate(form.headings) if at == own or heading.column not in SPEEDS]
-        yield Form(
+        yield TableForm(
             tuple(form.headings[at] for at in kept),
             tuple(
                 (line, tuple(cells[at] for at in kept))
@@ -302,7 +320,7 @@ def _name(text: str) -> str:
     return " ".join(re.sub(r"[()\[\]/:,-]+|\bper\b", " ", _SAID.sub(" ", text)).split())
 
 
-def _named(form: Form) -> Form:
+def _named(form: TableForm) -> TableForm:
     """The form with the columns of names as its series, and with those that alone tell rows of one setting apart."""
     columns = [heading.column for heading in form.headings]
     if "gpus" not in columns or "run" in columns:

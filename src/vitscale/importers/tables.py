@@ -16,7 +16,7 @@ from pathlib import Path
 from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import Options, Problems, Setting, precision_of
+from vitscale.importers.contents import BrokenLines, ImportOptions, TrialSetting, precision_of
 from vitscale.importers.drawn_tables import DrawnGrid, refusal
 from vitscale.importers.grids import read_document
 from vitscale.importers.headings import (
@@ -26,12 +26,12 @@ from vitscale.importers.headings import (
     OWN,
     RATES,
     SPEEDS,
-    Count,
     Heading,
+    HeadingCount,
     not_of_training,
 )
 from vitscale.importers.records import hold, nodes_of
-from vitscale.importers.table_forms import Form, forms
+from vitscale.importers.table_forms import TableForm, forms
 from vitscale.present.units import listed
 from vitscale.trial.model_cost import counted
 
@@ -45,7 +45,7 @@ _STAGE = re.compile(r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row; a column that the file lacks gives an empty text."""
 
     line: int
@@ -60,7 +60,7 @@ def text_of(text: str) -> str | None:
     return _UNTOLD.sub("?", text.strip())[:_LONGEST_TEXT] or None
 
 
-def setting_of(row: Row, options: Options) -> Setting:
+def setting_of(row: TableRow, options: ImportOptions) -> TrialSetting:
     """What a row says of its run's trial. The reader adds the devices.
 
     Raises:
@@ -70,8 +70,8 @@ def setting_of(row: Row, options: Options) -> Setting:
 
 
 @lru_cache(1024)  # a table has many rows of few settings
-def _setting(cells: tuple[str, ...], options: Options) -> Setting:
-    row = Row(0, dict(zip(OF_A_SETTING, cells, strict=True)))
+def _setting(cells: tuple[str, ...], options: ImportOptions) -> TrialSetting:
+    row = TableRow(0, dict(zip(OF_A_SETTING, cells, strict=True)))
     layout = text_of(row["layout"])
     gpus, nodes = _counts(row, layout)
     if not hold(gpus, nodes):
@@ -79,7 +79,7 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     micro_batch, grad_accum = _batches(row, gpus, options)
     told, apart = precision_of(row["precision"])
     stage = _STAGE.fullmatch(row["zero_stage"].lower())
-    return Setting(
+    return TrialSetting(
         gpus=gpus,
         nodes=nodes,
         micro_batch=micro_batch,
@@ -97,7 +97,7 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     )
 
 
-def _counts(row: Row, layout: str | None) -> tuple[int, int]:
+def _counts(row: TableRow, layout: str | None) -> tuple[int, int]:
     """(GPUs, nodes); one may follow from the GPUs of a node. Beside both these are what the hardware has, and tell
     nothing."""
     most = contents.MOST_GPUS
@@ -113,7 +113,7 @@ def _counts(row: Row, layout: str | None) -> tuple[int, int]:
     return gpus, nodes_of(layout, gpus) or 1
 
 
-def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
+def _batches(row: TableRow, gpus: int, options: ImportOptions) -> tuple[int | None, int]:
     """(images per GPU and micro-step, micro-steps); what the row lacks is worked out from the batch of all GPUs."""
     micro_batch = (
         contents.parse_whole(row["micro_batch"], 1, _MOST_IN_BATCH) if row["micro_batch"] else options.micro_batch
@@ -134,7 +134,7 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header(Form):
+class Header(TableForm):
     """The names of the columns of one table, and its rows where it stands in a document."""
 
     line: int
@@ -251,11 +251,11 @@ _SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min"
 _DIGIT = re.compile(r"\d")
 _LAID_OUT = re.compile(r"(\d{1,6}) ?(?:= ?|\()(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})\)?")
 _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
-_NOTHING_SAID = Options()
+_NOTHING_SAID = ImportOptions()
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
 
 
-def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
+def headers(path: Path, options: ImportOptions = _NOTHING_SAID) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
@@ -270,7 +270,7 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
     return tuple(_with_rates_of(head, options.cells) for head in _headers(path, options))
 
 
-def readable_headers(path: Path, options: Options) -> tuple[Header, ...]:
+def readable_headers(path: Path, options: ImportOptions) -> tuple[Header, ...]:
     """The headers of all tables in a file, as `headers`; for those who read its rows.
 
     Raises:
@@ -292,7 +292,7 @@ def _with_rates_of(head: Header, cells: str | None) -> Header:
     return replace(head, headings=tuple(headings))
 
 
-def _headers(path: Path, options: Options) -> tuple[Header, ...]:
+def _headers(path: Path, options: ImportOptions) -> tuple[Header, ...]:
     nearest = _first(path)
     document = read_document(path)
     tables = [
@@ -383,7 +383,7 @@ def _header(number: int, separator: str, text: str) -> Header:
     return Header(Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]), line=number, separator=separator)
 
 
-def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
+def rows(path: Path, head: Header, required: Sequence[str], problems: BrokenLines) -> Iterator[TableRow]:
     """The rows of one table that have as many cells as its header.
 
     A last line without a line break may end within its last value: it counts if that has as many decimals as others.
@@ -446,7 +446,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
                 row[own.column] = _in_seconds(row[own.column], own)
             if head.series:
                 row["series"] = ", ".join(part for part in (head.series, row.get("series")) if part)
-            yield Row(number, row)
+            yield TableRow(number, row)
 
 
 def _heads(cells: Sequence[str]) -> bool:
@@ -654,7 +654,7 @@ def _refuse_unclear_count(path: Path, text: str) -> None:
     Raises:
         RequestError: it says what the text may mean, and what to write for each.
     """
-    if readings := Count.readings(text) or Count.readings(f"{text} gpus"):
+    if readings := HeadingCount.readings(text) or HeadingCount.readings(f"{text} gpus"):
         raise RequestError(
             f"{shown(text)} of {shown(path.name)} does not say how many GPUs there were: {'; or '.join(readings)}",
             next_step="Write the columns in the brackets for the one that is meant",
@@ -668,7 +668,7 @@ def _counted(cell: str) -> Mapping[str, str]:
     if (whole := _LAID_OUT.fullmatch(cell)) and int(whole[1]) == int(whole[2]) * int(whole[3]):
         return {"gpus": whole[1], "nodes": whole[2]}
     readings = (cell, re.sub(r"^(\d+)\b", r"\1 gpus", cell), f"{cell} gpus")
-    count = next(filter(None, map(Count.of, readings)), None)
+    count = next(filter(None, map(HeadingCount.of, readings)), None)
     if cell.isdecimal() or count is None or count.speed is not None:
         return {}
     told = {"gpus": count.gpus, "nodes": count.nodes, "gpu": count.gpu}

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from vitscale.base.forks import spread
 from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
+from vitscale.importers.contents import MOST_GPUS, ImportOptions, LogContents, LogRank, LogRun, TrialSetting, identified
 from vitscale.importers.records import step_line
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles import kernels, step_trace, timeline, trace_figures
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
-from vitscale.profiles.trace_file import Group, Product, Trace, read_trace
+from vitscale.profiles.trace_file import Trace, TracedGroup, TracedProduct, read_trace
 from vitscale.store.reading import without_collection
 from vitscale.store.records import ExplainedLine, TrafficLine
 from vitscale.store.results import ImportedFile
@@ -45,7 +45,7 @@ class RankTrace:
     device: str | None
     trace_id: str | None
     versions: dict[str, str | None]
-    groups: tuple[Group, ...]
+    groups: tuple[TracedGroup, ...]
     started_unix_seconds: float
     found_by: str
     lines: tuple[ExplainedLine, ...]
@@ -95,7 +95,7 @@ class RankTrace:
         }
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """The runs that these files are traces of.
 
     Raises:
@@ -140,7 +140,7 @@ class _World:
     """Whether there are ranks without a file."""
 
 
-def _world(job: Sequence[tuple[int, RankTrace]], options: Options) -> _World:
+def _world(job: Sequence[tuple[int, RankTrace]], options: ImportOptions) -> _World:
     told = options.gpus or job[0][1].world_size
     fewest = max(len(job), job[-1][0] + 1, *(rank.least_world for _, rank in job))
     communicates = any(rank.communicates for _, rank in job)
@@ -149,7 +149,7 @@ def _world(job: Sequence[tuple[int, RankTrace]], options: Options) -> _World:
     return _World(ranks, bool(told) or not communicates, len(job) < ranks or (not told and communicates and ranks == 1))
 
 
-def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -> list[str]:
+def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: ImportOptions) -> list[str]:
     """The device of each job, with a number where jobs on one device are different trainings.
 
     They are taken for one training on several rank counts where engine and micro-batch are known and the same.
@@ -222,7 +222,7 @@ def rank_trace(path: Path) -> RankTrace:
     )
 
 
-def _explained(trace: Trace, steps: trace_figures.Steps) -> tuple[ExplainedLine, ...]:
+def _explained(trace: Trace, steps: trace_figures.TraceSteps) -> tuple[ExplainedLine, ...]:
     events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
     world = trace.world_size or max((call.ranks or 1 for call in trace.calls), default=1)
     lines = timeline.steps_on_cuda(
@@ -236,7 +236,7 @@ def _explained(trace: Trace, steps: trace_figures.Steps) -> tuple[ExplainedLine,
     return tuple(lines)
 
 
-def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
+def _passes(trace: Trace, steps: trace_figures.TraceSteps) -> tuple[int | None, int]:
     """(Images of one forward pass, passes of each step), by the first convolution of a step that has few channels.
 
     None: no shapes are recorded. 0 passes: steps do not agree, or it is not clear what a step trains on. Passes are of
@@ -244,12 +244,12 @@ def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
     or a loss's use of the layer has not. In a backward function the layer runs again for what was not kept.
     """
     updates = (event for event in steps.annotations if event.name == f"{timeline.PHASE_PREFIX}optimizer")
-    moments: list[tuple[int, int, Product | Literal["backward", "update"]]] = [
+    moments: list[tuple[int, int, TracedProduct | Literal["backward", "update"]]] = [
         *((event.start_ns, event.end_ns, "backward") for event in trace.events if event.kind == "operator"),
         *((event.start_ns, event.end_ns, "update") for event in updates),
         *((product.start_ns, product.start_ns, product) for product in trace.products if _is_of_images(product)),
     ]
-    passes: list[tuple[Product, int, int]] = []
+    passes: list[tuple[TracedProduct, int, int]] = []
     backwards = updated = reached = 0
     for start, end, what in sorted(moments, key=lambda moment: moment[:2]):
         if what == "backward":
@@ -268,14 +268,14 @@ def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
     return told.pop() if len(told) == 1 else (None, 0)
 
 
-def _is_of_images(product: Product) -> bool:
+def _is_of_images(product: TracedProduct) -> bool:
     """Whether it is a model's first convolution; one of each channel, or to no more channels, is a blur or the like."""
     if product.name != "aten::convolution" or not len(product.shapes[0]) == len(product.shapes[1]) == 4:
         return False
     return product.shapes[0][1] <= 4 and product.shapes[1][0] > product.shapes[0][1] == product.shapes[1][1]
 
 
-def _passes_of(step: Sequence[tuple[Product, int, int]]) -> tuple[int | None, int]:
+def _passes_of(step: Sequence[tuple[TracedProduct, int, int]]) -> tuple[int | None, int]:
     """(Images, passes) of one step, from its convolutions of images with the backward functions and updates before."""
     first = step[0][0] if step else None
     same = [each for each in step if first and each[0].shapes[1] == first.shapes[1]]
@@ -345,7 +345,7 @@ def _repeated(ranks: Sequence[RankTrace]) -> tuple[RankTrace, RankTrace] | None:
     return None
 
 
-def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, RankTrace]]:
+def _numbered(job: Sequence[RankTrace], options: ImportOptions) -> list[tuple[int, RankTrace]]:
     world = options.gpus or job[0].world_size
     numbered = sorted(((rank.rank or 0, rank) for rank in job), key=lambda pair: pair[0])
     most = min(world or MOST_GPUS, MOST_GPUS)
@@ -359,12 +359,12 @@ def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, Ran
     return numbered
 
 
-def _run(job: Sequence[tuple[int, RankTrace]], world: _World, label: str, options: Options) -> LogRun:
+def _run(job: Sequence[tuple[int, RankTrace]], world: _World, label: str, options: ImportOptions) -> LogRun:
     first = job[0][1]
     micro_batch, passes = next(((rank.micro_batch, rank.passes) for _, rank in job if rank.micro_batch), (None, 1))
     images = (micro_batch or options.micro_batch or 0) * passes
     return LogRun(
-        setting=Setting(
+        setting=TrialSetting(
             gpus=world.ranks,
             micro_batch=micro_batch,
             grad_accum=passes,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.deepspeed_lines import Facts, without_colours
+from vitscale.importers.contents import BrokenLines, ImportOptions, LogContents, LogRank, LogRun, TrialSetting
+from vitscale.importers.deepspeed_lines import LogFacts, without_colours
 from vitscale.importers.records import step_line
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
@@ -150,7 +150,7 @@ class _Log:
     earlier: set[str] = field(default_factory=set)
     """The counts that were told before the GPUs were told again: another try may tell others."""
     model: str | None = None
-    facts: Facts = field(default_factory=Facts)
+    facts: LogFacts = field(default_factory=LogFacts)
     """What DeepSpeed's own configuration or Megatron-LM's arguments say."""
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
@@ -171,7 +171,7 @@ def is_line(text: str) -> bool:
     return any(loop.line.search(text) for loop in _LOOPS)
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """One run per file.
 
     Raises:
@@ -182,7 +182,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: list[str] = []
     for number, path in enumerate(paths):
-        told = Problems(path.name)
+        told = BrokenLines(path.name)
         log = _read(path, told)
         if log.steps:
             run, said = _run(path, log, options.of_file(number), contents.how_to_tell(paths))
@@ -205,7 +205,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
-def _read(path: Path, told: Problems) -> _Log:
+def _read(path: Path, told: BrokenLines) -> _Log:
     log, before = _Log(), ""
     for number, raw, _ in contents.lines(path):
         text = without_colours(raw)
@@ -260,7 +260,7 @@ def _look_for_facts(text: str, log: _Log) -> None:
         log.earlier.discard("model")
 
 
-def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
+def _take(told: dict[str, str | None], log: _Log, number: int, problems: BrokenLines) -> None:
     try:
         step, of = (contents.parse_whole(told.get(name) or told["step"] or "", 0, 10**12) for name in ("step", "of"))
         seconds = (
@@ -285,7 +285,7 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         log.steps_of_epoch = of
 
 
-def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[LogRun, list[str]]:
+def _run(path: Path, log: _Log, options: ImportOptions, how_to_tell: str) -> tuple[LogRun, list[str]]:
     """The run of one file, and notes on it."""
     counted, copies = log.counts.get("gpus"), log.counts.get("copies")
     if counted == 1 and copies is not None:
@@ -341,7 +341,7 @@ def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[Log
     if (known := _with_so_many(parameters)) is not None:
         model = known
         notes.append(f"{log.model or 'its model'} has {parameters:,} parameters, as {known} has (--model says it)")
-    setting = Setting(
+    setting = TrialSetting(
         gpus,
         micro_batch=micro_batch,
         grad_accum=accum,
@@ -367,7 +367,9 @@ def _shared(micro_batch: int, accum: int, ranks: int) -> tuple[int | None, int]:
 def _with_so_many(parameters: int | None) -> str | None:
     """The named model with exactly this many parameters, given the number of classes that an import assumes."""
     names = model_spec.NAMED_MODELS
-    counts = {model_cost.parameters(contents.model_of(Options(model=name), Setting(1))): name for name in names}
+    counts = {
+        model_cost.parameters(contents.model_of(ImportOptions(model=name), TrialSetting(1))): name for name in names
+    }
     return None if parameters is None else counts.get(parameters)
 
 

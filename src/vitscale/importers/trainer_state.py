@@ -11,7 +11,7 @@ from typing import Any
 
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
+from vitscale.importers.contents import ImportOptions, LogContents, LogRank, LogRun, TrialSetting
 from vitscale.importers.records import an_epoch, epoch_line, step_line, train_samples
 from vitscale.store.records import EpochLine
 
@@ -21,7 +21,7 @@ _NEAR = 0.05
 _EVALUATION = re.compile(r"eval_(?:\w+_)?runtime")
 
 
-def read(paths: Sequence[Path], options: Options) -> LogContents:
+def read(paths: Sequence[Path], options: ImportOptions) -> LogContents:
     """One run per file, on as many ranks as --gpus says.
 
     Raises:
@@ -70,7 +70,7 @@ def _state(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[LogRun, list[str]]:
+def _run(path: Path, state: Mapping[str, Any], gpus: int, options: ImportOptions) -> tuple[LogRun, list[str]]:
     """One file's run, and notes on it. Raises ValueError where the file tells no time."""
     history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
     timed = [entry for entry in history if _positive(entry.get("train_runtime"))]
@@ -146,10 +146,10 @@ def _setting(
     end: Mapping[str, Any],
     steps: int,
     gpus: int,
-    options: Options,
+    options: ImportOptions,
     notes: list[str],
     share: float,
-) -> Setting:
+) -> TrialSetting:
     """Works out batch and dataset from the rates, of this share of all steps: images/s over steps/s is the global
     batch."""
     rate, pace = _positive(end.get("train_samples_per_second")), _positive(end.get("train_steps_per_second"))
@@ -180,11 +180,18 @@ def _setting(
         notes.append(f"{path.name}: {micro_batch} images per GPU and step, from its rates, without accumulation")
     if options.micro_batch is None and micro_batch is not None and micro_batch > 1_000_000:
         raise ValueError(f"train_batch_size {micro_batch} is no batch of a GPU")
-    return Setting(gpus=gpus, micro_batch=micro_batch, grad_accum=min(accum, 1_000_000), train_samples=samples or None)
+    return TrialSetting(
+        gpus=gpus, micro_batch=micro_batch, grad_accum=min(accum, 1_000_000), train_samples=samples or None
+    )
 
 
 def _epochs(
-    history: Sequence[Mapping[str, Any]], first: int, whole: int, seconds: float, setting: Setting, options: Options
+    history: Sequence[Mapping[str, Any]],
+    first: int,
+    whole: int,
+    seconds: float,
+    setting: TrialSetting,
+    options: ImportOptions,
 ) -> Iterable[EpochLine]:
     """`whole` epochs, of which the training had done `first` before."""
     sizes = an_epoch(setting, options)

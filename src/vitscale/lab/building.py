@@ -21,7 +21,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.lab import processes, quota, state
 from vitscale.lab.processes import Process, call, call_inside, pid_namespace
-from vitscale.lab.state import Holder, Plan, State, folder_of
+from vitscale.lab.state import Holder, LabPlan, State, folder_of
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
@@ -82,7 +82,7 @@ def make_folder(name: str) -> None:
         ) from None
 
 
-def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
+def build(plan: LabPlan, started: list[subprocess.Popen[str]]) -> State:
     """Makes the planned lab in its folder; adds the processes that it starts, which must be waited for, to `started`.
 
     Raises:
@@ -135,7 +135,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     return lab
 
 
-def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:
+def _make_quotas(plan: LabPlan, lab: str, hosts: tuple[str, ...]) -> None:
     """Makes a cgroup for every host, where possible; fails only where a limit was asked for."""
     controller = quota.find_controller()
     try:
@@ -150,7 +150,7 @@ def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:
             raise quota.refused(str(error)) from None
 
 
-def own_cores(plan: Plan, cores: Sequence[int]) -> list[frozenset[int]] | None:
+def own_cores(plan: LabPlan, cores: Sequence[int]) -> list[frozenset[int]] | None:
     """Each host's own cores: equal shares of `cores`, or one each in turn where there are more hosts than cores.
 
     They matter because ranks pin themselves to a host's first cores: ranks of two hosts that see the same cores would
@@ -164,7 +164,7 @@ def own_cores(plan: Plan, cores: Sequence[int]) -> list[frozenset[int]] | None:
     return [frozenset(cores[number * share : (number + 1) * share]) for number in range(plan.hosts)]
 
 
-def hold_to_own(plan: Plan, firsts: Sequence[Process]) -> None:
+def hold_to_own(plan: LabPlan, firsts: Sequence[Process]) -> None:
     """Pins each host's first process to the host's own cores; commands on the host take them over (`enter.py`)."""
     shares = own_cores(plan, sorted(os.sched_getaffinity(0)))
     for first, cores in zip(firsts, shares or (), strict=False):

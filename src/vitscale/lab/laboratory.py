@@ -18,7 +18,7 @@ from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
 from vitscale.lab.building import INTERFACE, address, set_link
-from vitscale.lab.state import PREFIX, Holder, Plan, State, existing, folder_of, names, read
+from vitscale.lab.state import PREFIX, Holder, LabPlan, State, existing, folder_of, names, read
 
 
 class Laboratory:
@@ -60,7 +60,7 @@ class Laboratory:
         Raises:
             RequestError: this machine cannot limit them, or `cores` is out of range.
         """
-        Plan(cores_per_host=cores)
+        LabPlan(cores_per_host=cores)
         controller = quota.find_controller()
         if controller is None:
             raise quota.refused("there is no CPU controller")
@@ -104,11 +104,11 @@ def laboratory(
         VitscaleError: a value is wrong, a lab of this name exists, or this machine cannot make hosts.
     """
     name = name or f"{os.getpid()}-{secrets.token_hex(4)}"
-    with _built(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as state:
+    with _built(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as state:
         yield Laboratory(state)
 
 
-def up(plan: Plan) -> State:
+def up(plan: LabPlan) -> State:
     """Makes hosts that outlive this process, until `down`.
 
     Raises:
@@ -163,7 +163,7 @@ _KEEP = "keep\n"
 
 
 @contextmanager
-def _built(plan: Plan, *, keep: bool = False) -> Iterator[State]:
+def _built(plan: LabPlan, *, keep: bool = False) -> Iterator[State]:
     """Makes a lab, and ends it with the block or with this process, whichever ends first.
 
     With `keep` the lab outlives both, once the block has ended without an error.

@@ -24,7 +24,7 @@ _MBIT = {"mbit": 1.0, "gbit": 1000.0}
 
 
 @dataclass(frozen=True)
-class Plan:
+class LabPlan:
     """How many hosts to make, and what each of them has.
 
     Raises:

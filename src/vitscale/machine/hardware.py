@@ -11,7 +11,7 @@ from typing import Self
 from vitscale.base.processors import usable_cores
 from vitscale.machine.cores import cpu_facts, physical_cores
 from vitscale.machine.gpus import Gpu, GpusUnreadable, visible_gpus
-from vitscale.trial.trial import Device
+from vitscale.trial.trial import DeviceName
 
 __all__ = ["Gpu", "Machine", "cpu_quota_cores", "cpu_throttled_seconds", "this_machine"]
 
@@ -35,7 +35,7 @@ class Machine:
         """Number of physical cores, and never more than `cores`, which a quota may limit."""
         return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
 
-    def threads_for(self, ranks: int, device: Device) -> int:
+    def threads_for(self, ranks: int, device: DeviceName) -> int:
         """Threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
 
         On GPUs it is limited so that all ranks of a memory node's GPUs fit on that node.

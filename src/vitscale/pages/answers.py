@@ -13,7 +13,7 @@ from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.printing import starts_as_forks
 from vitscale.advice.request import Option
-from vitscale.analysis import Analysis, CurveResult, Point, TrialResult, Waterfall
+from vitscale.analysis import Analysis, CurveResult, ScalingPoint, TrialResult, Waterfall
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
@@ -375,9 +375,9 @@ class _SummaryCurve(NamedTuple):
     """A curve with runs, as the summary shows it."""
 
     curve: CurveResult
-    baseline: Point
+    baseline: ScalingPoint
     """Its baseline; of a curve without one, its first measured point."""
-    most_ranks: Point | None
+    most_ranks: ScalingPoint | None
     """Its measured point on the most ranks; None where it has no other measured point."""
 
     @property
@@ -438,7 +438,7 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
         rows_by_policies.setdefault(policies, []).append(row)
     all_policies = {policy for policies in rows_by_policies for policy in policies}
     groups = [
-        doc.Group(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
+        doc.RowGroup(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
         for policies in sorted(rows_by_policies, key=len, reverse=True)
     ]
     title = [counts(analysis), *(all_policies if len(all_policies) == 1 else ())]
@@ -446,7 +446,7 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
 
 
 def _summary_row(
-    analysis: Analysis, curve: _SummaryCurve, point: Point, *, of_rates: bool, pace: Callable[[float], str]
+    analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, *, of_rates: bool, pace: Callable[[float], str]
 ) -> doc.Row:
     """The cells of one point.
 
@@ -473,7 +473,7 @@ def _summary_row(
     )
 
 
-def _largest_loss(analysis: Analysis, curve: CurveResult, point: Point) -> str:
+def _largest_loss(analysis: Analysis, curve: CurveResult, point: ScalingPoint) -> str:
     """The largest loss of a point of a curve in a few words; a dash where it has no waterfall, or one without parts."""
     for waterfall in analysis.waterfalls:
         is_of_point = (waterfall.curve, waterfall.mode, waterfall.trial_id) == (curve.name, curve.mode, point.trial_id)
@@ -531,7 +531,7 @@ class _SummaryPoint(NamedTuple):
     policies: tuple[str, ...]
     """The policies that it belongs to: of a baseline all those of which it is the baseline."""
     curve: _SummaryCurve
-    point: Point
+    point: ScalingPoint
 
 
 def _points_in_summary(curves: Sequence[_SummaryCurve]) -> Iterator[_SummaryPoint]:
@@ -571,7 +571,7 @@ def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", steps.sign),
         doc.Column("which goes into", words=True),
     )  # fmt: skip
-    return doc.Table(columns, (doc.Group("", tuple(rows)),), title=title)
+    return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), title=title)
 
 
 def _longest_parts(trial: TrialResult) -> str:

@@ -10,7 +10,7 @@ from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.winners import Winner, winner
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
-from vitscale.pages.statements import Choice, Expectation, TrainingLength
+from vitscale.pages.statements import BestTrial, Expectation, TrainingLength
 from vitscale.pages.tables import hours_unit, starts_as_forks, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
@@ -98,7 +98,7 @@ class Chosen:
     """Number of candidates, the chosen trial among them."""
     winner: Winner
 
-    def choice(self, analysis: Analysis, title: str, text: str) -> Choice:
+    def choice(self, analysis: Analysis, title: str, text: str) -> BestTrial:
         """The facts of a statement.
 
         Args:
@@ -106,7 +106,7 @@ class Chosen:
             title: "Fastest measured".
             text: the trial with its figures (`in_short`).
         """
-        return Choice(
+        return BestTrial(
             title=title,
             trial=text,
             rivals=tuple(trial_label(analysis, rival) for rival in self.rivals),

@@ -46,7 +46,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.engines.names import option_if_read
@@ -344,7 +344,7 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
     }
 
 
-def _scaling(point: Point | None) -> dict[str, float | None]:
+def _scaling(point: ScalingPoint | None) -> dict[str, float | None]:
     return estimates(point, "speedup", "efficiency", "speedup_over_plain", "efficiency_over_plain")
 
 

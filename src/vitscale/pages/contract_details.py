@@ -15,11 +15,11 @@ from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 _WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")
 
 
-def flat(result: TrialResult) -> Object:
+def flat(result: TrialResult) -> JsonObject:
     """The most useful of these figures as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
@@ -41,7 +41,7 @@ def flat(result: TrialResult) -> Object:
     }
 
 
-def nested(result: TrialResult) -> Object:
+def nested(result: TrialResult) -> JsonObject:
     """All of these figures as objects; null where nothing is known."""
     return {
         "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
@@ -51,7 +51,7 @@ def nested(result: TrialResult) -> Object:
     }
 
 
-def waterfall(split: Waterfall) -> Object:
+def waterfall(split: Waterfall) -> JsonObject:
     """One waterfall, with its sentence."""
     return {
         **attributes(split, "curve", "mode", "gpus"),
@@ -70,11 +70,11 @@ def waterfall(split: Waterfall) -> Object:
     }
 
 
-def _ends(name: str, interval: Estimate | None) -> Object:
+def _ends(name: str, interval: Estimate | None) -> JsonObject:
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
-def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
+def _parts(breakdown: Breakdown, rank: RankParts) -> JsonObject:
     """The parts of one rank's step, and the ends of their intervals under the same names."""
     over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
     return {
@@ -84,7 +84,7 @@ def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
     }
 
 
-def _breakdown(breakdown: Breakdown) -> Object:
+def _breakdown(breakdown: Breakdown) -> JsonObject:
     return {
         "steps": breakdown.steps,
         "steps_left_out": len(breakdown.left_out),
@@ -107,8 +107,8 @@ def _breakdown(breakdown: Breakdown) -> Object:
     }
 
 
-def _resources(used: ResourceFigures) -> Object:
-    content: Object = {}
+def _resources(used: ResourceFigures) -> JsonObject:
+    content: JsonObject = {}
     for key, value in asdict(used).items():
         kept = getattr(used, key)
         if isinstance(kept, Estimate) or key in _WITH_INTERVAL:
@@ -118,7 +118,7 @@ def _resources(used: ResourceFigures) -> Object:
     return content
 
 
-def _traffic(traffic: Traffic) -> Object:
+def _traffic(traffic: Traffic) -> JsonObject:
     return {
         **{key: value for key, value in asdict(traffic).items() if key != "wire_seconds"},
         **estimate_fields("wire_seconds", traffic.wire_seconds),
@@ -128,7 +128,7 @@ def _traffic(traffic: Traffic) -> Object:
     }
 
 
-def _straggler(straggler: Straggler | None) -> Object | None:
+def _straggler(straggler: Straggler | None) -> JsonObject | None:
     if straggler is None:
         return None
     return {
@@ -137,7 +137,7 @@ def _straggler(straggler: Straggler | None) -> Object | None:
     }
 
 
-def _convergence(convergence: Convergence) -> Object:
+def _convergence(convergence: Convergence) -> JsonObject:
     return {
         **estimates(convergence, "noise_scale_images", "images_to_target", "seconds_to_target"),
         **attributes(convergence, "noise_reason", "target_accuracy"),

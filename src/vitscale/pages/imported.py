@@ -10,14 +10,14 @@ from typing import Any
 from vitscale.analysis.scaling import curve_name
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.importers.contents import LogRun
-from vitscale.importers.importing import Done
+from vitscale.importers.importing import WrittenImport
 from vitscale.present import units
 from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, Table, table
 from vitscale.store import load
 from vitscale.store.records import EXPOSED
 
 
-def import_document(done: Done, results: Path, guessed_format: str = "") -> Document:
+def import_document(done: WrittenImport, results: Path, guessed_format: str = "") -> Document:
     """A document with a row for each series, what was assumed, what could not be used, and the next step.
 
     Args:
@@ -45,7 +45,7 @@ def import_document(done: Done, results: Path, guessed_format: str = "") -> Docu
     return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
 
 
-def _rank_table(done: Done) -> Table:
+def _rank_table(done: WrittenImport) -> Table:
     """A table that divides each rank's time by what its device did."""
     parts = {"computes": "compute", "exposed communication": "exposed_communication", "copies": "copy", "idle": "idle"}
     columns = [Column("job", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
@@ -75,7 +75,7 @@ def _counts(gpus: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in units.runs_of(gpus))
 
 
-def series_fields(done: Done) -> list[dict[str, Any]]:
+def series_fields(done: WrittenImport) -> list[dict[str, Any]]:
     """A JSON object for each series; epochs and steps are those of each run's first rank."""
     runs_of: dict[str, list[LogRun]] = {}
     for imported in done.runs:
@@ -97,7 +97,7 @@ def series_fields(done: Done) -> list[dict[str, Any]]:
     return objects
 
 
-def import_fields(done: Done, results: Path) -> dict[str, Any]:
+def import_fields(done: WrittenImport, results: Path) -> dict[str, Any]:
     """The import as JSON fields, with an object for each series."""
     imported = done.study.imported
     return {
@@ -112,7 +112,7 @@ def import_fields(done: Done, results: Path) -> dict[str, Any]:
     }
 
 
-def _data(done: Done, results: Path) -> dict[str, list[Any]]:
+def _data(done: WrittenImport, results: Path) -> dict[str, list[Any]]:
     """What a format tells beyond runs; where all ranks are there, also what each waited and transferred per step."""
     if not done.data.get("ranks"):
         return done.data

@@ -28,7 +28,7 @@ _FEWEST_TO_TEST = 8
 
 
 @dataclass(frozen=True)
-class Rule:
+class MethodRule:
     """One rule, and how far these records keep it."""
 
     number: int
@@ -53,11 +53,11 @@ def methods_section(analysis: Analysis, *, folded: bool = True) -> Section:
     return Section("How it was measured", blocks, folded=folded)
 
 
-def checklist(analysis: Analysis) -> tuple[Rule, ...]:
+def checklist(analysis: Analysis) -> tuple[MethodRule, ...]:
     """The twelve rules, in their order."""
     measured = _measured(analysis)
     return tuple(
-        Rule(number, asks, *(judge(analysis, measured) if measured else ("no", "No run has completed.", "")))
+        MethodRule(number, asks, *(judge(analysis, measured) if measured else ("no", "No run has completed.", "")))
         for number, (asks, judge) in enumerate(_RULES, start=1)
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from vitscale.pages import prediction_table, prediction_words
-from vitscale.pages.prediction_table import Object, known
+from vitscale.pages.contract_details import JsonObject
+from vitscale.pages.prediction_table import known
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.prediction.results import Forecast, Prediction
@@ -25,7 +26,7 @@ _AS_IT_IS = units.Unit(1.0, "")
 Show = Callable[[Prediction], Cell]
 
 
-def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Object:
+def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> JsonObject:
     """An object for each series and rank count, with its time to finish where that was asked for."""
     objects = [prediction_table.prediction(prediction) for prediction in forecast.predictions]
     if finishes:
@@ -165,7 +166,7 @@ _RESOURCES: list[tuple[Column, Show]] = [
 ]
 
 
-def _finish_fields(end: Finish) -> Object:
+def _finish_fields(end: Finish) -> JsonObject:
     """The time to finish beside its prediction; null where it is unavailable."""
     return {
         **attributes(end, "epochs", "work_seconds", "checkpoint_interval_seconds"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from vitscale.engines.names import option_if_read
 from vitscale.pages import prediction_words, sentences
+from vitscale.pages.contract_details import JsonObject
 from vitscale.prediction.results import Forecast, Prediction, Score
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -135,16 +135,13 @@ def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[fl
     ]
 
 
-Object = dict[str, Any]
-
-
-def scores(forecast: Forecast) -> list[Object]:
+def scores(forecast: Forecast) -> list[JsonObject]:
     """How well such predictions did, where this is known."""
     modes = {series.name: series.mode for series in forecast.evidence.series}
     return [_score(score, modes.get(score.series)) for score in forecast.scores]
 
 
-def prediction(predicted: Prediction) -> Object:
+def prediction(predicted: Prediction) -> JsonObject:
     """One series at one rank count; unavailable figures are null, and `reasons` says why."""
     train = predicted.trial.train
     return {
@@ -178,7 +175,7 @@ def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
     }
 
 
-def _score(score: Score, mode: Mode | None) -> Object:
+def _score(score: Score, mode: Mode | None) -> JsonObject:
     """One score, with its sentence."""
     return {
         **asdict(score),

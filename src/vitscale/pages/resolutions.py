@@ -13,7 +13,7 @@ from vitscale.pages.tables import interval_cell
 from vitscale.prediction.memory.forecast import LEFT_OUT, forecast_bytes, unavailable
 from vitscale.present import units
 from vitscale.present.data import attributes, estimate_fields
-from vitscale.present.document import Cell, Column, Group, Row, Table
+from vitscale.present.document import Cell, Column, Row, RowGroup, Table
 from vitscale.trial.trial import Mode
 
 _FIELD = "model.image_size"
@@ -101,7 +101,7 @@ def resolution_table(analysis: Analysis) -> Table | None:
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
     )  # fmt: skip
-    groups = tuple(Group(curve.name, tuple(_line(point, unit) for point in curve.points)) for curve in series)
+    groups = tuple(RowGroup(curve.name, tuple(_line(point, unit) for point in curve.points)) for curve in series)
     return Table(tuple(map(Column, columns)), groups, tuple(_notes(points)), title=_TITLE, label="curve")
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vitscale.analysis import Analysis
 from vitscale.analysis.counterparts import USUAL_LIMIT, Pair, unmatched
 from vitscale.analysis.power import MOST_REPEATS
-from vitscale.analysis.rounds import Span, span
+from vitscale.analysis.rounds import RoundSpan, span
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.present.data import attributes, estimate_fields
 from vitscale.present.document import Bullets, Cell, Column, Document, Paragraph, table
@@ -237,7 +237,7 @@ def _day(unix_seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(unix_seconds))
 
 
-def _when(made: Span, form: str) -> str:
+def _when(made: RoundSpan, form: str) -> str:
     begin, end = (time.strftime(form, time.gmtime(moment)) for moment in made)
     if begin == end:
         return f"{'at' if form == '%H:%M' else 'on'} {begin}"

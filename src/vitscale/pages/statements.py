@@ -502,7 +502,7 @@ BASELINE: tuple[Statement[BaselineLoss], ...] = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class BestTrial:
     """The best measured trial of several, by its time or by its cost."""
 
     title: str
@@ -527,7 +527,7 @@ class Choice:
         return "; ".join(names)
 
 
-FASTEST: tuple[Statement[Choice], ...] = (
+FASTEST: tuple[Statement[BestTrial], ...] = (
     Statement(
         "fastest of one",
         "it is the only trial of its kind",

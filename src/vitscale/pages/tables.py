@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
@@ -13,7 +13,7 @@ from vitscale.engines.names import engine_label
 from vitscale.pages import sentences
 from vitscale.prediction.start_up import FORKED_RANKS, started_as_forks
 from vitscale.present import units
-from vitscale.present.document import Cell, Column, Group, Row, Table, table
+from vitscale.present.document import Cell, Column, Row, RowGroup, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Mode, Trial
@@ -42,7 +42,7 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
 
     step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
     with_masks = any(trial.trial.model.task == "segmentation" for trial in trials)
-    figures: list[tuple[Column, Callable[[TrialResult, Point], Cell]]] = [
+    figures: list[tuple[Column, Callable[[TrialResult, ScalingPoint], Cell]]] = [
         (Column("runs x steps", narrow="runs"), lambda trial, _: Cell(_runs_and_steps(trial))),
         (Column("step", step.sign), lambda trial, _: interval_cell(trial.step_seconds, step.text)),
         (Column("p95", step.sign), lambda trial, _: Cell(step.text(_p95(trial)))),
@@ -77,7 +77,7 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
             cells = (*first, *(cell(trial, point) for _, cell in figures))
             base = curve.baseline is not None and curve.baseline.gpus == point.gpus
             rows.append(tuple(Cell(c.text, c.bounds, "baseline") for c in cells) if base else cells)
-        groups.append(Group(curve.name, tuple(rows)))
+        groups.append(RowGroup(curve.name, tuple(rows)))
     columns = (Column("ranks"), Column("global batch"), *(column for column, _ in figures))
     notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
     told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
@@ -119,7 +119,7 @@ def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
     return Cell(unit.text(trial.elapsed_epoch_seconds.value), str(trial.elapsed_epochs))
 
 
-def speedup_cell(trial: TrialResult, point: Point) -> Cell:
+def speedup_cell(trial: TrialResult, point: ScalingPoint) -> Cell:
     """The speedup; for a trial that drifts its drift instead, because its time is that of other work."""
     if trial.drifts:
         off = units.relative(trial.drift.difference)
@@ -217,7 +217,7 @@ def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference
         (Cell(curve), *(_comparison_cell(at.get(count)) for count in counts)) for curve, at in by_curve.items()
     )
     columns = (Column("curve", words=True), *(Column(units.ranks(count)) for count in counts))
-    return Table(columns, (Group("", rows),), title=f"{mode}: times as fast as {reference}")
+    return Table(columns, (RowGroup("", rows),), title=f"{mode}: times as fast as {reference}")
 
 
 def _comparison_cell(comparison: CurveComparison | None) -> Cell:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.configurations import Candidate, Estimates, column
-from vitscale.prediction.step.model import Array
-from vitscale.prediction.variants import Variant
+from vitscale.prediction.variants import PredictionVariant
 
 WEIGHT = 0.2
 """Weight of Amdahl's answer beside the fit's median, on logarithms. Each source of docs/calibration-tables.md was
@@ -42,7 +42,7 @@ def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tupl
     return (a1 / aa, 0.0) if parallel < 0 else (serial, parallel)
 
 
-def amdahl_of(asked: Variant) -> tuple[float, float] | None:
+def amdahl_of(asked: PredictionVariant) -> tuple[float, float] | None:
     """Serial and parallel seconds of an image; None where Amdahl's law has no share in answers across hosts.
 
     It has one where what is sent is unknown or somebody else's program was timed, all on one host, and nothing but
@@ -57,7 +57,9 @@ def amdahl_of(asked: Variant) -> tuple[float, float] | None:
     return serial_and_parallel([point.gpus for point in points], [float(each) for each in steps / images])
 
 
-def factor_towards(terms: tuple[float, float], largest: int, candidates: Sequence[Candidate], step: Estimates) -> Array:
+def factor_towards(
+    terms: tuple[float, float], largest: int, candidates: Sequence[Candidate], step: Estimates
+) -> FloatArray:
     """Factor on the middle of each configuration's step, (configurations,); 1 inside a host.
 
     Across hosts it goes a share of the way to Amdahl's answer, which is taken no further than the interval of the mean.

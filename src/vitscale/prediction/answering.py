@@ -15,7 +15,7 @@ from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
 from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
-from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
+from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, MeasuredPoint, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question, can_grow, predict
@@ -166,7 +166,7 @@ def interval_score(low: float, high: float, actual: float) -> float:
     return (high - low + 2 / (1 - CONFIDENCE) * outside) / actual
 
 
-def constant_seconds_per_step(points: Sequence[Point]) -> Estimate:
+def constant_seconds_per_step(points: Sequence[MeasuredPoint]) -> Estimate:
     """The simplest honest prediction: a step takes what it took; the interval is Student's t of the logarithms.
 
     It means something only where the micro-batch is the same at all points, as it is but for strong-global.
@@ -277,7 +277,7 @@ def facts_taken(before: Evidence, after: Evidence) -> dict[str, str]:
     return {option: ", ".join(of_option) for option, of_option in facts.items()}
 
 
-def _facts_taken_of(recorded: Point, point: Point) -> Iterator[tuple[str, str]]:
+def _facts_taken_of(recorded: MeasuredPoint, point: MeasuredPoint) -> Iterator[tuple[str, str]]:
     """(option, what it says of this point), for each fact that its import left open."""
     before, after = recorded.trial, point.trial
     if before.train.engine != after.train.engine:
@@ -296,7 +296,9 @@ def _facts_taken_of(recorded: Point, point: Point) -> Iterator[tuple[str, str]]:
         yield "--nodes-of", f"{units.ranks(after.world.ranks_per_node)} on a full host"
 
 
-def _with_stated_facts(point: Point, changes: Changes, count: int | None, nodes_of: int | None) -> Point:
+def _with_stated_facts(
+    point: MeasuredPoint, changes: Changes, count: int | None, nodes_of: int | None
+) -> MeasuredPoint:
     train, model, world = _stated_training(point, changes), _stated_model(point, changes, count), point.trial.world
     if HOSTS in point.assumed and nodes_of is not None and nodes_of > 0:
         world = world_of_hosts(world.size, nodes_of, world.threads_per_rank)
@@ -306,7 +308,7 @@ def _with_stated_facts(point: Point, changes: Changes, count: int | None, nodes_
     return replace(point, trial=trial, nodes=world.nodes, assumed=still_assumed)
 
 
-def _stated_training(point: Point, changes: Changes) -> TrainSpec:
+def _stated_training(point: MeasuredPoint, changes: Changes) -> TrainSpec:
     """The point's training with the engine and precision that nobody recorded."""
     train = point.trial.train
     facts: dict[str, Any] = {}
@@ -319,7 +321,7 @@ def _stated_training(point: Point, changes: Changes) -> TrainSpec:
     return train.model_copy(update=facts)
 
 
-def _stated_model(point: Point, changes: Changes, count: int | None) -> ModelSpec:
+def _stated_model(point: MeasuredPoint, changes: Changes, count: int | None) -> ModelSpec:
     """The point's model with the name, image size or parameters that nobody recorded."""
     model = point.trial.model
     if model.unknown and changes.model is not None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.results import Label, predicted
-from vitscale.prediction.step.model import Array
 from vitscale.present.estimate import Estimate
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -70,7 +70,7 @@ class Candidate:
         return replace(self, gpus=1, ranks_per_node=1, parallel=NO_SPLIT)
 
 
-def column(candidates: Sequence[Candidate], name: str) -> Array:
+def column(candidates: Sequence[Candidate], name: str) -> FloatArray:
     """A number of every configuration, (configurations,)."""
     return np.fromiter(map(attrgetter(name), candidates), float, len(candidates))
 
@@ -79,11 +79,11 @@ def column(candidates: Sequence[Candidate], name: str) -> Array:
 class Estimates:
     """`Estimate` of many configurations: an array for each of its numbers."""
 
-    value: Array
-    low: Array
-    high: Array
-    future_low: Array
-    future_high: Array
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+    future_low: FloatArray
+    future_high: FloatArray
 
     def at(self, n: int) -> Estimate:
         """The estimate of one configuration."""
@@ -104,8 +104,8 @@ class Evaluated:
     """Seconds of the base's step over those of the configuration's own."""
     parts: dict[str, Estimates]
     """Seconds of compute (with the optimizer), wait, wire, norm and bubble; empty unless they were asked for."""
-    memory_bytes: Array
-    oom_chance: Array
+    memory_bytes: FloatArray
+    oom_chance: FloatArray
     labels: tuple[Label, ...]
 
 
@@ -119,7 +119,7 @@ def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
     """Pieces as one, each given with the places of its configurations in the whole. Parts are left out."""
     order = np.argsort(np.array([n for members, _ in pieces for n in members], dtype=int))
 
-    def gathered_column(of: Callable[[Evaluated], Array]) -> Array:
+    def gathered_column(of: Callable[[Evaluated], FloatArray]) -> FloatArray:
         return np.concatenate([np.empty(0), *(of(piece) for _, piece in pieces)])[order]
 
     def estimates(of: Callable[[Evaluated], Estimates]) -> Estimates:

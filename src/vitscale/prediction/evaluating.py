@@ -12,17 +12,18 @@ from statistics import NormalDist
 import numpy as np
 
 from vitscale.analysis.statistics import spread_within, t_quantile
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction import amdahl, layouts, parameters, sampling, shares
 from vitscale.prediction.configurations import Candidate, Estimates, Evaluated, column, joined
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.labels import assumptions, label, types_are_known
 from vitscale.prediction.memory.forecast import oom_chance, peak_bytes_of_many
 from vitscale.prediction.results import CONFIDENCE, REACH, Label, predicted
 from vitscale.prediction.step import of_series
-from vitscale.prediction.step.model import Array, Draws, StepModel, Worlds
+from vitscale.prediction.step.model import Draws, StepModel, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
-from vitscale.prediction.variants import Variant
+from vitscale.prediction.variants import PredictionVariant
 from vitscale.present.estimate import Estimate
 from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -42,13 +43,13 @@ ROUGH = 32
 
 
 def evaluate(
-    asked: Variant,
+    asked: PredictionVariant,
     candidates: Sequence[Candidate],
     *,
     base: Candidate | None = None,
     with_parts: bool = False,
     with_memory: bool = True,
-    measured: Sequence[Point] = (),
+    measured: Sequence[MeasuredPoint] = (),
     hosts_assumed: bool = False,
     memory_capacity_bytes: int | None = None,
     draws: int = DRAWS,
@@ -98,7 +99,9 @@ def evaluate(
 class _Draws:
     """The draws of a series, and what they make of some of its configurations."""
 
-    def __init__(self, asked: Variant, base: Candidate | None, measured: Sequence[Point], count: int) -> None:
+    def __init__(
+        self, asked: PredictionVariant, base: Candidate | None, measured: Sequence[MeasuredPoint], count: int
+    ) -> None:
         rng = np.random.default_rng(11)
         some = slice(None, None, DRAWS // count)
         self.asked, self.base = asked, base
@@ -169,7 +172,9 @@ class _Draws:
         whole = self.draws["compute"] - math.log(shares.compute_share(self.asked.trial))
         return replace(model, messages=(), parallel=NO_SPLIT, filling=None), {**self.draws, "compute": whole}
 
-    def _mean(self, candidates: Sequence[Candidate], model: StepModel, draws: Draws) -> tuple[Array, dict[str, Array]]:
+    def _mean(
+        self, candidates: Sequence[Candidate], model: StepModel, draws: Draws
+    ) -> tuple[FloatArray, dict[str, FloatArray]]:
         """((draws, configurations) seconds of a step in the mean over many runs; the parts likewise)."""
         fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
         times = model.times(draws, worlds)
@@ -185,7 +190,7 @@ class _Draws:
         }  # fmt: skip
         return mean, parts
 
-    def _with_own_runs(self, candidates: Sequence[Candidate], of_model: Array) -> Array:
+    def _with_own_runs(self, candidates: Sequence[Candidate], of_model: FloatArray) -> FloatArray:
         """The mean of `_mean`, but from their own runs for those that are answered from these."""
         mean = of_model.copy() if self.measured else of_model
         for n, own in self._measured(candidates):
@@ -200,9 +205,9 @@ class _Draws:
             if candidate in self.measured:
                 yield n, self.measured[candidate]
 
-    def _future(self, mean: Array, jobs: Array) -> Array:
+    def _future(self, mean: FloatArray, jobs: FloatArray) -> FloatArray:
         """Seconds of a step in runs still to be made, (draws x job effects, configurations)."""
-        runs: Array = (mean * np.exp(self.job_spread * jobs)).reshape(-1, mean.shape[1])
+        runs: FloatArray = (mean * np.exp(self.job_spread * jobs)).reshape(-1, mean.shape[1])
         return runs
 
 
@@ -210,7 +215,7 @@ _OF_A_MEDIAN = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, for many normal values (Kendall & Stuart, section 17.12)."""
 
 
-def measured_step(points: Sequence[Point], point: Point) -> Estimate:
+def measured_step(points: Sequence[MeasuredPoint], point: MeasuredPoint) -> Estimate:
     """Seconds of a step from a point's own runs: their median, which no single run that hung moves.
 
     All runs of `points` say how far runs differ, with a prior as in `fitting`; intervals are Student's t.
@@ -225,14 +230,14 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
-def _effects_of_jobs(rng: np.random.Generator, draws: int) -> Array:
+def _effects_of_jobs(rng: np.random.Generator, draws: int) -> FloatArray:
     """Effects of single runs' luck in units of their scale, (`_FUTURES`, draws, 1)."""
     freedom = parameters.JOB_FREEDOM
     columns = [sampling.spread_out_student_t(rng, draws, freedom=freedom) for _ in range(_FUTURES)]
     return np.hstack(columns).T[:, :, None]
 
 
-def _estimates(mean: Array, future: Array | None = None) -> Estimates:
+def _estimates(mean: FloatArray, future: FloatArray | None = None) -> Estimates:
     """Middles and ends of (draws, configurations); without `future` a run's ends are those of the mean."""
     low, middle, high = np.quantile(mean, (_TAIL, 0.5, 1 - _TAIL), axis=0)
     if future is None:
@@ -262,7 +267,7 @@ def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
     return Worlds(ranks, np.minimum(ranks, per_node), micro_batch, grad_accum, mixed_slowdown(fitted, ranks))
 
 
-def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
+def mixed_slowdown(fitted: FittedSeries, ranks: FloatArray) -> FloatArray:
     """Slowdown by unlike devices: the mixture stays that of the largest measured point; a rank alone is its first."""
     mixture = fitted.points[-1]
     factors = device_factors(fitted.points)
@@ -270,7 +275,7 @@ def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
     return np.where(ranks > 1, slowdown(mixture, factors), alone)
 
 
-def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> Array:
+def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: FloatArray) -> FloatArray:
     """Factor of 1 or more on a step for slower GPUs on hosts beyond the measured ones.
 
     It is 1 where the types are known and alike: `labels.assumptions` then says that further hosts have the same.
@@ -280,7 +285,7 @@ def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> A
         return np.ones_like(normal * worlds.ranks)
     chance = _SLOWER_HOSTS_CHANCE[any(point.devices for point in fitted.points)]
     one_sided = np.reshape([_one_sided(float(draw), chance) for draw in normal.flat], normal.shape)
-    slower: Array = np.exp(_SLOWER_HOSTS_SPREAD * one_sided * beyond)
+    slower: FloatArray = np.exp(_SLOWER_HOSTS_SPREAD * one_sided * beyond)
     return slower
 
 
@@ -291,7 +296,7 @@ def _one_sided(normal: float, chance: float) -> float:
     return NormalDist().inv_cdf((1 + far) / 2) if far > 0 else 0.0
 
 
-def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
+def _memory(template: Trial, candidates: Sequence[Candidate]) -> FloatArray:
     """Peak bytes of a rank of each configuration; NaN: unavailable."""
     micro_steps = column(candidates, "grad_accum").astype(int)
     if template.parallel.pipeline == 1:
@@ -305,7 +310,7 @@ def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
 
 
 def _labels(
-    asked: Variant,
+    asked: PredictionVariant,
     candidates: Sequence[Candidate],
     measured: Mapping[Candidate, Estimate],
     hosts_assumed: bool,
@@ -325,7 +330,7 @@ def _labels(
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))
         if (there := known.get(key)) is None:
             world = World(nodes=-(-candidate.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
-            placed = layouts.Placement(
+            placed = layouts.SeriesLayout(
                 asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and candidate.gpus > largest
             )  # fmt: skip
             there = known[key] = label(asked, placed, assumptions(asked, placed))

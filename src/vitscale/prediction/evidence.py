@@ -51,7 +51,7 @@ class StepParts:
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """One measured trial."""
 
     trial_id: str
@@ -106,7 +106,7 @@ class Series:
     name: str
     mode: Mode
     labels: Mapping[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     """In rising order of ranks; only points with a completed run."""
 
 
@@ -219,7 +219,7 @@ def _of_its_images(result: TrialResult) -> bool:
     )
 
 
-def _point(result: TrialResult) -> Point:
+def _point(result: TrialResult) -> MeasuredPoint:
     trial = result.trial
     dataset = result.train_samples
     images = None if dataset is None or not result.batch_known else samples_used(dataset, trial.data.fraction)
@@ -231,7 +231,7 @@ def _point(result: TrialResult) -> Point:
     backend = result.traffic.backend if result.traffic else None
     joules = result.resources.joules_per_image if result.resources else None
     traces = all(run.header.imported and run.header.imported.log_format == "trace" for run in result.recorded_runs)
-    return Point(
+    return MeasuredPoint(
         trial_id=result.trial_id,
         trial=trial,
         nodes=trial.world.nodes,

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.base.arrays import FloatArray
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.prediction.levelled import draw_levelled
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
 from vitscale.prediction.sampling import sample
-from vitscale.prediction.step.model import Array, Draws, StepModel
+from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
 DRAWS = 512
@@ -46,14 +47,14 @@ class FittedSeries:
     """The parts of one series' step, as draws from what the evidence leaves open."""
 
     series: Series
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     """The points that the fit rests on."""
     left_out: str
     """Why other points were left out; empty where none was."""
     model: StepModel
     draws: Draws
     """Parameter -> (DRAWS, 1)."""
-    job_spread: Array
+    job_spread: FloatArray
     """(DRAWS, 1): scale of the logarithm of a run's step time about the mean of many, a t of `JOB_FREEDOM`."""
     effective_draws: float
     """Independent draws that `draws` are worth."""
@@ -135,7 +136,7 @@ def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
 
 
 def _fit(
-    series: Series, points: tuple[Point, ...], left_out: str, model: StepModel, evidence: Evidence
+    series: Series, points: tuple[MeasuredPoint, ...], left_out: str, model: StepModel, evidence: Evidence
 ) -> tuple[FittedSeries, float]:
     """(the fit, the logarithm of the evidence for this model up to a constant of the points)."""
     known = priors(points, evidence.network, model.messages is not None)
@@ -155,7 +156,7 @@ def _fit(
     return fitted, drawn.log_evidence
 
 
-def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tuple[Misfit, ...]:
+def _misfits(points: tuple[MeasuredPoint, ...], steps: FloatArray, job_to_job: float) -> tuple[Misfit, ...]:
     """Points whose median run is further from the model than runs of one rank count are from one another.
 
     That distance is the larger of what runs are known to differ by and what these runs did. What a bad fit leaves is

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitscale.analysis.runs.compute import DTYPES, Peak, peak
+from vitscale.base.arrays import FloatArray
 from vitscale.errors import RequestError, shown
-from vitscale.prediction.step.model import Array
 from vitscale.trial.trial import Precision
 
 _OPERATIONS_A_BYTE, _OPERATIONS_SPREAD = 80.0, 0.35
@@ -152,7 +152,9 @@ def common_type(devices: Sequence[str]) -> GpuType:
     raise RequestError(f"another GPU cannot be told from these results: {what}", next_step=step)
 
 
-def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tuple[Array, Array]) -> Array:
+def time_factors(
+    old: GpuType, new: GpuType, precision: Precision, normals: tuple[FloatArray, FloatArray]
+) -> FloatArray:
     """Logarithms of what computing takes on the new type over what it took on the old one, a draw for each normal.
 
     Args:
@@ -166,11 +168,11 @@ def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tupl
     """
     operations = _OPERATIONS_A_BYTE * np.exp(_OPERATIONS_SPREAD * normals[0])
 
-    def seconds(gpu: GpuType) -> Array:
+    def seconds(gpu: GpuType) -> FloatArray:
         """Seconds of an operation."""
         return np.maximum(1 / gpu.flops_per_second(precision), 1 / (operations * gpu.bytes_per_second))
 
-    factors: Array = np.log(seconds(new) / seconds(old)) + _PROGRAM_SPREAD * normals[1]
+    factors: FloatArray = np.log(seconds(new) / seconds(old)) + _PROGRAM_SPREAD * normals[1]
     return factors
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, printable, shown
 from vitscale.importers import tables
-from vitscale.importers.contents import Problems, parse_finite, parse_whole
+from vitscale.importers.contents import BrokenLines, parse_finite, parse_whole
 from vitscale.prediction.gpu_types import GpuType, gpu_type
 from vitscale.prediction.network.links import Link, declared_link
 from vitscale.present.units import listed
@@ -50,7 +50,7 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
     head, *_ = tables.headers(path)
     sky = "acceleratorname" in head.columns
     column = {own: theirs if sky else own for own, theirs in _COLUMNS.items()}
-    problems, unknown = Problems(path.name), dict[str, str]()
+    problems, unknown = BrokenLines(path.name), dict[str, str]()
     cheapest: dict[tuple[str, int, str], Instance] = {}
     for row in tables.rows(path, head, [name for own, name in column.items() if own != "network"], problems):
         cells = {own: row[name] for own, name in column.items()}

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from vitscale.engines import ENGINES
 from vitscale.prediction.fitting import FittedSeries
-from vitscale.prediction.layouts import Placement
+from vitscale.prediction.layouts import SeriesLayout
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import REACH, Assumption, Label
-from vitscale.prediction.variants import Variant
+from vitscale.prediction.variants import PredictionVariant
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.trial import Trial
 
 
-def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption]) -> Label:
+def label(asked: PredictionVariant, placement: SeriesLayout, assumptions: Sequence[Assumption]) -> Label:
     """The label of an answer: see `results.Label`."""
     points = asked.fitted.points
     if asked.fitted.misfits:
@@ -41,7 +41,7 @@ PROFILER = "the profiler's cost"
 SHARES = "shares of ranks"
 
 
-def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
+def assumptions(asked: PredictionVariant, placement: SeriesLayout) -> tuple[Assumption, ...]:
     """Assumptions about all that nothing measured says anything about."""
     assumed = [*_of_the_fit(asked.fitted), *_network(asked, placement), *asked.assumptions]
     points = asked.fitted.points
@@ -101,7 +101,7 @@ def _of_the_fit(fitted: FittedSeries) -> Iterator[Assumption]:
         )
 
 
-def _what_is_sent(asked: Variant) -> Assumption:
+def _what_is_sent(asked: PredictionVariant) -> Assumption:
     taken = "transfers as a share of compute that grows with the ranks as a ring's does"
     link, trial = asked.model.network.across, asked.trial
     if link.source != "assumed":
@@ -136,7 +136,7 @@ def types_are_known(fitted: FittedSeries) -> bool:
     return all(point.devices for point in points) and len({name for point in points for name in point.devices}) == 1
 
 
-def _network(asked: Variant, placement: Placement) -> list[Assumption]:
+def _network(asked: PredictionVariant, placement: SeriesLayout) -> list[Assumption]:
     world, points, network = placement.trial.world, asked.fitted.points, asked.model.network
     assumed = []
     unused = asked.model.messages is None  # transfers are then no messages over a link
@@ -155,7 +155,7 @@ def _network(asked: Variant, placement: Placement) -> list[Assumption]:
     return assumed
 
 
-def _taken(link: Link, asked: Variant) -> str:
+def _taken(link: Link, asked: PredictionVariant) -> str:
     if asked.model.messages is None:
         return "transfers up to several times those inside a host"
     rate, factor = link.bandwidth_bytes_per_second / 1e9, math.exp(REACH * link.bandwidth_spread)

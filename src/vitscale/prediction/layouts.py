@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.errors import RequestError
-from vitscale.prediction.evidence import Point, Series
-from vitscale.prediction.step.model import Array
+from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
 MOST_RANKS = 100_000
@@ -19,7 +19,7 @@ _USUAL_HOST = 8
 
 
 @dataclass(frozen=True)
-class Placement:
+class SeriesLayout:
     """One rank count of a series, with what follows from it."""
 
     trial: Trial
@@ -59,7 +59,7 @@ def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int
     return min(gpus, host), assumed and gpus > max(point.gpus for point in series.points)
 
 
-def host_size(points: Sequence[Point]) -> tuple[int, bool]:
+def host_size(points: Sequence[MeasuredPoint]) -> tuple[int, bool]:
     """(ranks that a host takes, whether that is an assumption).
 
     They are the most that any host had, where some points span hosts; else eight, or more if more were measured.
@@ -77,7 +77,7 @@ def equal_hosts(gpus: int, host: int) -> int:
 
 def placement_of(
     series: Series, template: Trial, gpus: int, nodes_of: int | None, most_micro_batch: int | None = None
-) -> Placement:
+) -> SeriesLayout:
     """The trial at a rank count.
 
     Args:
@@ -110,12 +110,12 @@ def placement_of(
         if images is None
         else steps_per_epoch(images, gpus // shared, train.micro_batch, train.grad_accum, train.drop_last)
     )
-    return Placement(trial, images, steps or None, assumed)
+    return SeriesLayout(trial, images, steps or None, assumed)
 
 
 def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:
     """(images of an epoch, share of the training images): under weak scaling both grow with the ranks."""
-    known: Point = series.points[-1]
+    known: MeasuredPoint = series.points[-1]
     if series.mode != "weak":
         return known.images, known.trial.data.fraction
     fraction = exact(known.trial.data.fraction) * gpus / known.gpus
@@ -150,7 +150,7 @@ def share_of_global_batch(series: Series, models: int, most_micro_batch: int | N
     return {"micro_batch": micro_batch, "grad_accum": share // micro_batch}
 
 
-def whole_steps(images: Array, per_step: Array, micro_batch: Array, drop_last: bool) -> Array:
+def whole_steps(images: FloatArray, per_step: FloatArray, micro_batch: FloatArray, drop_last: bool) -> FloatArray:
     """`trial.effective_steps` of many configurations; NaN where not one step is full under `drop_last`."""
     full = np.floor(images / per_step)
     if drop_last:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.prediction.likelihood import COMPUTE, Likelihood, meeting
-from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
-from vitscale.prediction.step.model import Array
+from vitscale.prediction.sampling import PosteriorSample, Proposal, StudentT, sample
 
 _SEED = 11
 _TRIED = 256
@@ -29,7 +29,7 @@ _CURVED = 0.3, 1e10
 """Least and most curvature that the search believes: a prior has 1."""
 _WIDER = (1.0, 2.0, 4.0)
 """Factors on the covariance at the maximum, for proposals around it."""
-_STEP_SHARES: Array = np.asarray(0.5 ** np.arange(8), dtype=np.float64)
+_STEP_SHARES: FloatArray = np.asarray(0.5 ** np.arange(8), dtype=np.float64)
 """Shares of Newton's step that are tried at once."""
 _COMPONENTS = 3
 
@@ -38,13 +38,13 @@ class _Quadratic(NamedTuple):
     """A log density around a row of `size`, to the second order."""
 
     value: float
-    gradient: Array
+    gradient: FloatArray
     """(size,)."""
-    curvature: Array
+    curvature: FloatArray
     """Second derivatives with the opposite sign, (size, size)."""
 
 
-def draw_levelled(likelihood: Likelihood, rng: np.random.Generator, draws: int) -> tuple[Sample, Array]:
+def draw_levelled(likelihood: Likelihood, rng: np.random.Generator, draws: int) -> tuple[PosteriorSample, FloatArray]:
     """(the draws, their rows as `Likelihood` takes them), as `sampling.sample` draws them."""
     levelled = Levelled(likelihood)
     drawn = sample(levelled.log_density, levelled.proposals(), rng, draws, _COMPONENTS)
@@ -60,13 +60,13 @@ class Levelled:
         self._meeting = partial(meeting, likelihood.mean_residuals, self._column, likelihood.spread[COMPUTE])
         self._prior = likelihood.prior()
 
-    def standard(self, rows: Array) -> Array:
+    def standard(self, rows: FloatArray) -> FloatArray:
         """Returns the rows as `Likelihood` takes them."""
         standard = rows.copy()
         standard[:, self._column] += self._meeting(rows)
         return standard
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """Log density of each row, as `Likelihood.log_density`."""
         return self.likelihood.log_density(self.standard(rows))
 
@@ -76,7 +76,7 @@ class Levelled:
             best, covariance = self._maximum()
         return (*(StudentT(best, factor * covariance) for factor in _WIDER), self._prior)
 
-    def _maximum(self) -> tuple[Array, Array]:
+    def _maximum(self) -> tuple[FloatArray, FloatArray]:
         """The most probable row and the covariance there, by Newton's steps that are shortened as far as they need.
 
         SciPy's `trust-exact` finds the same in twice the time, and searches with first derivatives alone end lower.
@@ -85,7 +85,7 @@ class Levelled:
         largest_scale = math.log(self.likelihood.most_job_to_job) - 3 * _STEP
         best = self._most_probable_draw()
         best[-1] = min(best[-1], largest_scale)
-        covariance: Array = np.diag(self._prior.scales**2)
+        covariance: FloatArray = np.diag(self._prior.scales**2)
         for _ in range(_ITERATIONS):
             density = self._quadratic_around(best)
             if not np.isfinite(density.curvature).all():
@@ -99,13 +99,13 @@ class Levelled:
             best = moved[np.argmax(densities)]
         return best, covariance
 
-    def _most_probable_draw(self) -> Array:
+    def _most_probable_draw(self) -> FloatArray:
         """The most probable of the prior's centre and some draws of it."""
         draws = self._prior.draw(np.random.default_rng(_SEED), _TRIED - 1)
         tried = np.vstack([self._prior.centre, draws])
         return np.asarray(tried[np.argmax(self._known_density(tried))], dtype=np.float64)
 
-    def _quadratic_around(self, row: Array) -> _Quadratic:
+    def _quadratic_around(self, row: FloatArray) -> _Quadratic:
         """The log density around a row, by central differences that are all asked for at once."""
         size = len(row)
         first, second = np.tril_indices(size, -1)
@@ -119,12 +119,12 @@ class Levelled:
         curvature[first, second] = curvature[second, first] = mixed / 2
         return _Quadratic(float(value), (up - down) / (2 * _STEP), curvature / _STEP**2)
 
-    def _known_density(self, rows: Array) -> Array:
+    def _known_density(self, rows: FloatArray) -> FloatArray:
         """Log density of each row; -inf also where it is not a number."""
         return np.nan_to_num(self.log_density(rows), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
 
 
-def _covariance(curvature: Array) -> Array:
+def _covariance(curvature: FloatArray) -> FloatArray:
     """The inverse of the curvature, whose values are taken for positive and within `_CURVED`."""
     values, vectors = np.linalg.eigh(curvature)
     return np.asarray(vectors / np.clip(np.abs(values), *_CURVED) @ vectors.T, dtype=np.float64)

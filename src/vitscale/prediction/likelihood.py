@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.prediction.evidence import Point, StepParts
+from vitscale.base.arrays import FloatArray
+from vitscale.prediction.evidence import MeasuredPoint, StepParts
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Normal, Proposal, StudentT, spread_out_normals
-from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
+from vitscale.prediction.step.model import Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
@@ -53,7 +54,7 @@ _FOLDS = 4
 """Times that terms of many runs are multiplied in halves before logarithms are taken: of 1, not of 16."""
 
 
-def spread_of_runs(points: Sequence[Point]) -> float:
+def spread_of_runs(points: Sequence[MeasuredPoint]) -> float:
     """Standard deviation of the logarithm of a step from run to run at one rank count; 0 where none has three runs.
 
     It is Shamos's: the median of all differences between two runs of one count (Rousseeuw & Croux, "Alternatives to the
@@ -65,18 +66,18 @@ def spread_of_runs(points: Sequence[Point]) -> float:
     return _OF_A_DIFFERENCE * statistics.median(differences) if differences else 0.0
 
 
-def noise_of_runs(points: Sequence[Point]) -> float:
+def noise_of_runs(points: Sequence[MeasuredPoint]) -> float:
     """How far runs of one rank count differ (`spread_of_runs`), where the report calls that unstable; else 0."""
     spread = spread_of_runs(points)
     return spread if spread > RUNS_DIFFER else 0.0
 
 
-def scale_of_jobs(points: Sequence[Point]) -> float:
+def scale_of_jobs(points: Sequence[MeasuredPoint]) -> float:
     """Expected scale of the t of `JOB_FREEDOM` by which the logarithm of a run's step differs from the mean of many."""
     return max(job_scale(points[-1].trial), noise_of_runs(points) / JOB_DEVIATION)
 
 
-def by_name(rows: Array) -> Draws:
+def by_name(rows: FloatArray) -> Draws:
     """Parameter -> its column (sets, 1) of `rows`, which may have further columns."""
     return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
 
@@ -84,7 +85,7 @@ def by_name(rows: Array) -> Draws:
 class Likelihood:
     """Density of parameters, in standard deviations of their priors; the last is the logarithm of the scale of jobs."""
 
-    def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
+    def __init__(self, model: StepModel, points: Sequence[MeasuredPoint], known: Mapping[str, Prior]) -> None:
         self.model = model
         self.noise = noise_of_runs(points)
         self.job_to_job = scale_of_jobs(points)
@@ -101,10 +102,10 @@ class Likelihood:
         """Whether it is drawn as `prediction.levelled` does."""
         self.factors = device_factors(points)
         self.explained = [(n, point) for n, point in enumerate(points) if point.parts is not None]
-        self._known_calls: tuple[Array, Calls] = np.empty(0), {}
+        self._known_calls: tuple[FloatArray, Calls] = np.empty(0), {}
         self.active = self._active()
 
-    def rows(self, standard: Array, rng: np.random.Generator | None = None) -> Array:
+    def rows(self, standard: FloatArray, rng: np.random.Generator | None = None) -> FloatArray:
         """(sets, parameters) that `standard` stands for: (sets, active parameters and the scale of jobs).
 
         Parameters that nothing measured depends on are drawn from their priors; without `rng` they are at the middle.
@@ -115,7 +116,7 @@ class Likelihood:
         full[:, self.active] = standard[:, :-1]
         return self.mean + self.spread * full
 
-    def log_density(self, standard: Array) -> Array:
+    def log_density(self, standard: FloatArray) -> FloatArray:
         """Log density of the posterior, (sets,), up to a constant that all models of the same points share."""
         of_points, others = self._log_model(standard)
         log_scale = standard[:, -1]
@@ -134,13 +135,13 @@ class Likelihood:
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
         return np.asarray(np.where(log_scale < math.log(self.most_job_to_job), density, -np.inf), dtype=np.float64)
 
-    def residuals(self, standard: Array) -> tuple[Array, Array]:
+    def residuals(self, standard: FloatArray) -> tuple[FloatArray, FloatArray]:
         """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of
         explained parts, in their standard deviations)."""
         of_points, others = self._log_model(standard)
         return self._residuals(of_points), others
 
-    def median_residuals(self, standard: Array) -> Array:
+    def median_residuals(self, standard: FloatArray) -> FloatArray:
         """Median of the runs' `residuals` over all runs, (sets,)."""
         of_points, _ = self._log_model(standard)
         middles = np.empty(len(standard))
@@ -148,11 +149,11 @@ class Likelihood:
             middles[rows] = np.median(self._residuals(of_points[rows]), axis=1)
         return middles
 
-    def mean_residuals(self, standard: Array) -> Array:
+    def mean_residuals(self, standard: FloatArray) -> FloatArray:
         """Mean over points of the logarithm of the median run's step over the model's, (sets,)."""
         return np.asarray((self.medians - self._log_model(standard)[0]).mean(axis=1), dtype=np.float64)
 
-    def _log_model(self, standard: Array) -> tuple[Array, Array]:
+    def _log_model(self, standard: FloatArray) -> tuple[FloatArray, FloatArray]:
         """((sets, points) logarithm of the model's step; the residuals of all but the runs)."""
         draws = by_name(self.rows(standard))
         but_compute = np.delete(standard[:, :-1], np.searchsorted(self.active, COMPUTE), axis=1)
@@ -165,7 +166,7 @@ class Likelihood:
             others += self._parts(times, point, n)
         return np.log(times.total), np.concatenate(others, axis=1)
 
-    def _residuals(self, of_points: Array) -> Array:
+    def _residuals(self, of_points: FloatArray) -> FloatArray:
         """Logarithm of each run's step over the model's, (sets, runs)."""
         runs = of_points[:, self.of_point]
         return np.asarray(np.subtract(self.log_steps, runs, out=runs), dtype=np.float64)
@@ -185,7 +186,7 @@ class Likelihood:
         scales[np.searchsorted(self.active, COMPUTE)] = 2 * self.job_to_job / self.spread[COMPUTE]
         return Normal(np.append(np.zeros(len(self.active)), math.log(self.job_to_job)), scales)
 
-    def _of_scale(self, log_scale: Array) -> Array:
+    def _of_scale(self, log_scale: FloatArray) -> FloatArray:
         return -JOB_TO_JOB_RUNS * (log_scale + (self.job_to_job / np.exp(log_scale)) ** 2 / 2)
 
     def _active(self) -> NDArray[np.int64]:
@@ -204,10 +205,10 @@ class Likelihood:
         change[own, :, len(self.medians) + own] = 0.0  # the priors
         return np.array(sorted({COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
 
-    def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
+    def _parts(self, times: StepTimes, point: MeasuredPoint, n: int) -> list[FloatArray]:
         """Residuals of the point's explained parts, (sets, 1) each; `n`: its place."""
         parts = point.parts
-        residuals: list[Array] = []
+        residuals: list[FloatArray] = []
         if parts is None:
             return residuals
         pace = self._pace_of_explained_steps(times, parts, n)
@@ -230,7 +231,7 @@ class Likelihood:
                 residuals.append(((seconds or 0.0) - of_model[name]) / scale)
         return residuals
 
-    def _pace_of_explained_steps(self, times: StepTimes, parts: StepParts, n: int) -> Array | float:
+    def _pace_of_explained_steps(self, times: StepTimes, parts: StepParts, n: int) -> FloatArray | float:
         """Explained step of a point over the model's, (sets, 1), where runs differ much; 1 where they do not.
 
         Explained steps are of the same runs as the others. Where these are slow by luck all parts are long by the same
@@ -252,7 +253,7 @@ class Likelihood:
 
         size = len(self.active)
 
-        def residuals(rows: Array) -> Array:
+        def residuals(rows: FloatArray) -> FloatArray:
             """(sets, residuals) of (sets, active parameters), whose squares add up to -2 times the log density."""
             standard = np.column_stack([rows, np.full(len(rows), math.log(job_scale))])
             of_runs, others = self.residuals(standard)
@@ -261,7 +262,7 @@ class Likelihood:
                 deviations = _as_of_normals(deviations)
             return np.concatenate([deviations, others], axis=1)
 
-        def jacobian(centre: Array) -> Array:
+        def jacobian(centre: FloatArray) -> FloatArray:
             """(residuals, active parameters), by forward differences of all parameters at once."""
             at_centre_and_beside = residuals(np.vstack([centre, centre + _DIFFERENCE * np.eye(size)]))
             changes = at_centre_and_beside[1:] - at_centre_and_beside[0]
@@ -277,13 +278,13 @@ class Likelihood:
         return StudentT(np.append(maximum.x, math.log(job_scale)), covariance)
 
 
-def _as_of_normals(deviations: Array) -> Array:
+def _as_of_normals(deviations: FloatArray) -> FloatArray:
     """Deviations of a normal distribution that are as improbable as these of Student's t of `JOB_FREEDOM`."""
     squares = (JOB_FREEDOM + 1) * np.log1p(deviations**2 / JOB_FREEDOM)
     return np.asarray(np.copysign(np.sqrt(squares), deviations), dtype=np.float64)
 
 
-def meeting(residuals: Callable[[Array], Array], column: int, by_one: float, rows: Array) -> Array:
+def meeting(residuals: Callable[[FloatArray], FloatArray], column: int, by_one: float, rows: FloatArray) -> FloatArray:
     """The compute of each row at which `residuals` vanish, nearly; the row's own compute does not matter.
 
     It is moved once as if it were the whole step, then once by the secant.
@@ -305,7 +306,7 @@ def meeting(residuals: Callable[[Array], Array], column: int, by_one: float, row
     return np.asarray(at[:, column], dtype=np.float64)
 
 
-def _log_of_product(terms: Array) -> Array:
+def _log_of_product(terms: FloatArray) -> FloatArray:
     """Sum of the logarithms of each row's terms, all at least 1; infinite where a product overflows."""
     for _ in range(_FOLDS):
         half = terms.shape[1] // 2
@@ -328,13 +329,13 @@ class _FromThePrior:
         self._prior = likelihood.prior()
         self._meeting = partial(meeting, likelihood.median_residuals, self.column, likelihood.spread[COMPUTE])
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """See `Proposal`."""
         rows = self._prior.draw(rng, count)
         rows[:, self.column] += self._meeting(rows)
         return rows
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """See `Proposal`."""
         apart = rows.copy()
         apart[:, self.column] -= self._meeting(rows)

@@ -50,7 +50,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.step.messages import messages
 from vitscale.prediction.step.model import ALIKE_ACROSS
@@ -128,7 +128,7 @@ _LEFT_OUT_OF_KNOWN = 6.0
 _NOTHING = Prior(math.log(1e-5), 0.01)
 
 
-def priors(points: Sequence[Point], network: Network, known_messages: bool) -> dict[str, Prior]:
+def priors(points: Sequence[MeasuredPoint], network: Network, known_messages: bool) -> dict[str, Prior]:
     """Prior of every parameter of a series, before its steps are looked at.
 
     Args:
@@ -166,7 +166,7 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
     }
 
 
-def _shorter_than_usual(point: Point) -> float:
+def _shorter_than_usual(point: MeasuredPoint) -> float:
     """How many times as large transfers' shares are expected to be as in a usual micro-step; 1 without a batch."""
     if not point.batch_known:
         return 1.0
@@ -174,7 +174,7 @@ def _shorter_than_usual(point: Point) -> float:
     return float((_USUAL_STEP / min(_LONGEST, max(_SHORTEST, micro_step))) ** STEP_POWER)
 
 
-def _overlap(points: Sequence[Point]) -> str:
+def _overlap(points: Sequence[MeasuredPoint]) -> str:
     if points[-1].trial.model.unknown:
         return "overlap, told"
     return "overlap, measured" if any(point.gpus > 1 for point in points) else "overlap"
@@ -194,7 +194,7 @@ _OF_THE_LARGEST = (1.0, 0.826, 0.701, 0.611, 0.540, 0.486, 0.443)
 """Standard deviation of the largest of 1, 2, 4, ... 64 standard normals (Teichroew, Annals of Math. Stat. 1956)."""
 
 
-def _jitter(points: Sequence[Point]) -> float | None:
+def _jitter(points: Sequence[MeasuredPoint]) -> float | None:
     """Relative standard deviation of one rank's step; None: not measured.
 
     It is from the fewest ranks: there least of it is transfers, and least is lost by taking the slowest rank's.
@@ -205,6 +205,6 @@ def _jitter(points: Sequence[Point]) -> float | None:
     return known.step_spread / _OF_THE_LARGEST[min(round(math.log2(known.gpus)), len(_OF_THE_LARGEST) - 1)]
 
 
-def _all_across(points: Sequence[Point]) -> bool:
+def _all_across(points: Sequence[MeasuredPoint]) -> bool:
     several = [point for point in points if point.gpus > 1]
     return bool(several) and all(point.nodes > 1 for point in several)

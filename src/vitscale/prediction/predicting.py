@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.engines import of_engine
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate, slower_added_hosts, worlds_of
-from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Point, Series
+from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, MeasuredPoint, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, WHAT_IS_SENT, assumptions
-from vitscale.prediction.layouts import Placement, placement_of
+from vitscale.prediction.layouts import SeriesLayout, placement_of
 from vitscale.prediction.parameters import PARTS
 from vitscale.prediction.results import MEMORY, PART_FIELDS, REST_TOLD, STEP_FIELDS, Assumption, Prediction
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.step import of_series
-from vitscale.prediction.step.model import Array, Worlds
-from vitscale.prediction.variants import Variant, differing, variant
+from vitscale.prediction.step.model import Worlds
+from vitscale.prediction.variants import PredictionVariant, differing, variant
 from vitscale.prediction.workloads import workload
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Trial
@@ -71,7 +72,7 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
     )
 
 
-def _of_workload(works: Sequence[tuple[object, Sequence[Point]]], trial: Trial) -> list[Point]:
+def _of_workload(works: Sequence[tuple[object, Sequence[MeasuredPoint]]], trial: Trial) -> list[MeasuredPoint]:
     """The points of all series of a trial's workload: their start-ups tell of one another, in `advise` too."""
     own = workload(trial)
     return [point for work, points in works if work == own for point in points]
@@ -93,7 +94,7 @@ def can_grow(series: Series, engine: str | None = None) -> bool:
     return not of_engine(engine or series.points[-1].trial.train.engine).alone
 
 
-def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point]) -> tuple[Prediction, ...]:
+def _of_series(fitted: FittedSeries, question: Question, started: Sequence[MeasuredPoint]) -> tuple[Prediction, ...]:
     asked = variant(fitted, question.changes)
     counts = sorted(set(question.gpus))
     most = question.changes.get("micro_batch")
@@ -127,14 +128,14 @@ def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point
 
 
 def _prediction(
-    asked: Variant,
+    asked: PredictionVariant,
     question: Question,
-    base: Placement,
-    at: Placement,
+    base: SeriesLayout,
+    at: SeriesLayout,
     evaluated: Evaluated,
     n: int,
     assumed: tuple[Assumption, ...],
-    started: Sequence[Point],
+    started: Sequence[MeasuredPoint],
 ) -> Prediction:
     fitted, reasons = asked.fitted, dict[str, str]()
     step = evaluated.step.at(n)
@@ -230,7 +231,7 @@ def _assumed_for_memory(trial: Trial, assumed_fields: Collection[str]) -> tuple[
     return (Assumption(MEMORY, taken, f"say {' and '.join(options[field] for field in untold)}"),)
 
 
-def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estimate) -> tuple[Estimate, Estimate]:
+def _scaling(fitted: FittedSeries, base: SeriesLayout, at: SeriesLayout, ratio: Estimate) -> tuple[Estimate, Estimate]:
     """(speedup, efficiency) against the smallest measured rank count, by epochs; by images where epochs are unknown.
 
     `ratio`: seconds of the base's step over those of this count's step.
@@ -247,7 +248,7 @@ def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estima
     return ratio, ratio.times(1 / times_the_ranks)
 
 
-def _joules_per_epoch(asked: Variant, at: Placement, epoch: Estimate | None) -> Estimate | None:
+def _joules_per_epoch(asked: PredictionVariant, at: SeriesLayout, epoch: Estimate | None) -> Estimate | None:
     """Energy of an epoch at the power per rank of the largest measured point that tells it; None: unavailable."""
     known = next((point for point in reversed(asked.fitted.points) if point.joules_per_image is not None), None)
     if known is None or known.joules_per_image is None or epoch is None:
@@ -257,7 +258,9 @@ def _joules_per_epoch(asked: Variant, at: Placement, epoch: Estimate | None) -> 
     return epoch.times(watts * at.gpus)
 
 
-def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assumed: bool = False) -> dict[str, Array]:
+def variance_by_part(
+    asked: PredictionVariant, candidates: Sequence[Candidate], hosts_assumed: bool = False
+) -> dict[str, FloatArray]:
     """Variance of the logarithm of a future run's step time that each part's uncertainty makes, by configuration.
 
     Each part's parameters vary as drawn while all others stay at their means. "job-to-job" is what runs differ by.
@@ -269,7 +272,7 @@ def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assu
 
     measured = of_series.worlds_of(fitted.points)
 
-    def logs(draws: Mapping[str, Array], where: Worlds) -> Array:
+    def logs(draws: Mapping[str, FloatArray], where: Worlds) -> FloatArray:
         return np.log(asked.model.times(draws, where).total * asked.model.left_out(draws, where, measured))
 
     variances = {
@@ -289,7 +292,7 @@ _FOR_VARIANCE = 128
 """Draws that tell a variance to a tenth."""
 
 
-def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
+def spread_by_part(asked: PredictionVariant, at: Candidate) -> dict[str, float]:
     """Each part's share of the variance, by `variance_by_part`.
 
     The shares add up to 1; what parts trade off against each other is counted in each.

@@ -19,7 +19,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from vitscale.base.arrays import FloatArray
+
 ENOUGH = 1200.0
 """Effective draws at which no further round is made."""
 FEW = 400.0
@@ -38,18 +39,18 @@ _LEAST_TEMPERED = 150.0
 class Proposal(Protocol):
     """What proposals are drawn from."""
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Rows that are drawn, (count, size)."""
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """Normalised log density of each row, (rows,)."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class PosteriorSample:
     """Equally weighted draws."""
 
-    rows: Array
+    rows: FloatArray
     """(draws, size), in random order."""
     effective_size: float
     """Independent draws that the weighted proposals were worth."""
@@ -58,12 +59,12 @@ class Sample:
 
 
 def sample(
-    log_target: Callable[[Array], Array],
+    log_target: Callable[[FloatArray], FloatArray],
     first: Sequence[Proposal],
     rng: np.random.Generator,
     draws: int,
     components: int = _COMPONENTS,
-) -> Sample:
+) -> PosteriorSample:
     """Draws from `log_target`.
 
     Args:
@@ -97,10 +98,10 @@ def sample(
     chosen = _resampled(log_weights, draws)
     rng.shuffle(chosen)
     log_evidence = float(np.logaddexp.reduce(log_weights)) - math.log(len(log_weights))
-    return Sample(rows[chosen], effective_size(log_weights), log_evidence)
+    return PosteriorSample(rows[chosen], effective_size(log_weights), log_evidence)
 
 
-def effective_size(log_weights: Array) -> float:
+def effective_size(log_weights: FloatArray) -> float:
     """Kish's effective sample size of weights that are known up to a factor."""
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / (weights**2).sum())
@@ -110,14 +111,14 @@ def effective_size(log_weights: Array) -> float:
 class Normal:
     """Independent normals."""
 
-    centre: Array
-    scales: Array
+    centre: FloatArray
+    scales: FloatArray
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """See `Proposal`."""
         return np.asarray(self.centre + self.scales * rng.standard_normal((count, len(self.scales))), dtype=np.float64)
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """See `Proposal`."""
         density = -0.5 * (((rows - self.centre) / self.scales) ** 2).sum(axis=1)
         return np.asarray(density - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum()), dtype=np.float64)
@@ -126,16 +127,16 @@ class Normal:
 class StudentT:
     """A multivariate t of a centre (size,) and a covariance (size, size), or several, by leading axes."""
 
-    def __init__(self, centre: Array, covariance: Array) -> None:
+    def __init__(self, centre: FloatArray, covariance: FloatArray) -> None:
         self.centre = centre
-        self.factor: Array = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-        self._inverse: Array = np.asarray(np.linalg.inv(self.factor), dtype=np.float64)
+        self.factor: FloatArray = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+        self._inverse: FloatArray = np.asarray(np.linalg.inv(self.factor), dtype=np.float64)
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """See `Proposal`; of one."""
         return self.centre + _heavy_tailed(rng, count, len(self.centre)) @ self.factor.T
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """See `Proposal`; (..., rows) of several."""
         size = rows.shape[1]
         # One product for all, with a column for each row: a third of the time of a product for each.
@@ -155,7 +156,7 @@ class StudentT:
 class Mixture:
     """Several multivariate t, each over a part of some weighted draws, fitted by expectation and maximisation."""
 
-    def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator, components: int) -> None:
+    def __init__(self, rows: FloatArray, log_weights: FloatArray, rng: np.random.Generator, components: int) -> None:
         chosen = rows[_resampled(log_weights, _FITTED)]
         size = rows.shape[1]
         self.scales = chosen.std(axis=0) + 1e-9
@@ -173,20 +174,20 @@ class Mixture:
             logs = self._parts.log_density(standard) + np.log(self._weights)[:, None]
             self._parts, self._weights = _maximised(standard, np.exp(logs - _log_sum(logs)), whole)
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """See `Proposal`."""
         counts = rng.multinomial(count, self._weights)
         parts = zip(self._parts.centre, self._parts.factor, counts, strict=True)
         drawn = [centre + _heavy_tailed(rng, n, len(centre)) @ factor.T for centre, factor, n in parts]
         return np.asarray(np.vstack(drawn) * self.scales, dtype=np.float64)
 
-    def log_density(self, rows: Array) -> Array:
+    def log_density(self, rows: FloatArray) -> FloatArray:
         """See `Proposal`."""
         logs = self._parts.log_density(rows / self.scales) + np.log(self._weights)[:, None]
         return np.asarray(_log_sum(logs) - np.log(self.scales).sum(), dtype=np.float64)
 
 
-def _maximised(rows: Array, shares: Array, whole: Array) -> tuple[StudentT, Array]:
+def _maximised(rows: FloatArray, shares: FloatArray, whole: FloatArray) -> tuple[StudentT, FloatArray]:
     """The parts and their weights, by each part's shares (parts, rows) of the rows, whose covariance is `whole`."""
     size = rows.shape[1]
     total = shares.sum(axis=1)
@@ -198,18 +199,18 @@ def _maximised(rows: Array, shares: Array, whole: Array) -> tuple[StudentT, Arra
     return parts, (total + 1.0) / (total + 1.0).sum()
 
 
-def _log_sum(logs: Array) -> Array:
+def _log_sum(logs: FloatArray) -> FloatArray:
     """Logarithm of the sum of exponentials over the rows: as `np.logaddexp.reduce`, in a third of the time."""
     most = np.maximum(logs.max(axis=0), -1e300)  # where all are -inf too
     return np.asarray(most + np.log(np.exp(logs - most).sum(axis=0)), dtype=np.float64)
 
 
-def _heavy_tailed(rng: np.random.Generator, count: int, size: int) -> Array:
+def _heavy_tailed(rng: np.random.Generator, count: int, size: int) -> FloatArray:
     wide = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, (count, 1)))
     return np.asarray(rng.standard_normal((count, size)) * wide, dtype=np.float64)
 
 
-def _tempered(log_weights: Array) -> Array:
+def _tempered(log_weights: FloatArray) -> FloatArray:
     """The weights to the largest power in (0, 1] at which `_LEAST_TEMPERED` draws count, by bisection."""
     possible = np.where(np.isfinite(log_weights), log_weights, log_weights.max() - 700.0)
     low, high = 0.0, 1.0
@@ -221,14 +222,14 @@ def _tempered(log_weights: Array) -> Array:
     return np.asarray(low * possible, dtype=np.float64)
 
 
-def _resampled(log_weights: Array, draws: int) -> NDArray[np.int64]:
+def _resampled(log_weights: FloatArray, draws: int) -> NDArray[np.int64]:
     """Indices of draws by systematic resampling: equal steps through the cumulated weights."""
     edges = np.cumsum(np.exp(log_weights - log_weights.max()))
     chosen = np.searchsorted(edges / edges[-1], (np.arange(draws) + 0.5) / draws)
     return np.asarray(np.minimum(chosen, len(log_weights) - 1), dtype=np.int64)
 
 
-def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
+def spread_out_normals(rng: np.random.Generator, count: int) -> FloatArray:
     """(count, 1) standard normals, one from each of `count` equally likely parts of the line, in random order.
 
     Tails differ less from one use to the next than those of independent normals.
@@ -236,7 +237,7 @@ def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
     return rng.permutation(_normals(count))[:, None]
 
 
-def spread_out_student_t(rng: np.random.Generator, count: int, *, freedom: float) -> Array:
+def spread_out_student_t(rng: np.random.Generator, count: int, *, freedom: float) -> FloatArray:
     """(count, 1) values of Student's t with `freedom` degrees of freedom, spread out likewise."""
     from scipy.special import stdtrit
 
@@ -245,7 +246,7 @@ def spread_out_student_t(rng: np.random.Generator, count: int, *, freedom: float
 
 
 @cache
-def _normals(count: int) -> Array:
+def _normals(count: int) -> FloatArray:
     from scipy.special import ndtri
 
     return np.asarray(ndtri((np.arange(count) + 0.5) / count), dtype=np.float64)

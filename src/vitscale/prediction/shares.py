@@ -13,7 +13,7 @@ from operator import ge
 from typing import NamedTuple
 
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks, swin_shape
-from vitscale.trial.model_counts import Block, stages
+from vitscale.trial.model_counts import ModelBlock, stages
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
@@ -235,7 +235,7 @@ def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[range, ...], firs
     blocks = whole.blocks
     if chunks:
         embedding, *_, head = blocks
-        nothing = Block((), ())
+        nothing = ModelBlock((), ())
         row = [block for chunk in chunks for number in chunk for block in whole.in_a_row[number]]
         alike = [block._replace(repeats=len(list(run))) for block, run in groupby(row)]
         blocks = (embedding if first else nothing, *alike, head if last else nothing)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis.statistics import spread_within, t_quantile
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.results import START_UP, Assumption, predicted
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
@@ -32,12 +32,12 @@ _ENGINES, _ENGINES_WEIGHT = 0.5, 2
 """Prior of the standard deviation between engines, and its degrees of freedom."""
 
 
-SecondsOf = Callable[[Point], tuple[float, ...]]
+SecondsOf = Callable[[MeasuredPoint], tuple[float, ...]]
 """Seconds of each run of a point that tells them."""
 
 
 @dataclass(frozen=True)
-class StartUp:
+class StartUpForecast:
     """Seconds of one run's start-up, and what they rest on."""
 
     seconds: Estimate
@@ -46,16 +46,18 @@ class StartUp:
     assumption: Assumption | None = None
 
 
-def _until_the_first_step(point: Point) -> tuple[float, ...]:
+def _until_the_first_step(point: MeasuredPoint) -> tuple[float, ...]:
     return point.startup_seconds
 
 
-def beside_later_steps(point: Point) -> tuple[float, ...]:
+def beside_later_steps(point: MeasuredPoint) -> tuple[float, ...]:
     """What each of its runs took beside the steps after the first, in seconds."""
     return point.outside_seconds
 
 
-def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _until_the_first_step) -> StartUp | None:
+def start_up(
+    points: Sequence[MeasuredPoint], trial: Trial, seconds_of: SecondsOf = _until_the_first_step
+) -> StartUpForecast | None:
     """The start-up of a trial from measured runs, or what else `seconds_of` tells of each run of a point; None where
     none was measured under its launcher and device.
 
@@ -75,16 +77,16 @@ def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _unt
     same = _engine(trial)
     engine = [point for point in alike if _engine(point.trial) == same]
     if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
-        return StartUp(_estimate([*map(seconds_of, own)], spread, freedom, 0.0), "measured")
+        return StartUpForecast(_estimate([*map(seconds_of, own)], spread, freedom, 0.0), "measured")
     if engine:
         least = min(_doublings(point, trial) for point in engine)
         nearest = [point for point in engine if _doublings(point, trial) == least]
         apart = math.hypot(_OF_BATCHES, _PER_DOUBLING * least)
-        return StartUp(_estimate([*map(seconds_of, nearest)], spread, freedom, apart), "nearest")
+        return StartUpForecast(_estimate([*map(seconds_of, nearest)], spread, freedom, apart), "nearest")
     least = min(_doublings(point, trial) for point in alike)
     apart = math.hypot(_between_engines(alike, seconds_of), _PER_DOUBLING * least)
     seconds = _estimate([*map(seconds_of, alike)], spread, freedom, apart)
-    return StartUp(
+    return StartUpForecast(
         seconds,
         "assumed",
         Assumption(
@@ -95,7 +97,7 @@ def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _unt
     )
 
 
-def evaluation_seconds(points: Sequence[Point], trial: Trial) -> float:
+def evaluation_seconds(points: Sequence[MeasuredPoint], trial: Trial) -> float:
     """Seconds after an epoch of the trial, as of the nearest measured rank count; 0 where nothing was evaluated."""
     known = [point for point in points if point.evaluation_seconds is not None]
     return min(known, key=lambda point: _doublings(point, trial)).evaluation_seconds or 0.0 if known else 0.0
@@ -112,11 +114,11 @@ def _batch(trial: Trial) -> tuple[Any, ...]:
     return (trial.train.micro_batch, trial.train.grad_accum, trial.train.activation_checkpointing)
 
 
-def _doublings(point: Point, trial: Trial) -> float:
+def _doublings(point: MeasuredPoint, trial: Trial) -> float:
     return abs(math.log2(point.gpus / trial.world.size))
 
 
-def _between_engines(points: Sequence[Point], seconds_of: SecondsOf) -> float:
+def _between_engines(points: Sequence[MeasuredPoint], seconds_of: SecondsOf) -> float:
     by_engine: dict[tuple[Any, ...], list[float]] = {}
     for point in points:
         by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, seconds_of(point)))
@@ -150,6 +152,6 @@ def started_as_forks(trial: Trial) -> bool:
     return trial.launcher == "local" and trial.train.script is None
 
 
-def launcher_of(points: Sequence[Point], gpus: int) -> str:
+def launcher_of(points: Sequence[MeasuredPoint], gpus: int) -> str:
     """The launcher that a series would start `gpus` ranks with: that of its nearest measured rank count."""
     return min(points, key=lambda point: abs(math.log2(point.gpus / gpus))).trial.launcher

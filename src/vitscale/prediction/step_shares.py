@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.results import REST_TOLD
-from vitscale.prediction.variants import Variant
+from vitscale.prediction.variants import PredictionVariant
 from vitscale.present import units
 
 _PART_NAMES = {
@@ -22,7 +22,7 @@ _LEAST_NAMED = 0.005
 """Share of a step from which a part is named: 1 % after rounding."""
 
 
-def step_shares(fitted: Variant, candidate: Candidate) -> dict[str, float]:
+def step_shares(fitted: PredictionVariant, candidate: Candidate) -> dict[str, float]:
     """Part of a step -> its share of the step, as predicted; of several micro-steps and all ranks together.
 
     "rest" is what no part has. Empty where the parts come to more than the step, or where the micro-batch of what was

@@ -12,7 +12,7 @@ import numpy as np
 from vitscale import engines
 from vitscale.engines import checks
 from vitscale.errors import RequestError, unknown
-from vitscale.prediction.evidence import PRECISION, Point
+from vitscale.prediction.evidence import PRECISION, MeasuredPoint
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
 from vitscale.prediction.network.links import Link, Network
@@ -39,7 +39,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Variant:
+class PredictionVariant:
     """What a prediction is worked out from."""
 
     fitted: FittedSeries
@@ -56,7 +56,7 @@ class Variant:
     """The type of GPU, where it is another than the measured one."""
 
     @property
-    def untold(self) -> Variant | None:
+    def untold(self) -> PredictionVariant | None:
         """The same without what was told of an import; None: nothing was, or more than batches and ranks is changed."""
         fitted = self.fitted.untold
         if fitted is None or self.assumptions:
@@ -69,7 +69,7 @@ class Variant:
         return self.fitted.points[-1].memory_capacity_bytes if self.gpu is None else self.gpu.memory_bytes
 
 
-def differing(points: Sequence[Point], changes: Mapping[str, Any]) -> dict[str, Any]:
+def differing(points: Sequence[MeasuredPoint], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes (see `variant`) that the largest of the points was not measured with already."""
     last = points[-1]
     own: dict[str, Any] = {"model": last.trial.model, "parallel": last.trial.parallel, **last.trial.train.model_dump()}
@@ -78,7 +78,7 @@ def differing(points: Sequence[Point], changes: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in changes.items() if own.get(name, ...) != value}
 
 
-def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
+def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> PredictionVariant:
     """A series with some fields changed; with none it is the series itself.
 
     Args:
@@ -109,7 +109,7 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     )
     trial = base.model_copy(update={"train": train, "model": spec, "parallel": parallel, "world": world})
     if not changes:
-        return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
+        return PredictionVariant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engines.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
         checks.check(train)
     return _Changed(fitted, base, trial, changes.get("gpu"), changes.get("network")).variant()
@@ -126,7 +126,7 @@ class _Changed:
         self.guessed = False
         self.rng = np.random.default_rng(7)
 
-    def variant(self) -> Variant:
+    def variant(self) -> PredictionVariant:
         old, new = self.base.train, self.trial.train
         if self.base.model != self.trial.model:
             self._other_model()
@@ -146,7 +146,9 @@ class _Changed:
             self._other_gpu(self.gpu)
         if self.network is not None:
             self._other_network(self.network)
-        return Variant(self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed, self.gpu)
+        return PredictionVariant(
+            self.fitted, self.trial, self.model, self.draws, tuple(self.assumptions), self.guessed, self.gpu
+        )
 
     def _scale(self, name: str, factor: float, spread: float) -> None:
         noise = spread * self.rng.standard_normal((DRAWS, 1))

@@ -10,9 +10,9 @@ from vitscale.engines.checks import computation
 from vitscale.errors import unknown
 from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.evaluating import evaluate
-from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
-from vitscale.prediction.variants import Variant, variant
+from vitscale.prediction.variants import PredictionVariant, variant
 from vitscale.trial.facts import fields_where
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, TrainSpec, Trial
 
@@ -50,7 +50,7 @@ def evaluate_all(
         for changes, members in by_kind.items()
     ]
 
-    def piece(kind: tuple[list[Candidate], tuple[Variant, tuple[Point, ...]]]) -> Evaluated:
+    def piece(kind: tuple[list[Candidate], tuple[PredictionVariant, tuple[MeasuredPoint, ...]]]) -> Evaluated:
         own, (asked, points) = kind
         return evaluate(
             asked,
@@ -66,7 +66,9 @@ def evaluate_all(
     return gathered(list(zip(by_kind.values(), pieces, strict=True)))
 
 
-def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) -> tuple[Variant, tuple[Point, ...]]:
+def _variant_of(
+    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]
+) -> tuple[PredictionVariant, tuple[MeasuredPoint, ...]]:
     """(the variant to work from, all points of its workload that were measured with its wrapper and split).
 
     It continues a series of the workload that was measured with the wrapper, one with as many ranks to a model before
@@ -90,7 +92,7 @@ def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) 
     return asked, measured_like(alike, asked.trial)
 
 
-def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
+def measured_like(series: Sequence[Series], trial: Trial) -> tuple[MeasuredPoint, ...]:
     """Points of the same workload that differ from a trial in world and batch alone."""
     same = (workload(trial), _of_a_step(trial))
     points = (point for each in series for point in each.points if not point.trial.train.micro_batches)

@@ -20,7 +20,7 @@ from vitscale.present.units import counted
 from vitscale.schedulers.slurm import ask
 from vitscale.sources import SOURCES
 
-Line = tuple[str, object, str]
+StudyLine = tuple[str, object, str]
 """A key, its value, and a comment on it."""
 
 _HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
@@ -34,7 +34,7 @@ _USUAL_ROOT = "~/data"
 _GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
 
 
-_SLOW: Line = ("# fast_bf16", False, "where these are no faster at bf16 than at fp32")
+_SLOW: StudyLine = ("# fast_bf16", False, "where these are no faster at bf16 than at fp32")
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,19 @@ class Where:
     ranks_per_host: int
     hosts: int
     """Number of hosts; 1 under Slurm, where the study decides how many."""
-    launch: tuple[Line, ...]
-    slurm: tuple[Line, ...]
+    launch: tuple[StudyLine, ...]
+    slurm: tuple[StudyLine, ...]
     told: str
     """The hosts in words."""
 
     @property
-    def node(self) -> tuple[Line, ...]:
+    def node(self) -> tuple[StudyLine, ...]:
         """The lines of [node], under Slurm, where the machine that plans does not train; else empty."""
-        lines: tuple[Line, ...] = (("cores", self.cores, "of one node, as sinfo tells"), ("gpus", self.gpus, ""), _SLOW)
+        lines: tuple[StudyLine, ...] = (
+            ("cores", self.cores, "of one node, as sinfo tells"),
+            ("gpus", self.gpus, ""),
+            _SLOW,
+        )
         return lines if self.slurm else ()
 
 
@@ -88,12 +92,12 @@ def look_around(
         ranks = min((host.slots for host in hosts if host.slots is not None), default=gpus or cores)
         elsewhere = study_folder is not None and study_folder.resolve() != folder.resolve()
         written = (folder / chosen).absolute() if elsewhere else chosen
-        launch: list[Line] = [("hostfile", str(written), "its hosts are reached by ssh")]
+        launch: list[StudyLine] = [("hostfile", str(written), "its hosts are reached by ssh")]
         return Where(cores, gpus, ranks, len(hosts), (*launch, *_open_mpi()), (), told)
     if not inside and not gpus and shutil.which("sbatch") and (partition := _partition()):
         name, cores, gpus = partition
         told = f"Slurm, from a login node; a node of {name} has {_having(cores, gpus)}"
-        slurm: list[Line] = [("partition", name, "sinfo lists them"), ("time", "01:00:00", "of each job")]
+        slurm: list[StudyLine] = [("partition", name, "sinfo lists them"), ("time", "01:00:00", "of each job")]
         launch = [("scheduler", "slurm", "run submits jobs, and the same command again collects them")]
         launch = [*launch, ("launcher", "srun", "")]
         return Where(cores, gpus, gpus or min(cores, _MOST_CPU_RANKS), 1, tuple(launch), tuple(slurm), told)
@@ -105,7 +109,7 @@ def _having(cores: int, gpus: int) -> str:
     return f"{counted(cores, 'core')} and {counted(gpus, 'GPU') if gpus else 'no GPU'}"
 
 
-def _open_mpi() -> list[Line]:
+def _open_mpi() -> list[StudyLine]:
     """A comment line on Open MPI, where it is installed."""
     here = find_launcher("mpirun").unavailable() is None
     return [("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")] if here else []
@@ -189,30 +193,30 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
     small = wishes.model is None and not where.gpus
     model = wishes.model or ("swinv2-t" if pixels else "vit-ti16" if small else "vit-b16")
     size = 64 if small and pixels else 32 if small else 224
-    shape: list[Line] = [("task", "segmentation", "a label for each pixel")] if pixels else []
+    shape: list[StudyLine] = [("task", "segmentation", "a label for each pixel")] if pixels else []
     shape += [("image_size", size, "pixels a side")]
     if small and not pixels:
         shape += [("patch_size", 8, ""), ("layers", 4, "small, for processors; leave it out for the whole model")]
-    images: list[Line] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
+    images: list[StudyLine] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
     if wishes.root is not None or data not in _WITHOUT_FILES:
         images += [("root", wishes.root or _USUAL_ROOT, "the archive, or the folder with train/ and val/")]
     if data.startswith("synthetic") or data in _OF_ANY_SIZE:
         images += [("source_size", size, "at which images are made, or stored")]
-    train: list[Line] = [
+    train: list[StudyLine] = [
         ("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
         ("micro_batch", 64 if where.gpus else 16, "images per rank"),
         ("# precision", "bf16", "by default what the device is fast at"),
     ]
     counts = list(wishes.gpus or rank_counts_for(where))
-    scaling: list[Line] = [
+    scaling: list[StudyLine] = [
         ("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
         ("gpus", counts, "ranks in all" + ("" if where.gpus else ", on CPU too")),
     ]
-    measure: list[Line] = [
+    measure: list[StudyLine] = [
         ("steps", 50 if where.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
         ("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
     ]
-    named: list[Line] = [("name", model, "vit-ti16 to vit-h14, swinv2-t to swinv2-l; or hf, factory"), *shape]
+    named: list[StudyLine] = [("name", model, "vit-ti16 to vit-h14, swinv2-t to swinv2-l; or hf, factory"), *shape]
     sections = {"model": named, "data": images, "train": train, "scaling": scaling, "measure": measure}
     sections |= {"launch": [*where.launch], "slurm": [*where.slurm], "node": [*where.node]}
     sweep = [
@@ -224,6 +228,6 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
     return "\n".join([*head, *body, "", *sweep]) + "\n"
 
 
-def _written(lines: Sequence[Line]) -> list[str]:
+def _written(lines: Sequence[StudyLine]) -> list[str]:
     settings = [(f"{key} = {toml_value(value)}", comment) for key, value, comment in lines]
     return [f"{setting:<30}# {comment}" if comment else setting for setting, comment in settings]

@@ -14,7 +14,7 @@ cache or by another protocol."""
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedSize:
     """One size of one operation in one group, over all ranks and repeats."""
 
     size_bytes: int
@@ -23,8 +23,8 @@ class Point:
 
 
 def points(
-    ranks: Sequence[checks.CheckedRank], group: checks.Group, operation: checks.Operation
-) -> tuple[int, list[Point]]:
+    ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation
+) -> tuple[int, list[TimedSize]]:
     """(ranks in the group, its points by rising size); a point's time is the slowest rank's, median over repeats.
 
     There may be several groups: one on each host inside nodes, or several along an axis of ranks that share a model.
@@ -46,11 +46,11 @@ def points(
         repeats = min(len(line.seconds) for line in lines)
         seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
         if count == most and seconds > 0:
-            measured.append(Point(size, checks.bus_factor(operation, count) * size, seconds))
+            measured.append(TimedSize(size, checks.bus_factor(operation, count) * size, seconds))
     return most, measured
 
 
-def fit(measured: Sequence[Point]) -> tuple[float, float] | None:
+def fit(measured: Sequence[TimedSize]) -> tuple[float, float] | None:
     """(latency in seconds, bandwidth in bytes per second) of `seconds = latency + bus_bytes / bandwidth`.
 
     Least squares of relative residuals, with neither figure negative. First both are fitted to the large sizes, and the
@@ -74,7 +74,7 @@ def fit(measured: Sequence[Point]) -> tuple[float, float] | None:
     return latency, 1 / seconds_per_byte
 
 
-def _non_negative(measured: Sequence[Point]) -> tuple[float, float]:
+def _non_negative(measured: Sequence[TimedSize]) -> tuple[float, float]:
     """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2."""
     import numpy as np  # here: `vitscale run`, which fits nothing, need not wait for these
     from scipy.optimize import nnls
@@ -85,7 +85,7 @@ def _non_negative(measured: Sequence[Point]) -> tuple[float, float]:
     return float(latency), float(seconds_per_byte)
 
 
-def _of_the_fastest(measured: Sequence[Point]) -> tuple[float, float] | None:
+def _of_the_fastest(measured: Sequence[TimedSize]) -> tuple[float, float] | None:
     return (0.0, max(point.bus_bytes / point.seconds for point in measured)) if measured else None
 
 

@@ -14,7 +14,15 @@ from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
 from vitscale.preflight.fit import fits
 from vitscale.store import checks, refuse_links
-from vitscale.store.checks import CheckedRank, CheckRecord, CheckRequest, CollectiveLine, Group, HostAnswer, SweepPlan
+from vitscale.store.checks import (
+    CheckedRank,
+    CheckGroup,
+    CheckRecord,
+    CheckRequest,
+    CollectiveLine,
+    HostAnswer,
+    SweepPlan,
+)
 from vitscale.trial.trial import World, world_of_hosts
 
 _READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
@@ -44,7 +52,7 @@ def import_links(
 def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
     worlds = [(_world(link), link) for link in links]
     largest = max((world for world, _ in worlds), key=lambda own: (own.nodes > 1, own.size), default=_ALONE)
-    merged: dict[tuple[Group, str, int, int], CollectiveLine] = {}
+    merged: dict[tuple[CheckGroup, str, int, int], CollectiveLine] = {}
     left_out = []
     for world, link in worlds:
         group = _group(world)
@@ -103,7 +111,7 @@ def _world(link: MeasuredLink) -> World:
     return world_of_hosts(len(link.hosts), most, 1)
 
 
-def _group(world: World) -> Group:
+def _group(world: World) -> CheckGroup:
     if world.nodes == 1:
         return "inside nodes"
     return "across nodes" if world.ranks_per_node == 1 else "all ranks"

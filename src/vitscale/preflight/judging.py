@@ -132,7 +132,7 @@ def _ranks(record: CheckRecord) -> doc.Table:
         rows.append(tuple(map(doc.Cell, texts)))
     more = len(record.ranks) - _MOST_RANKS
     notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
-    return doc.Table((*columns, doc.Column("device", words=True)), (doc.Group("", tuple(rows)),), notes)
+    return doc.Table((*columns, doc.Column("device", words=True)), (doc.RowGroup("", tuple(rows)),), notes)
 
 
 def _cores(rank: CheckedRank, record: CheckRecord) -> str:
@@ -168,7 +168,7 @@ def _collectives(record: CheckRecord) -> doc.Table:
                 seconds(fit.largest_seconds),
             ]
         rows.append(tuple(map(doc.Cell, (group, operation.replace("_", "-"), *figures))))
-    return doc.Table(columns, (doc.Group("", tuple(rows)),))
+    return doc.Table(columns, (doc.RowGroup("", tuple(rows)),))
 
 
 def _loader(record: CheckRecord) -> list[str]:

@@ -39,7 +39,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
     yield from _unused_infiniband(hosts, choices)
 
 
-def _lacking(choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _lacking(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
     if lacking:
         choice = choices[lacking[0]]
@@ -52,7 +52,7 @@ def _lacking(choices: Mapping[str, Choice]) -> Iterable[Finding]:
         )
 
 
-def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     alone = [host for host, choice in choices.items() if choice.names == ("lo",)]
     if not alone:
         return
@@ -72,7 +72,7 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> 
     )
 
 
-def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _virtual(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(VIRTUAL)}
     if wrong:
         host, name = next(iter(wrong.items()))
@@ -85,7 +85,7 @@ def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
         )
 
 
-def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     owners: dict[str, list[str]] = {}
     for host, choice in choices.items():
         for nic in named(hosts[host], choice.names[:1]):
@@ -103,7 +103,7 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice])
             )
 
 
-def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     slower = {}
     for host, choice in choices.items():
         taken = [nic.speed_mbit for nic in named(hosts[host], choice.names) if nic.speed_mbit is not None]
@@ -122,7 +122,7 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> It
         )
 
 
-def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> Iterable[Finding]:
+def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     active = [host for host, facts in hosts.items() if any(port.active for port in facts.infiniband)]
     unused = []
     for host in active:
@@ -183,7 +183,7 @@ _NCCL_LAST = ("docker", "lo", "virbr")
 
 
 @dataclass(frozen=True)
-class Choice:
+class InterfaceChoice:
     """The network interfaces that a library takes on one host."""
 
     variable: str
@@ -196,12 +196,12 @@ class Choice:
     """For gloo without a setting: the address that the host's name resolves to."""
 
 
-def library_choice(facts: FactsLine) -> Choice:
+def library_choice(facts: FactsLine) -> InterfaceChoice:
     """The interfaces that this rank's backend takes."""
     return nccl_choice(facts) if facts.environment.backend == "nccl" else gloo_choice(facts)
 
 
-def nccl_choice(facts: FactsLine) -> Choice:
+def nccl_choice(facts: FactsLine) -> InterfaceChoice:
     """The interfaces that NCCL takes.
 
     `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` excludes them, and `=` makes them whole names. Without it NCCL
@@ -219,14 +219,14 @@ def nccl_choice(facts: FactsLine) -> Choice:
             for nic in usable
             if excluded != any(nic.name == word if whole else nic.name.startswith(word) for word in listed)
         ]
-        return Choice("NCCL_SOCKET_IFNAME", setting, tuple(matching))
+        return InterfaceChoice("NCCL_SOCKET_IFNAME", setting, tuple(matching))
     infiniband = [nic.name for nic in usable if nic.name.startswith("ib")]
     others = [nic.name for nic in usable if not nic.name.startswith(_NCCL_LAST)]
     last = [nic.name for beginning in _NCCL_LAST for nic in usable if nic.name.startswith(beginning)]
-    return Choice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or others or last[:1]))
+    return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or others or last[:1]))
 
 
-def gloo_choice(facts: FactsLine) -> Choice:
+def gloo_choice(facts: FactsLine) -> InterfaceChoice:
     """The interfaces that gloo takes.
 
     `GLOO_SOCKET_IFNAME` is a list of whole names. Without it gloo takes the address that the host's own name resolves
@@ -235,14 +235,14 @@ def gloo_choice(facts: FactsLine) -> Choice:
     setting = facts.environment.settings.get("GLOO_SOCKET_IFNAME") or None
     if setting is not None:
         there = {nic.name for nic in facts.interfaces if nic.addresses}
-        return Choice("GLOO_SOCKET_IFNAME", setting, tuple(n for n in setting.split(",") if n in there))
+        return InterfaceChoice("GLOO_SOCKET_IFNAME", setting, tuple(n for n in setting.split(",") if n in there))
     for address in facts.hostname_addresses[:1]:
         if is_loopback(address):
-            return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), address)
+            return InterfaceChoice("GLOO_SOCKET_IFNAME", None, ("lo",), address)
         owner = next((nic.name for nic in facts.interfaces if address in bare_addresses(nic)), None)
         if owner is not None:
-            return Choice("GLOO_SOCKET_IFNAME", None, (owner,), address)
-    return Choice("GLOO_SOCKET_IFNAME", None, ("lo",), "127.0.0.1")
+            return InterfaceChoice("GLOO_SOCKET_IFNAME", None, (owner,), address)
+    return InterfaceChoice("GLOO_SOCKET_IFNAME", None, ("lo",), "127.0.0.1")
 
 
 def named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:

@@ -22,14 +22,14 @@ from vitscale.preflight.verdict import concerning, error, finding, host_of, host
 from vitscale.present.document import About, Finding, Severity
 from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
-from vitscale.store.checks import STAGES, CheckRecord, HostAnswer, Stage
+from vitscale.store.checks import STAGES, CheckRecord, CheckStage, HostAnswer
 
-_MEETING: dict[Stage, str] = {
+_MEETING: dict[CheckStage, str] = {
     "network": "ranks cannot meet, and no training starts",
     "join": "ranks cannot meet, and no training starts",
     "collectives": "training would hang or fail in its first step",
 }
-_SEVERITIES: dict[Stage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
+_SEVERITIES: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
 """Severity of a failed stage; an error where the stage is not listed."""
 
 

@@ -26,7 +26,7 @@ from vitscale.machine.hosts import Host, is_this_machine, read_hostfile
 from vitscale.preflight.fit import fits
 from vitscale.preflight.reach_verdicts import ask
 from vitscale.runner.classify import outcome_of
-from vitscale.runner.evidence import Evidence, log_tail
+from vitscale.runner.evidence import RunEvidence, log_tail
 from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_elsewhere, start_ranks
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
@@ -37,7 +37,7 @@ from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
 from vitscale.study.sections import AUTO, Study
 from vitscale.trial.parallel import RankLayout
-from vitscale.trial.trial import Device, Precision, Trial, World
+from vitscale.trial.trial import DeviceName, Precision, Trial, World
 
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
 """Used where no study is given; its model and data are not used."""
@@ -45,7 +45,7 @@ _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 _QUICK_SIZES = _SIZES[:7]
 _MOST_RANKS_PER_NODE = 4096
 
-_LIMITS: dict[checks.Stage, float] = {
+_LIMITS: dict[checks.CheckStage, float] = {
     "facts": 60.0, "network": 90.0, "join": 120.0, "collectives": 400.0,
     "matmul": 60.0, "compute": 90.0, "loader": 180.0, "disk": 90.0,
 }  # fmt: skip
@@ -118,7 +118,7 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     trial = target.trial
     on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(target, machine)
     same_shape = trial is not None and trial.world.ranks_per_node == on_each
-    device: Device = trial.train.device if trial else device_of(target.study, machine)
+    device: DeviceName = trial.train.device if trial else device_of(target.study, machine)
     threads = trial.world.threads_per_rank if trial and same_shape else target.study.launch.threads_per_rank
     threads = threads or machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
@@ -301,7 +301,7 @@ def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> 
     # As for a run, launchers and heartbeats tell which rank was lost first, and how.
     ranks = checks.read_checked_ranks(folder, wanted.world.size)
     away = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
-    outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder, elsewhere=away))
+    outcome = outcome_of(RunEvidence(ending, ranks, wanted.world.size, folder, elsewhere=away))
     return _End(how, outcome.reason, outcome.rank)
 
 

@@ -25,7 +25,7 @@ from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
 from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
-from vitscale.trial.trial import Device
+from vitscale.trial.trial import DeviceName
 
 _ENGINES: tuple[dict[str, Any], ...] = tuple(
     sorted(
@@ -127,7 +127,7 @@ def check_training(
         path = Path(folder) / "training-check.toml"
         path.write_text(text, encoding="utf-8")
         plan = _of_full_size(runner.plan(path, overlay=overlay, results=results), size)
-        runner.run(plan, results, runner.Options(), console)
+        runner.run(plan, results, runner.RunOptions(), console)
     analysed = analysis.analyse_folder(results)
     proved = tuple(proof for result in analysed.trials.values() for proof in proofs(result))
     return results, proved, tuple(f"{name}: {why}" for name, why in missing.items())
@@ -139,7 +139,7 @@ def _name(fields: dict[str, Any]) -> str:
     )
 
 
-def _unavailable(fields: dict[str, Any], device: Device, ranks: int) -> str | None:
+def _unavailable(fields: dict[str, Any], device: DeviceName, ranks: int) -> str | None:
     if ranks % 2 and any(key.startswith("parallel.") for key in fields):
         return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
     facts = of_engine(fields["engine"])
@@ -204,7 +204,7 @@ def training_document(
     engines = dict.fromkeys(proof.engine for proof in proofs)
     known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in proofs}
     rows = [(doc.Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
-    table = doc.Table(columns, (doc.Group("", tuple(rows)),), (_MEANING,))
+    table = doc.Table(columns, (doc.RowGroup("", tuple(rows)),), (_MEANING,))
     details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
     blocks: list[doc.Block] = [doc.Paragraph(heading, "strong"), *findings, table]
     blocks += [doc.Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []

@@ -123,7 +123,7 @@ Row: TypeAlias = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """Rows that belong together, such as the trials of one curve."""
 
     label: str
@@ -136,7 +136,7 @@ class Table:
     """Rows in groups, all with the same columns, and notes that stand below them."""
 
     columns: tuple[Column, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     notes: tuple[str, ...] = ()
     folded: bool = False
     title: str = ""
@@ -153,7 +153,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ControlOption:
     """One option of a control: its value in an address, and what a reader sees."""
 
     value: str
@@ -161,12 +161,12 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class View:
+class FigureView:
     """One picture of a figure. The rows of its table are those it draws."""
 
     name: str
     """Name of its file, without the ending."""
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, ControlOption]
     """Control ("measure") to the option that shows this view."""
     title: str
     subtitle: str
@@ -205,7 +205,7 @@ class Figure:
 
     name: str
     title: str
-    views: tuple[View, ...]
+    views: tuple[FigureView, ...]
     series: tuple[str, ...] = ()
     """Names of curves that can be switched off; empty where there are none."""
 
@@ -215,9 +215,9 @@ class Figure:
         return (self.views[0].summary,)
 
     @property
-    def controls(self) -> dict[str, tuple[Choice, ...]]:
+    def controls(self) -> dict[str, tuple[ControlOption, ...]]:
         """Control to its options, where there are several."""
-        options_of: dict[str, dict[str, Choice]] = {}
+        options_of: dict[str, dict[str, ControlOption]] = {}
         for view in self.views:
             for name, choice in view.choices.items():
                 options_of.setdefault(name, {}).setdefault(choice.value, choice)
@@ -279,7 +279,7 @@ def table(
         for at, column in enumerate(columns)
         if column.name in always or any(len(row) <= at or row[at].text not in ("", UNKNOWN) for row in cells)
     ]
-    laid = tuple(Group(name, tuple(tuple(row[at] for at in kept) for row in own)) for name, own in groups.items())
+    laid = tuple(RowGroup(name, tuple(tuple(row[at] for at in kept) for row in own)) for name, own in groups.items())
     return Table(tuple(columns[at] for at in kept), laid, tuple(notes), folded, title, label)
 
 

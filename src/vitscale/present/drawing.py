@@ -21,7 +21,7 @@ from vitscale.base.files import whole_file
 from vitscale.base.interpreter import python_code
 from vitscale.base.processors import usable_cores
 from vitscale.errors import printable
-from vitscale.present.document import View
+from vitscale.present.document import FigureView
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
 VEGA_LITE = "6.4"
@@ -79,7 +79,7 @@ _STILL = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadding": 
 DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
-def picture(view: View, kind: str) -> bytes:
+def picture(view: FigureView, kind: str) -> bytes:
     """A view as a file's content, with its title: png, svg, pdf, or a page of its own (html)."""
     import vl_convert
 
@@ -189,7 +189,7 @@ def still(spec: Mapping[str, Any]) -> str:
     return drawn
 
 
-def pictures(views: Iterable[View], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
+def pictures(views: Iterable[FigureView], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Yields (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
     for view in views:
         for kind in formats:

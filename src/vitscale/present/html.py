@@ -223,7 +223,7 @@ def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str])
     return body
 
 
-def _rows(view: doc.View) -> str:
+def _rows(view: doc.FigureView) -> str:
     head = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
     rows = (
         "".join(f"<td>{escape('' if row.get(name) is None else row[name])}</td>" for name in view.columns)

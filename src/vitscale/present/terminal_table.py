@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from vitscale.present.document import Cell, Column, Group, Row, Table, plain
+from vitscale.present.document import Cell, Column, Row, RowGroup, Table, plain
 from vitscale.present.units import KEPT, UNKNOWN, unbroken
 
 _WIDE_GAP, _NARROW_GAP = 2, 1
@@ -117,7 +117,7 @@ def _without(measured: _Measured, at: int) -> _Measured:
             start += cell.spans
         return tuple(cells)
 
-    groups = tuple(Group(group.label, tuple(map(cut, group.rows))) for group in table.groups)
+    groups = tuple(RowGroup(group.label, tuple(map(cut, group.rows))) for group in table.groups)
     return _Measured(replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), groups=groups))
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitscale.probes.matmul import seconds_of
-from vitscale.store.checks import SWEPT, CollectiveLine, Group, Operation, SweepPlan
+from vitscale.store.checks import SWEPT, CheckGroup, CollectiveLine, Operation, SweepPlan
 
-Call = Callable[[], object]
+CollectiveCall = Callable[[], object]
 
 # torch 2.13 gave two of them new names, and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -32,7 +32,7 @@ _MEMORY_SHARE = 0.5
 
 def sweep(
     plan: SweepPlan,
-    name: Group,
+    name: CheckGroup,
     group: dist.ProcessGroup,
     device: torch.device,
     sharing: int,
@@ -74,7 +74,9 @@ def sweep(
                 break
 
 
-def _call(operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device) -> Call:
+def _call(
+    operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device
+) -> CollectiveCall:
     """One call on `elements` elements in all. Its memory is really mapped; zeros keep sums as they are."""
     part = elements // ranks
 
@@ -109,7 +111,7 @@ def _to_the_next(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> No
         work.wait()
 
 
-def _timed(call: Call, calls: int, device: torch.device) -> float:
+def _timed(call: CollectiveCall, calls: int, device: torch.device) -> float:
     """Seconds of `calls` calls, one right after the other."""
     return seconds_of(lambda: [call() for _ in range(calls)], device)
 

@@ -51,7 +51,7 @@ class GpuMonitor:
 
 
 @dataclass(frozen=True)
-class Sample:
+class GpuReading:
     """One look at a GPU; a value is None where the GPU does not tell it."""
 
     utilisation: float | None
@@ -68,7 +68,7 @@ class NvmlMonitor(GpuMonitor):
         """`nvml` is the module pynvml, initialised; `handle` is the GPU's."""
         super().__init__(None)
         self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
-        self._samples: list[Sample] = []
+        self._samples: list[GpuReading] = []
         self._watching = self._closed = False
         self._span = 0
         """Number of beginnings and ends so far: a look during which it changes belongs to no epoch."""
@@ -99,12 +99,12 @@ class NvmlMonitor(GpuMonitor):
             self._changed.notify()
         self._thread.join()
 
-    def look(self) -> Sample:
+    def look(self) -> GpuReading:
         """Asks for all values once."""
         nvml, handle = self._nvml, self._handle
         utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        return Sample(
+        return GpuReading(
             utilisation=None if utilisation is None else utilisation / 100,
             sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             # Older drivers know these two only by their older names.
@@ -163,7 +163,7 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
     return NvmlMonitor(pynvml, handle, seconds_between_samples)
 
 
-def summary(samples: Sequence[Sample]) -> GpuSamples | None:
+def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
     """The figures over some samples; None where none of them holds anything."""
     if not any(value is not None for sample in samples for value in vars(sample).values()):
         return None

@@ -17,7 +17,7 @@ from vitscale.probes.gpu_monitor import GpuMonitor
 from vitscale.probes.steps import finish_device_work
 from vitscale.store.checks import ComputeLine
 from vitscale.store.records import MatmulLine
-from vitscale.trial.trial import Device, Precision
+from vitscale.trial.trial import DeviceName, Precision
 
 _SECONDS = 0.2
 _SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}
@@ -127,7 +127,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 # (images, tokens, width, heads) of one transformer block: a piece takes milliseconds on either device.
-_SHAPES: dict[Device, tuple[int, int, int, int]] = {"cpu": (4, 65, 192, 3), "cuda": (64, 197, 768, 12)}
+_SHAPES: dict[DeviceName, tuple[int, int, int, int]] = {"cpu": (4, 65, 192, 3), "cuda": (64, 197, 768, 12)}
 
 
 def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: GpuMonitor) -> ComputeLine:
@@ -136,7 +136,7 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
     A repeat lasts much longer than the CPU controller's period (0.1 s): a rank with a quota computes at full speed at
     its beginning, and then not at all.
     """
-    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     images, tokens, width, heads = _SHAPES[kind]
     block = nn.TransformerEncoderLayer(
         width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, device=device

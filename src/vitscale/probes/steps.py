@@ -26,7 +26,7 @@ from vitscale.processes.heartbeat import PROGRESS
 from vitscale.profiles import timeline
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 
-Phase = Callable[[PhaseName], AbstractContextManager[object]]
+PhaseContext = Callable[[PhaseName], AbstractContextManager[object]]
 """A context that names what the training loop does: `with phase("forward"): ...`."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -185,7 +185,7 @@ def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
     return events
 
 
-def _kind(event: Any) -> timeline.Kind | None:
+def _kind(event: Any) -> timeline.EventKind | None:
     kind = timeline.KIND_OF_ACTIVITY.get(event.activity_type() if hasattr(event, "activity_type") else _activity(event))
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     return "collective" if kind is not None and event.name().startswith(timeline.GLOO) else kind

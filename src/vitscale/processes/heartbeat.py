@@ -28,14 +28,14 @@ STARTING, COMPILING = "start-up: ", "compiling "
 
 
 @dataclass
-class Progress:
+class RankProgress:
     """How far a rank is. The training thread replaces each field whole; the heartbeat's thread reads them."""
 
     step: int = -1
     phase: str = "start-up"
 
 
-PROGRESS = Progress()
+PROGRESS = RankProgress()
 """Progress of this process, which is one rank."""
 
 
@@ -52,7 +52,7 @@ class Heartbeat:
         self,
         launch: LaunchFile,
         role: str,
-        progress: Progress | None = None,
+        progress: RankProgress | None = None,
         dump_stacks: Callable[[], None] | None = None,
         lost: Callable[[], None] | None = None,
     ) -> None:

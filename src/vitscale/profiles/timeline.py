@@ -17,8 +17,8 @@ from vitscale.profiles.kernels import is_collective, operation, operation_of_ker
 from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, ExplainedLine, PhaseName
 
 _Value = TypeVar("_Value")
-Kind = Literal["operator", "annotation", "collective", "kernel", "copy", "launch"]
-KIND_OF_ACTIVITY: dict[str, Kind] = {
+EventKind = Literal["operator", "annotation", "collective", "kernel", "copy", "launch"]
+KIND_OF_ACTIVITY: dict[str, EventKind] = {
     "cpu_op": "operator",
     "user_annotation": "annotation",
     "kernel": "kernel",
@@ -36,7 +36,7 @@ COMMUNICATION_CALL = "record_param_comms"
 class Event(NamedTuple):
     """One interval of the profile, in nanoseconds of the profile's clock."""
 
-    kind: Kind
+    kind: EventKind
     name: str
     start_ns: int
     end_ns: int

@@ -26,7 +26,7 @@ from vitscale.base.time_spans import Interval, complement, intersection, length,
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import COMMUNICATION, is_collective, kind_of
 from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event
-from vitscale.profiles.trace_file import Call, Trace
+from vitscale.profiles.trace_file import Trace, TracedCollective
 from vitscale.store.records import Collective, TrafficLine
 
 _STEP = re.compile(r"ProfilerStep[#*](\d*)$")
@@ -53,7 +53,7 @@ _NO_LOADER = "no DataLoader is marked: waiting for data stands in launch gaps an
 
 
 @dataclass(frozen=True)
-class Steps:
+class TraceSteps:
     """The steps of a trace, on the host's clock."""
 
     numbers: tuple[int, ...]
@@ -67,7 +67,7 @@ class Steps:
     """When the first step began on the device, where that was before the first event there; None: with that event."""
 
 
-def steps_of(trace: Trace) -> Steps:
+def steps_of(trace: Trace) -> TraceSteps:
     """Steps by `ProfilerStep`, else by the optimizer's ranges, else by kernels that repeat, else all as one."""
     if marks := _marks(trace):
         return _marked_steps(trace, marks)
@@ -135,7 +135,7 @@ _CUT_TIME_SHARE = 0.9
 """Share of the shortest other mark's time: a mark that is longer was not cut off, whatever was launched in it."""
 
 
-def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> Steps:
+def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
     """The steps of a trace by its marks, without those marks that hold no whole step.
 
     The profiler opens a mark with every `prof.step()`, so that its end cuts the last one off, mostly before anything
@@ -236,9 +236,9 @@ def _named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
 
 def _steps(
     trace: Trace, numbers: Iterable[int], spans: Sequence[tuple[int, int]], found_by: str, first_is_whole: bool = False
-) -> Steps:
+) -> TraceSteps:
     launched = trace.launches
-    return Steps(
+    return TraceSteps(
         tuple(numbers),
         (*(Event("annotation", STEP, *span, 0) for span in spans), *_phases(trace, spans)),
         found_by,
@@ -449,7 +449,7 @@ class DeviceTime:
         )
 
 
-def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
+def step_spans(trace: Trace, steps: TraceSteps) -> list[tuple[int, Interval, bool]]:
     """(Number, span on the device, whether it is whole) of each step that launched something.
 
     A step lasts from the end of what was launched before it to the end of what it launched. If nothing was launched
@@ -473,7 +473,7 @@ def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
     return spans
 
 
-def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
+def traffic_lines(trace: Trace, steps: TraceSteps) -> tuple[TrafficLine, ...]:
     """What each step's collectives sent, if the file records their sizes; else why it is unknown."""
     if not (trace.calls or any(kind_of(event.name) == COMMUNICATION for event in trace.on_device)):
         return ()
@@ -494,7 +494,7 @@ def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
     return tuple(lines)
 
 
-def _collective(call: Call) -> Collective | None:
+def _collective(call: TracedCollective) -> Collective | None:
     """The collective of a call; None if the call lacks a figure, or tells what cannot be: nothing sent, or no ranks."""
     sizes = call.input_elements, call.output_elements
     if not (call.operation and call.dtype and call.ranks and call.ranks > 0) or call.input_elements is None:
@@ -511,7 +511,7 @@ def _collective(call: Call) -> Collective | None:
     )
 
 
-def product_rate(trace: Trace, steps: Steps, device: DeviceTime) -> float | None:
+def product_rate(trace: Trace, steps: TraceSteps, device: DeviceTime) -> float | None:
     """FLOP/s of the matrix products of whole steps while the device computed; None where no shapes were recorded."""
     hosts = dict(zip(steps.numbers, _host_spans(steps), strict=True))
     flops, seconds = 0, 0.0
@@ -523,5 +523,5 @@ def product_rate(trace: Trace, steps: Steps, device: DeviceTime) -> float | None
     return flops / seconds if flops and seconds else None
 
 
-def _host_spans(steps: Steps) -> Sequence[tuple[int, int]]:
+def _host_spans(steps: TraceSteps) -> Sequence[tuple[int, int]]:
     return sorted((event.start_ns, event.end_ns) for event in steps.annotations if event.name == STEP)

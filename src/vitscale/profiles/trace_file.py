@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
-from vitscale.profiles.timeline import ALIKE, COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind, launches_of
+from vitscale.profiles.timeline import ALIKE, COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, EventKind, launches_of
 from vitscale.profiles.trace_json import TraceText, integer, nanoseconds, text_of
 
-Shapes = Sequence[Sequence[int]]
+TracedShapes = Sequence[Sequence[int]]
 
 
-def product_flops(name: str, shapes: Shapes, concrete: Sequence[object]) -> int | None:
+def product_flops(name: str, shapes: TracedShapes, concrete: Sequence[object]) -> int | None:
     """Floating-point operations of one call; None where its shapes do not tell.
 
     Args:
@@ -45,13 +45,13 @@ def _of_matrices(first: Sequence[int], second: Sequence[int]) -> int:
     return 2 * math.prod(first[:-2]) * rows * inner * columns
 
 
-def _attention(shapes: Shapes) -> int:
+def _attention(shapes: TracedShapes) -> int:
     """FLOPs of the scores and of their weighted sum, for queries (..., S, D) and keys (..., T, D)."""
     queries, keys, values = shapes[:3]
     return 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
 
 
-def _convolution(shapes: Shapes, concrete: Sequence[object]) -> int:
+def _convolution(shapes: TracedShapes, concrete: Sequence[object]) -> int:
     images, weight = shapes[0], shapes[1]
     stride, padding, dilation = (_numbers(concrete[index]) for index in (3, 4, 5))
     if str(concrete[6]) == "True":
@@ -68,7 +68,7 @@ def _of_pixels(images: Sequence[int], weight: Sequence[int]) -> int:
     return 2 * images[0] * math.prod(images[2:]) * math.prod(weight)
 
 
-def _convolution_backward(shapes: Shapes, concrete: Sequence[object]) -> int:
+def _convolution_backward(shapes: TracedShapes, concrete: Sequence[object]) -> int:
     transposed = len(concrete) > 7 and str(concrete[7]) == "True"
     wanted = str(concrete[-1]).strip("[]").split(",")[:2] if concrete else ["True", "True"]
     products = sum(flag.strip() == "True" for flag in wanted)
@@ -84,7 +84,7 @@ def _for_each(some: Sequence[int], axes: int) -> list[int]:
 
 
 _SDPA = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-FLOPS_OF: Mapping[str, Callable[[Shapes, Sequence[object]], int]] = {
+FLOPS_OF: Mapping[str, Callable[[TracedShapes, Sequence[object]], int]] = {
     **dict.fromkeys(
         ("aten::mm", "aten::_scaled_mm", "aten::bmm"), lambda shapes, _: _of_matrices(shapes[0], shapes[1])
     ),
@@ -104,7 +104,7 @@ FLOPS_OF: Mapping[str, Callable[[Shapes, Sequence[object]], int]] = {
 _MOST_EVENTS = 20_000_000
 _LONGEST_NS = 10**13
 """Longest trace: 2.8 hours."""
-_KINDS: Mapping[str, Kind] = {**KIND_OF_ACTIVITY, "operator": "operator", "runtime": "launch", "driver": "launch",
+_KINDS: Mapping[str, EventKind] = {**KIND_OF_ACTIVITY, "operator": "operator", "runtime": "launch", "driver": "launch",
                               "memcpy": "copy", "memset": "kernel"}  # fmt: skip
 """Category in small letters to kind; torch 1.8 to 1.13 wrote "Kernel", "Runtime" and "Memcpy"."""
 _PASSED_OVER = frozenset(
@@ -119,7 +119,7 @@ _MARKED = re.compile(r"ProfilerStep|Optimizer\.step|.*DataParallel\.forward|enum
 """Ranges that early releases recorded as operators."""
 
 
-class Call(NamedTuple):
+class TracedCollective(NamedTuple):
     """A collective as the host called it, in c10d's names; a size is None where it is not told."""
 
     start_ns: int
@@ -131,7 +131,7 @@ class Call(NamedTuple):
     output_elements: int | None
 
 
-class Product(NamedTuple):
+class TracedProduct(NamedTuple):
     """A matrix product or convolution whose shapes were recorded."""
 
     start_ns: int
@@ -142,7 +142,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class TracedGroup:
     """A process group of the job."""
 
     name: str
@@ -160,12 +160,12 @@ class Trace:
     trace_id: str | None
     backend: str | None
     versions: dict[str, str | None]
-    groups: tuple[Group, ...]
+    groups: tuple[TracedGroup, ...]
     started_unix_seconds: float | None
     events: list[Event] = field(default_factory=list)
     """Events in no order. Of operators only torch's backward functions are kept."""
-    calls: list[Call] = field(default_factory=list)
-    products: list[Product] = field(default_factory=list)
+    calls: list[TracedCollective] = field(default_factory=list)
+    products: list[TracedProduct] = field(default_factory=list)
     operators: int = 0
     """Number of operators, kept or not."""
     devices: int = 0
@@ -203,7 +203,7 @@ class _Reader:
         self._path = path
         self._names: dict[str, str] = {}
         self._base_ns: int | None = None
-        self._called: dict[int, Call] = {}
+        self._called: dict[int, TracedCollective] = {}
         self._launched_by: dict[int, int] = {}
         self._trace = Trace(None, None, None, None, None, {}, (), None)
         self._devices: Counter[int] = Counter()
@@ -312,7 +312,7 @@ class _Reader:
         called = text_of(arguments, "operation")
         inputs, outputs = integer(arguments.inputs), integer(arguments.outputs)
         dtype = text_of(arguments, "dtype")
-        call = Call(
+        call = TracedCollective(
             start_ns,
             text_of(arguments, "group"),
             operation(called) if called else "",
@@ -366,7 +366,7 @@ def _lane(raw: Any) -> tuple[str, str]:
     return str(raw.pid)[:40], str(raw.tid)[:40]
 
 
-def _product(start_ns: int, name: str, arguments: Any) -> Product | None:
+def _product(start_ns: int, name: str, arguments: Any) -> TracedProduct | None:
     shapes = arguments.dims if isinstance(arguments.dims, list) else []
     plain = tuple(
         tuple(size for size in value if isinstance(size, int)) if isinstance(value, list) else () for value in shapes
@@ -374,14 +374,14 @@ def _product(start_ns: int, name: str, arguments: Any) -> Product | None:
     flops = product_flops(name, plain, arguments.concrete if isinstance(arguments.concrete, list) else [])
     types = arguments.types if isinstance(arguments.types, list) else []
     dtype = next((dtype_name(value) for value in types if isinstance(value, str) and value), "")
-    return None if flops is None else Product(start_ns, name, plain, dtype, flops)
+    return None if flops is None else TracedProduct(start_ns, name, plain, dtype, flops)
 
 
-def _groups(listed: object) -> Iterator[Group]:
+def _groups(listed: object) -> Iterator[TracedGroup]:
     for group in listed if isinstance(listed, list) else []:
         ranks = group.get("ranks") if isinstance(group, dict) else None
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            yield Group(str(group.get("pg_name", ""))[:100], tuple(ranks))
+            yield TracedGroup(str(group.get("pg_name", ""))[:100], tuple(ranks))
 
 
 def _device_name(properties: object, used: Counter[int]) -> str | None:

@@ -11,17 +11,17 @@ import msgspec
 
 _FILE = Path(__file__).parent / "facts.json"
 
-Layout = Literal["single-node", "one-gpu-per-node"]
+ClusterLayout = Literal["single-node", "one-gpu-per-node"]
 
 
 @dataclass(frozen=True)
-class Fact:
+class PublishedFact:
     """The epoch time of one published configuration."""
 
     cluster: str
     devices: tuple[str, ...]
     """Different GPU types, by name."""
-    layout: Layout
+    layout: ClusterLayout
     dataset: str
     """The dataset's name in vitscale: cifar10, cifar100."""
     fraction: float
@@ -38,7 +38,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Source:
+class Publication:
     """The publication that the facts come from."""
 
     title: str
@@ -54,20 +54,20 @@ class Source:
 class Published:
     """All facts, and their source."""
 
-    source: Source
+    source: Publication
     unlike_clusters: tuple[str, ...]
     """Clusters whose hosts have GPUs of different kinds."""
-    facts: tuple[Fact, ...]
+    facts: tuple[PublishedFact, ...]
 
     def of(
         self,
         *,
         dataset: str,
         micro_batch: int,
-        layout: Layout | None = None,
+        layout: ClusterLayout | None = None,
         weak: bool = False,
         cluster: str | None = None,
-    ) -> tuple[Fact, ...]:
+    ) -> tuple[PublishedFact, ...]:
         """The facts of one workload, by cluster, layout and number of GPUs.
 
         Args:
@@ -93,9 +93,9 @@ class _Cluster(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    source: Source
+    source: Publication
     clusters: dict[str, _Cluster]
-    facts: tuple[Fact, ...]
+    facts: tuple[PublishedFact, ...]
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
             plan_so_far = _plan_through_round(side.plan, round_index)
             if is_last_round or _has_work(plan_so_far, side.results):  # the last gives the report even without work
                 console.print(f"round {round_index + 1} of {rounds}: {side.name}", markup=False, highlight=False)
-                reports[side.name] = driver.run(plan_so_far, side.results, driver.Options(), console)
+                reports[side.name] = driver.run(plan_so_far, side.results, driver.RunOptions(), console)
     return [reports[side.name] for side in sides]
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
-from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
+from vitscale.runner.one_run import RunContext, RunTask, new_attempt, touched
 from vitscale.schedulers import Cause, Scheduler, Submitter, made
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
@@ -40,9 +40,9 @@ class BatchTask(Spec):
     """Number of its first attempt in this job."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> RunTask:
         """Which run it is."""
-        return Task(self.trial_id, self.repeat)
+        return RunTask(self.trial_id, self.repeat)
 
 
 class JobFile(Spec):
@@ -158,12 +158,12 @@ def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
     return RunState(folder, outcome)
 
 
-def run_states(results: Path, job: JobFile) -> dict[Task, RunState]:
+def run_states(results: Path, job: JobFile) -> dict[RunTask, RunState]:
     """How far a job has come with each of its runs."""
     return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
-def waiting(results: Path, job: JobFile) -> set[Task]:
+def waiting(results: Path, job: JobFile) -> set[RunTask]:
     """The runs of a job that have no outcome yet."""
     return {task for task, state in run_states(results, job).items() if state.outcome is None}
 
@@ -310,7 +310,7 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
     return known and element is not None and not any((results / "jobs").glob(f"{job.name}-*_{element}.out"))
 
 
-def _forgotten(job: JobFile, left: set[Task], states: States) -> bool:
+def _forgotten(job: JobFile, left: set[RunTask], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
     return any(
         states.get((job.name, element)) is None and any(task.task in left for task in job.tasks_of(element))

@@ -13,7 +13,7 @@ from rich.console import Console
 from vitscale.errors import StoreError, VitscaleError, shown
 from vitscale.present.units import counted
 from vitscale.runner import batch_file
-from vitscale.runner.one_run import RunContext, Task
+from vitscale.runner.one_run import RunContext, RunTask
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
@@ -56,7 +56,7 @@ def submit_outstanding(
         done = 0
         with StudyProgress(console) as progress:
 
-            def on_outcome(task: Task, outcome: Outcome) -> None:
+            def on_outcome(task: RunTask, outcome: Outcome) -> None:
                 nonlocal done
                 done += 1
                 outcomes[task.trial_id, task.repeat] = outcome
@@ -84,7 +84,7 @@ def refuse_live_jobs(results: Path) -> None:
         )
 
 
-def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task]) -> list[str]:
+def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunTask]) -> list[str]:
     """The scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
@@ -142,9 +142,9 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
 def submit_and_watch(
     context: RunContext,
     submitter: Submitter,
-    tasks: Sequence[Task],
+    tasks: Sequence[RunTask],
     say: batch_file.Say,
-    on_outcome: Callable[[Task, Outcome], None],
+    on_outcome: Callable[[RunTask, Outcome], None],
 ) -> None:
     """Submits the runs that no live job holds, and returns when every task has its outcome.
 
@@ -204,9 +204,9 @@ def _watch(
     submitter: Submitter,
     results: Path,
     jobs: list[batch_file.JobFile],
-    wanted: set[Task],
+    wanted: set[RunTask],
     say: batch_file.Say,
-    on_outcome: Callable[[Task, Outcome], None],
+    on_outcome: Callable[[RunTask, Outcome], None],
     submit_more: Callable[[], None],
 ) -> None:
     """Looks at all jobs together, ever less often. Jobs that have ended leave `jobs`, and more may be submitted."""
@@ -251,7 +251,7 @@ def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
 def new_jobs(
     context: RunContext,
     submitter: Submitter,
-    tasks: Iterable[Task],
+    tasks: Iterable[RunTask],
     attempts: Mapping[tuple[str, int], int],
     digits: Callable[[], str],
     most_elements: int,

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from vitscale.errors import printable
-from vitscale.runner.evidence import SSH_FAILED, Evidence, Verdict, last_words, log_tail, lost_peer, own_cause
+from vitscale.runner.evidence import SSH_FAILED, RunEvidence, RunVerdict, last_words, log_tail, lost_peer, own_cause
 from vitscale.runner.watch import position, starved, waited_for
 from vitscale.store import is_full
 from vitscale.store.records import ErrorLine
@@ -42,7 +42,7 @@ _AT_ONCE_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
 
 
-def outcome_of(evidence: Evidence) -> Outcome:
+def outcome_of(evidence: RunEvidence) -> Outcome:
     """The outcome of one run: the verdict of the first of `JUDGES` that can tell.
 
     A rank that was killed, or that left early, has recorded nothing, and what the others then record (a lost
@@ -50,7 +50,7 @@ def outcome_of(evidence: Evidence) -> Outcome:
     are asked first. Otherwise the exception that a rank recorded first is the cause.
     """
     ending = evidence.ending
-    verdict = Verdict("completed", "")
+    verdict = RunVerdict("completed", "")
     if not evidence.completed:
         verdict = next(said for judge in JUDGES if (said := judge(evidence)) is not None)
     groups = evidence.layout.groups_of(verdict.rank) if evidence.layout and verdict.rank is not None else ""
@@ -69,7 +69,7 @@ def outcome_of(evidence: Evidence) -> Outcome:
     )
 
 
-def _host_gone(evidence: Evidence) -> Verdict | None:
+def _host_gone(evidence: RunEvidence) -> RunVerdict | None:
     """A host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
     ending = evidence.ending
     if not ending.unreached or any(map(own_cause, evidence.ranks)) or ending.stopped == "timeout":
@@ -80,21 +80,21 @@ def _host_gone(evidence: Evidence) -> Verdict | None:
     return _silent_host(host, there, evidence) if there else None
 
 
-def _silent_host(host: str, there: Sequence[int], evidence: Evidence) -> Verdict:
+def _silent_host(host: str, there: Sequence[int], evidence: RunEvidence) -> RunVerdict:
     which = ", ".join(map(str, there[:8]))
     reason = f"host {host} does not answer any more: it or its link is gone (rank {which})"
-    return Verdict("failed", reason, there[0], evidence.tail, host=host, transient=True)
+    return RunVerdict("failed", reason, there[0], evidence.tail, host=host, transient=True)
 
 
-def _launcher_gone(evidence: Evidence) -> Verdict | None:
+def _launcher_gone(evidence: RunEvidence) -> RunVerdict | None:
     """A launcher that a signal ended, and its ranks with it; not told of one rank, which may have ended that way."""
     code = evidence.ending.exit_code
     if evidence.ending.stopped is not None or evidence.world_size == 1 or code is None or code >= 0:
         return None
-    return Verdict("failed", f"the launcher was ended by {_signal_name(-code)}", detail=evidence.tail)
+    return RunVerdict("failed", f"the launcher was ended by {_signal_name(-code)}", detail=evidence.tail)
 
 
-def _lost_rank(evidence: Evidence) -> Verdict | None:
+def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
     """The rank whose heartbeat first broke off without a word, before any other rank recorded a cause of its own."""
     statuses = evidence.ending.statuses
     if evidence.ending.stopped in ("hang", "timeout"):
@@ -127,12 +127,12 @@ def _lost_rank(evidence: Evidence) -> Verdict | None:
     if code is not None and code < 0:
         return _by_signal(rank, -code, evidence)
     if code is None and not evidence.reports.whole:
-        return Verdict("failed", f"rank {rank} ended without a word before its work was done", rank, evidence.tail)
+        return RunVerdict("failed", f"rank {rank} ended without a word before its work was done", rank, evidence.tail)
     reason = f"rank {rank} ended with exit code {code or 0} before its work was done"
-    return Verdict("failed", reason, rank, evidence.tail)
+    return RunVerdict("failed", reason, rank, evidence.tail)
 
 
-def _silent_rank(evidence: Evidence) -> Verdict | None:
+def _silent_rank(evidence: RunEvidence) -> RunVerdict | None:
     """A rank that ended without a word: by a signal that neither driver nor torchrun sent, or by leaving early."""
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
@@ -143,21 +143,21 @@ def _silent_rank(evidence: Evidence) -> Verdict | None:
         # torchrun lists every rank that failed or that it then ended: the others left by themselves.
         for rank in sorted(set(range(evidence.world_size)) - evidence.told - {rank for rank, _ in evidence.codes}):
             reason = f"rank {rank} ended with exit code 0 before its work was done"
-            return Verdict("failed", reason, rank, evidence.tail)
+            return RunVerdict("failed", reason, rank, evidence.tail)
     return None
 
 
-def _kernel_out_of_memory(evidence: Evidence) -> bool:
+def _kernel_out_of_memory(evidence: RunEvidence) -> bool:
     return evidence.ending.kernel_oom_kills > 0 or evidence.reports.out_of_memory
 
 
-def _by_signal(rank: int, number: int, evidence: Evidence) -> Verdict:
+def _by_signal(rank: int, number: int, evidence: RunEvidence) -> RunVerdict:
     if number == signal.SIGKILL and _kernel_out_of_memory(evidence):
-        return Verdict("oom", f"rank {rank} was ended by the kernel: out of memory", rank, evidence.tail)
-    return Verdict("failed", f"rank {rank} was ended by {_signal_name(number)} without a word", rank, evidence.tail)
+        return RunVerdict("oom", f"rank {rank} was ended by the kernel: out of memory", rank, evidence.tail)
+    return RunVerdict("failed", f"rank {rank} was ended by {_signal_name(number)} without a word", rank, evidence.tail)
 
 
-def _first_error(evidence: Evidence) -> Verdict | None:
+def _first_error(evidence: RunEvidence) -> RunVerdict | None:
     """The exception recorded first; lost connections come last, for they follow from another rank's end.
 
     They are ordered by when the driver heard of the ranks' ends, where it did: hosts' clocks differ, and may be set.
@@ -180,9 +180,9 @@ def _first_error(evidence: Evidence) -> Verdict | None:
     error, rank = min(errors, key=order)
     if _LOADER_GONE.search(error.message) is not None and _kernel_out_of_memory(evidence):
         reason = f"a process that loads images for rank {rank} was ended by the kernel: out of memory"
-        return Verdict("oom", reason, rank, error.traceback)
+        return RunVerdict("oom", reason, rank, error.traceback)
     passing = _PASSING.search(error.message) is not None and not error.out_of_memory
-    return Verdict(
+    return RunVerdict(
         "oom" if error.out_of_memory else "failed",
         _sentence(error, rank),
         rank,
@@ -192,13 +192,13 @@ def _first_error(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _ended_from_here(evidence: Evidence, rank: int) -> bool:
+def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
     """Whether a rank was alive when the driver ended the run: what it then raised follows from that."""
     status = evidence.ending.statuses.get(rank)
     return evidence.ending.stopped is not None and status is not None and status.ended_seconds is None
 
 
-def _unreached(evidence: Evidence) -> Verdict | None:
+def _unreached(evidence: RunEvidence) -> RunVerdict | None:
     """A host on which nothing could be started."""
     ending = evidence.ending
     if not evidence.reports.unreached and ending.not_begun and not ending.statuses and not evidence.ranks:
@@ -206,13 +206,13 @@ def _unreached(evidence: Evidence) -> Verdict | None:
         what = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
         words = ending.last_words or f"exit code {code}"
         passing = _PASSING.search(evidence.tail) is not None
-        return Verdict("failed", f"{what}: {words[:300]}", detail=evidence.tail, host=host, transient=passing)
+        return RunVerdict("failed", f"{what}: {words[:300]}", detail=evidence.tail, host=host, transient=passing)
     if not evidence.reports.unreached and (said := _NO_DAEMON.search(evidence.tail)) is not None and not evidence.ranks:
         away = evidence.elsewhere
         words = last_words(evidence.tail[: said.start()].rstrip("-\n")) or "mpirun does not say why"
         named = f"{', '.join(away[:8])}{f' and {len(away) - 8} more' if len(away) > 8 else ''}"
         where = f"host {named}" if len(away) == 1 else f"one or more of the hosts {named}".rstrip()
-        return Verdict(
+        return RunVerdict(
             "failed",
             f"nothing could be started on {where}: {words[:300]}",
             detail=evidence.tail,
@@ -223,15 +223,15 @@ def _unreached(evidence: Evidence) -> Verdict | None:
         return None
     host, words = evidence.reports.unreached[0]
     reason = f"host {host} could not be reached: {words}"
-    return Verdict("failed", reason, detail=evidence.tail, host=host, transient=True)
+    return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=True)
 
 
-def _stopped(evidence: Evidence) -> Verdict | None:
+def _stopped(evidence: RunEvidence) -> RunVerdict | None:
     """A run that the driver ended because its time was over or it hung."""
     ending = evidence.ending
     if ending.stopped == "timeout":
         reason = f"not finished after {ending.limit_seconds:g} s (measure.timeout_seconds)"
-        return Verdict("timeout", reason, detail=evidence.tail)
+        return RunVerdict("timeout", reason, detail=evidence.tail)
     if ending.stopped != "hang":
         return None
     nothing = f"no rank recorded anything for {ending.limit_seconds:g} s"
@@ -240,7 +240,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
     guilty = sorted(ending.stopped_ranks) or silent or waited_for(ending.statuses)
     if not guilty:
         last = "; ".join(f"rank {r.rank}: {r.last_sign}" for r in evidence.ranks[:8]) or "no rank had started"
-        return Verdict("hang", f"{nothing} ({last})", detail=_stack(evidence, 0))
+        return RunVerdict("hang", f"{nothing} ({last})", detail=_stack(evidence, 0))
     rank = guilty[0]
     status = ending.statuses[rank]
     seconds = ending.seen_seconds - status.heard_seconds
@@ -253,10 +253,10 @@ def _stopped(evidence: Evidence) -> Verdict | None:
         what += f"stands in {position(status)}"
     if len(ending.statuses) > len(guilty):
         what += f", and the others wait for {'it' if len(guilty) == 1 else 'them'}"
-    return Verdict("hang", f"{nothing}: {what}", rank, _stack(evidence, rank))
+    return RunVerdict("hang", f"{nothing}: {what}", rank, _stack(evidence, rank))
 
 
-def _stack(evidence: Evidence, rank: int) -> str:
+def _stack(evidence: RunEvidence, rank: int) -> str:
     """The stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
@@ -265,7 +265,7 @@ _NO_ROOM = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
 """In Python's message on a file that could not be made or written."""
 
 
-def _disk_full(evidence: Evidence) -> Verdict | None:
+def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
     """A disk too full even for the ranks' last words, or for the files that these would be in."""
     no_room_said = any(
         _NO_ROOM.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
@@ -273,10 +273,10 @@ def _disk_full(evidence: Evidence) -> Verdict | None:
     if not no_room_said and not is_full(evidence.folder):
         return None
     reason = "disk full: the run ended without a word, and there is no room for one; free space and run again"
-    return Verdict("failed", reason, detail=evidence.tail, external=True)
+    return RunVerdict("failed", reason, detail=evidence.tail, external=True)
 
 
-def _from_outside(evidence: Evidence) -> Verdict:
+def _from_outside(evidence: RunEvidence) -> RunVerdict:
     """What can be seen from outside alone: exit codes, and which ranks have not finished."""
     tail, unfinished = evidence.tail, evidence.unfinished
     said = _OWN_WORDS.search(tail)
@@ -286,26 +286,26 @@ def _from_outside(evidence: Evidence) -> Verdict:
             f"Slurm starts no step in this job: {refused[1]}; the same command in a new allocation goes on, "
             "unless [slurm] options ask for more memory than it has"
         )
-        return Verdict("failed", reason, detail=tail, external=True)
+        return RunVerdict("failed", reason, detail=tail, external=True)
     passing = _PASSING.search(tail) is not None
     if evidence.codes:
         rank, code = evidence.codes[0]
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f": {said[1]}" if said else " without a word"
-        return Verdict("failed", f"rank {rank} {how}{why}", rank, tail, transient=passing)
+        return RunVerdict("failed", f"rank {rank} {how}{why}", rank, tail, transient=passing)
     launcher = f"the launcher ended with exit code {evidence.ending.exit_code}"
     if not evidence.ranks and (unseen := _NOT_SHARED.search(tail)) is not None:
-        return Verdict("failed", f"no rank started: {unseen[0]}", detail=tail)
+        return RunVerdict("failed", f"no rank started: {unseen[0]}", detail=tail)
     if not evidence.ranks:
         why = f": {said[1]}" if said else ""
-        return Verdict("failed", f"no rank started; {launcher}{why}", detail=tail, transient=passing)
+        return RunVerdict("failed", f"no rank started; {launcher}{why}", detail=tail, transient=passing)
     if not unfinished:
-        return Verdict("failed", f"all ranks finished, but {launcher}", detail=tail)
+        return RunVerdict("failed", f"all ranks finished, but {launcher}", detail=tail)
     which = ("rank " if len(unfinished) == 1 else "ranks ") + ", ".join(str(rank) for rank in unfinished[:8])
-    return Verdict("failed", f"{which} did not finish; {launcher}", unfinished[0], tail, transient=passing)
+    return RunVerdict("failed", f"{which} did not finish; {launcher}", unfinished[0], tail, transient=passing)
 
 
-JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
     _host_gone,
     _launcher_gone,
     _lost_rank,

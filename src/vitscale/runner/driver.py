@@ -18,7 +18,7 @@ from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import patiently
-from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
+from vitscale.runner.one_run import RunTask, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
@@ -31,7 +31,7 @@ from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Options of `vitscale run` that are not in the study."""
 
     retry_failed: bool = False
@@ -58,7 +58,7 @@ class Interrupted(VitscaleError):
     exit_code = 130
 
 
-def run(plan: Plan, results: Path, options: Options, console: Console) -> Report:
+def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Report:
     """Does a study's missing runs.
 
     Raises:
@@ -169,7 +169,7 @@ def _refuse_deleted_lock(results: Path, lock: int) -> None:
 
 
 def _run_outstanding(
-    plan: Plan, placement: Placement, results: Path, options: Options, console: Console, lock: int
+    plan: Plan, placement: Placement, results: Path, options: RunOptions, console: Console, lock: int
 ) -> Report:
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
@@ -188,7 +188,7 @@ def _run_outstanding(
     gone: Cause | None = None
     spent = GpuHours(plan, index, results)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
-    under_way: dict[Future[Outcome], Task] = {}
+    under_way: dict[Future[Outcome], RunTask] = {}
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -206,7 +206,7 @@ def _run_outstanding(
     def upcoming() -> list[Trial]:
         return [plan.record.trials[task.trial_id] for task in todo if (task.trial_id, task.repeat) not in outcomes]
 
-    def has_ended(task: Task, outcome: Outcome) -> None:
+    def has_ended(task: RunTask, outcome: Outcome) -> None:
         nonlocal done, over, unpacked
         lineup.end(task, outcome)
         outcomes[task.trial_id, task.repeat] = outcome

@@ -132,7 +132,7 @@ RankEnd = RankRecord | CheckedRank
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """What ended a run."""
 
     kind: OutcomeKind
@@ -145,7 +145,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunEvidence:
     """What a run has left behind: what the driver saw, its folder, and its launcher's words."""
 
     ending: Ending

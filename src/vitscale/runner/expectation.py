@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import this_machine
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evaluating import measured_step
-from vitscale.prediction.evidence import Point, Series, evidence_of
+from vitscale.prediction.evidence import MeasuredPoint, Series, evidence_of
 from vitscale.prediction.finishing import with_start_up
 from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
@@ -27,7 +27,7 @@ from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import Submitter
 from vitscale.store.checks import CheckRecord, latest
-from vitscale.trial.trial import Device, Precision, Trial
+from vitscale.trial.trial import DeviceName, Precision, Trial
 
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
@@ -155,7 +155,7 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
     }
 
 
-def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
+def _run(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: Estimate, label: str) -> Expected:
     """What one run is expected to take, with its start-up, of which the first step is part, evaluations and its end."""
     trial = plan.record.trials[trial_id]
     of_epoch, count = plan.steps_of(trial_id)
@@ -174,7 +174,7 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
         if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
             return None  # no check is known of a machine that [node] describes
         hosts = (socket.gethostname(),)
-    checks: dict[tuple[Device, Precision], CheckRecord | None] = {}
+    checks: dict[tuple[DeviceName, Precision], CheckRecord | None] = {}
     expected = {}
     for trial_id in trial_ids:
         trial = plan.record.trials[trial_id]
@@ -212,12 +212,12 @@ _PRODUCTS: Mapping[Precision, tuple[str, ...]] = {
 """Precision -> how a check may say that its matrices are multiplied: TF32 is fp32 as some GPUs compute it."""
 
 
-def _check_of(hosts: tuple[str, ...], device: Device, precision: Precision) -> CheckRecord | None:
+def _check_of(hosts: tuple[str, ...], device: DeviceName, precision: Precision) -> CheckRecord | None:
     """The newest of the user's own checks of these hosts that multiplied matrices as trials of this kind do."""
     return latest(None, hosts, lambda check: bool(_rates(check, device, precision)))
 
 
-def _rates(check: CheckRecord, device: Device, precision: Precision) -> list[float]:
+def _rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:
     """FLOP/s of matrix products on its ranks; empty for another device or another arithmetic."""
     lines = [rank.matmul for rank in check.ranks if check.request.device == device]
     return [line.flops_per_second for line in lines if line is not None and line.dtype in _PRODUCTS[precision]]

@@ -31,7 +31,7 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
-from vitscale.runner.evidence import Evidence
+from vitscale.runner.evidence import RunEvidence
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
@@ -231,7 +231,7 @@ RANK_MODULE = "vitscale.worker"
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """One run that is to be done."""
 
     trial_id: str
@@ -252,13 +252,13 @@ class RunContext:
     interrupted: threading.Event = field(default_factory=threading.Event, compare=False)
     """When set, runs under way in other threads are to be ended, as by Ctrl-C."""
 
-    def run_folder(self, task: Task, attempt: int) -> Path:
+    def run_folder(self, task: RunTask, attempt: int) -> Path:
         """The folder of one attempt at a run."""
         return self.results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
 
 
 def new_attempt(
-    context: RunContext, task: Task, attempt: int, command: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
+    context: RunContext, task: RunTask, attempt: int, command: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
 ) -> Path:
     """Makes the folder of one attempt, with what its trial.json says.
 
@@ -283,7 +283,7 @@ def new_attempt(
 
 
 def skip_reason(
-    context: RunContext, task: Task, attempt: int, outcomes: Mapping[tuple[str, int], Outcome]
+    context: RunContext, task: RunTask, attempt: int, outcomes: Mapping[tuple[str, int], Outcome]
 ) -> Outcome | None:
     """Skips and records a run whose trial has run out of memory in another repeat; None where it has not."""
     earlier = [o for (trial_id, repeat), o in outcomes.items() if trial_id == task.trial_id and repeat != task.repeat]
@@ -297,7 +297,7 @@ def skip_reason(
 def run_task(
     context: RunContext,
     placement: Placement,
-    task: Task,
+    task: RunTask,
     attempt: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None = None,
@@ -343,7 +343,7 @@ def run_task(
             outcome = unstarted("failed", str(error), transient=True)
         else:
             away = tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
-            outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
+            outcome = outcome_of(RunEvidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
             if trial.train.script is not None and outcome.kind == "completed":
                 from vitscale.importers.left_behind import take_in
 

@@ -20,7 +20,7 @@ from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
 from vitscale.runner.expectation import ROUGHLY, Expectations
 from vitscale.runner.planning import Plan
-from vitscale.schedulers import Local
+from vitscale.schedulers import LocalHost
 from vitscale.trial.trial import Trial
 
 _ROOM_FOR_ALL_ELSE = 4 * 10**9
@@ -164,7 +164,7 @@ def _capacity(plan: Plan, trial: Trial) -> int | None:
         except RequestError:
             return None
         return min(known, default=None)
-    if not isinstance(plan.scheduler, Local) or plan.scheduler.machine() != this_machine():
+    if not isinstance(plan.scheduler, LocalHost) or plan.scheduler.machine() != this_machine():
         return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
 

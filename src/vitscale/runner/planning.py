@@ -16,7 +16,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
 from vitscale.runner.changed_study import changes, in_brackets, threads_of, ways_to_continue
-from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
+from vitscale.runner.one_run import RANK_MODULE, RunContext, RunTask, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord
@@ -36,9 +36,9 @@ class Plan:
     context: RunContext
     scheduler: Placement | Submitter
     expansion: Expansion
-    tasks: tuple[Task, ...]
+    tasks: tuple[RunTask, ...]
     """All runs of the study in their random order, done or not, without those that `measure.target_ci` may add."""
-    alone: frozenset[Task] = frozenset()
+    alone: frozenset[RunTask] = frozenset()
     """Runs that have no other run beside them in a study with runs side by side (`_alone`)."""
 
     @property
@@ -177,8 +177,8 @@ def plan(
             whole_round.sort(key=lambda trial_id: trial_id not in first)
         elif repeat == measure.repeats - 1:
             whole_round.sort(key=last.__contains__)
-        tasks += [Task(trial_id, repeat) for trial_id in whole_round]
-    alone = {Task(trial_id, 0) for trial_id in first} | {Task(trial_id, measure.repeats - 1) for trial_id in last}
+        tasks += [RunTask(trial_id, repeat) for trial_id in whole_round]
+    alone = {RunTask(trial_id, 0) for trial_id in first} | {RunTask(trial_id, measure.repeats - 1) for trial_id in last}
     record = StudyRecord(
         name=file.study.name,
         text=file.text,

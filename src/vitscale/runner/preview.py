@@ -60,7 +60,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
             doc.Paragraph(heading, "strong"),
             doc.Bullets((*_saving(plan), *estimate.lines(plan), *_parameters(trials), *plan.expansion.notes)),
             *(replace(own, message=f"{own.message}{_whose(plan, own)}") for own in findings_of(trials)),
-            doc.Table(tuple(columns), (doc.Group("", tuple(map(tuple, cells))),), notes),
+            doc.Table(tuple(columns), (doc.RowGroup("", tuple(map(tuple, cells))),), notes),
             doc.Section("Commands", (doc.Code(tuple(commands)),)),
         ),
     )

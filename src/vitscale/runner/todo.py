@@ -16,14 +16,14 @@ from vitscale import store
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.trials import TargetStatus, target_status
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.runner.one_run import RunContext, Task, new_attempt, touched, unstarted
+from vitscale.runner.one_run import RunContext, RunTask, new_attempt, touched, unstarted
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.schedulers import Placement
 from vitscale.store import RunIndex, write_outcome
 from vitscale.store.results import Outcome, Run, StudyRecord
 
 
-def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
+def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunTask]:
     """The runs still to be done.
 
     These are runs without an outcome, runs that failed for a cause outside the trial, and runs that failed for a
@@ -31,7 +31,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
     Runs that `measure.target_ci` added are among them only to be done again; which to add is not known here.
     """
 
-    def done(task: Task) -> bool:
+    def done(task: RunTask) -> bool:
         finished = index.finished.get((task.trial_id, task.repeat))
         if finished is None:
             return False
@@ -41,7 +41,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
 
     added = [
-        Task(trial_id, repeat)
+        RunTask(trial_id, repeat)
         for trial_id, repeat in sorted(index.finished)
         if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
     ]
@@ -110,23 +110,23 @@ def may_be_added(
     return frozenset((trial_id, repeat) for trial_id, own in wanting.items() for repeat in rounds if repeat not in own)
 
 
-def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
+def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunTask]) -> dict[tuple[str, int], Outcome]:
     """The outcomes of the study's trials that stand: all but those of runs that are to be done again."""
     again = frozenset(todo)
     return {
         key: outcome
         for key, (_, outcome) in index.finished.items()
-        if key[0] in plan.record.trials and Task(*key) not in again
+        if key[0] in plan.record.trials and RunTask(*key) not in again
     }
 
 
 def skip_unfit(
     context: RunContext,
-    todo: list[Task],
+    todo: list[RunTask],
     unfit: Mapping[str, str],
     index: RunIndex,
     outcomes: dict[tuple[str, int], Outcome],
-) -> list[Task]:
+) -> list[RunTask]:
     """Records each run of an unfit trial as skipped, once, and returns the others.
 
     Args:
@@ -203,7 +203,7 @@ class AddedRuns:
     """
 
     def __init__(
-        self, plan: Plan, results: Path, outcomes: Mapping[tuple[str, int], Outcome], todo: Collection[Task] = ()
+        self, plan: Plan, results: Path, outcomes: Mapping[tuple[str, int], Outcome], todo: Collection[RunTask] = ()
     ) -> None:
         """`outcomes`: those of finished runs, to which the driver adds. `todo`: the runs that it does before."""
         self._plan = plan
@@ -215,25 +215,25 @@ class AddedRuns:
         self._stood: dict[str, tuple[int, TargetStatus]] = {}
         self._read: dict[str, Run] = {}
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[RunTask]:
         if self._rounds:
             self._read = {run.header.folder: run for run in store.load(self._results).runs}
             for trial_id in self._plan.record.trials:
                 self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
-                if Task(trial_id, repeat) in self._todo:
+                if RunTask(trial_id, repeat) in self._todo:
                     continue  # done again before these, and side by side it may still be under way
                 due = any(
-                    Task(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
+                    RunTask(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
                     for before in range(repeat)
                 )
                 # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
                 if (trial_id, repeat) not in self._outcomes and (due or self._status(trial_id) == "open"):
-                    yield Task(trial_id, repeat)
+                    yield RunTask(trial_id, repeat)
                     self._status(trial_id)  # worked out at once, for `most`
 
-    def wants(self, task: Task) -> bool:
+    def wants(self, task: RunTask) -> bool:
         """Whether a run that was given out is still needed, after what its trial has recorded since."""
         return task in self._todo or self._status(task.trial_id) == "open"
 
@@ -257,7 +257,7 @@ class AddedRuns:
         decided = runs == len(own) and known != "open"
         if decided or any(outcome.kind != "completed" for outcome in own.values()):
             return 0
-        return sum(1 for repeat in self._rounds if repeat not in own and Task(trial_id, repeat) not in self._todo)
+        return sum(1 for repeat in self._rounds if repeat not in own and RunTask(trial_id, repeat) not in self._todo)
 
     def _status(self, trial_id: str, own: list[Run] | None = None) -> TargetStatus:
         """A trial's status against its target. `own`: its runs; None: those read before, and any since."""
@@ -283,23 +283,23 @@ class Lineup:
     but no more of them than there are hosts. Runs that must be alone come first or last in their round (`planning`).
     """
 
-    def __init__(self, plan: Plan, placement: Placement, todo: Iterable[Task], added: AddedRuns) -> None:
+    def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunTask], added: AddedRuns) -> None:
         """`todo`: the runs to do first; those of `added` come after them."""
         self.most = plan.measure.parallel_runs or 1
         """Most runs at a time."""
-        self.under_way: set[Task] = set()
+        self.under_way: set[RunTask] = set()
         self._plan = plan
         self._placement = placement
         self._hosts = placement.pool() if self.most > 1 else ()
         self._order = {host.name: number for number, host in enumerate(self._hosts)}
         self._added = added
-        self._coming: Iterator[Task] = chain(todo, added)
-        self._waiting: list[Task] = []
-        self._overtaken: Counter[Task] = Counter()
-        self._given: dict[Task, frozenset[str]] = {}
+        self._coming: Iterator[RunTask] = chain(todo, added)
+        self._waiting: list[RunTask] = []
+        self._overtaken: Counter[RunTask] = Counter()
+        self._given: dict[RunTask, frozenset[str]] = {}
         self._failed: Counter[str] = Counter()
 
-    def next(self) -> tuple[Task, Placement] | None:
+    def next(self) -> tuple[RunTask, Placement] | None:
         """The run that may begin now, and where; None where another must end first, or none is left."""
         if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
             return None
@@ -319,14 +319,14 @@ class Lineup:
             index += 1
         return None
 
-    def begin(self, task: Task, where: Placement) -> None:
+    def begin(self, task: RunTask, where: Placement) -> None:
         """Notes that a run from `next` begins on the hosts of its placement."""
         self._overtaken.update(self._waiting[: self._waiting.index(task)])
         self._waiting.remove(task)
         self.under_way.add(task)
         self._given[task] = frozenset(host.name for host in where.pool()) if self._hosts else frozenset()
 
-    def end(self, task: Task, outcome: Outcome) -> None:
+    def end(self, task: RunTask, outcome: Outcome) -> None:
         """Notes that a run has ended and frees its hosts. Hosts that failed are given again only as a last choice."""
         self.under_way.remove(task)
         given = self._given.pop(task)
@@ -340,12 +340,12 @@ class Lineup:
             self._waiting.append(task)
         return task is not None
 
-    def _blocked(self, task: Task) -> bool:
+    def _blocked(self, task: RunTask) -> bool:
         """Whether a run must wait, whichever hosts are free."""
         alone = task in self._plan.alone and bool(self.under_way)
         return alone or any(task.trial_id == other.trial_id for other in self.under_way)
 
-    def _where(self, task: Task) -> Placement | None:
+    def _where(self, task: RunTask) -> Placement | None:
         """A placement on free hosts for this run alone; None where too few are free.
 
         Hosts are taken in the hostfile's order from a random one on, so that no trial always gets the same host, and

@@ -10,7 +10,7 @@ from vitscale.base import plugins
 from vitscale.base.files import beside
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
-from vitscale.schedulers.base import Cause, Local, Placement, Scheduler, Submitter, described
+from vitscale.schedulers.base import Cause, LocalHost, Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.schedulers.prepared import Job
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
@@ -21,7 +21,7 @@ Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Plac
 
 def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
     del launch, slurm, study_path
-    return Local(described(node))
+    return LocalHost(described(node))
 
 
 def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
@@ -90,7 +90,7 @@ __all__ = [
     "Cause",
     "Hostfile",
     "Job",
-    "Local",
+    "LocalHost",
     "Placement",
     "Scheduler",
     "Submitter",

@@ -1,6 +1,6 @@
 """What a scheduler is: it knows the hosts, and starts processes on them now or submits jobs that will.
 
-`Local` is the scheduler of this machine.
+`LocalHost` is the scheduler of this machine.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def described(node: NodeSection | None) -> Machine | None:
     return Machine(node.cores, None, gpus, node.fast_bf16)
 
 
-class Local(Placement):
+class LocalHost(Placement):
     """One host: this one, with as many ranks as its cores and GPUs allow."""
 
     default_launcher = "local"

@@ -11,7 +11,7 @@ import numpy as np
 from vitscale.base.plugins import answer, known, referred
 from vitscale.errors import RequestError
 from vitscale.sources import base
-from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
+from vitscale.sources.base import ChannelStatistics, Dataset, OnProgress, Source, Split, Summary, default_cache_root
 from vitscale.trial import script
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import DataSpec
@@ -43,7 +43,7 @@ def check(spec: DataSpec) -> Summary:
     return answer("dataset", spec.name, _OWN, lambda: source.check(spec), Summary)
 
 
-def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
+def prepare(spec: DataSpec, progress: OnProgress | None = None) -> None:
     """Does once what every rank would do in `load`; damage inside an image shows before anything starts.
 
     Raises `RequestError` as `load` does.

@@ -64,7 +64,7 @@ Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 Content = str | bytes
 """An encoded image: its file's path, or its bytes."""
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the number of images done, and of all."""
 IGNORED = 255
 """Mask value of pixels whose label is unknown."""

@@ -112,7 +112,7 @@ Build = Callable[[Room], tuple[str, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
+class DecodedDataset:
     """Both splits and the names of the classes."""
 
     train: ArraySplit
@@ -155,14 +155,14 @@ class Decoded:
         )
 
 
-def in_memory(build: Build) -> Decoded:
+def in_memory(build: Build) -> DecodedDataset:
     """Decodes into memory, for this process alone."""
     room = Room()
     classes = build(room)
-    return Decoded(room.splits["train"], room.splits["held_out"], classes)
+    return DecodedDataset(room.splits["train"], room.splits["held_out"], classes)
 
 
-def find(cache_root: Path, key: str) -> Decoded | None:
+def find(cache_root: Path, key: str) -> DecodedDataset | None:
     """The entry `key`, or None where it is absent, unreadable or, by its sizes, damaged."""
     folder = cache_root / key
     try:
@@ -173,10 +173,10 @@ def find(cache_root: Path, key: str) -> Decoded | None:
         return None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         return None
-    return Decoded(train, held_out, tuple(classes), sums)
+    return DecodedDataset(train, held_out, tuple(classes), sums)
 
 
-def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> Decoded | None:
+def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> DecodedDataset | None:
     """The entry `key`, built first where it is missing; None where the cache cannot be written.
 
     If several call at once, one builds and the others wait for it. What `build` raises is passed on, and leaves nothing
@@ -221,7 +221,7 @@ def _partial(cache_root: Path, key: str) -> Path:
     return cache_root / f"{key}.{socket.gethostname()}.partial"
 
 
-def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
+def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     partial = _partial(cache_root, key)
     if partial.is_symlink():
         partial.unlink()  # what it leads to is no part of this cache

@@ -26,7 +26,7 @@ from vitscale.trial.trial import DataSpec
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArchiveLayout:
     """Names, checksums and keys of one of the two archives."""
 
     name: str
@@ -64,7 +64,7 @@ skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table ta
 tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-CIFAR10 = Layout(
+CIFAR10 = ArchiveLayout(
     name="cifar10",
     archive="cifar-10-python.tar.gz",
     url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -84,7 +84,7 @@ CIFAR10 = Layout(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 
-CIFAR100 = Layout(
+CIFAR100 = ArchiveLayout(
     name="cifar100",
     archive="cifar-100-python.tar.gz",
     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
@@ -116,7 +116,7 @@ class _Files:
 class Cifar:
     """The datasets `cifar10` and `cifar100`."""
 
-    layout: Layout
+    layout: ArchiveLayout
 
     def check(self, spec: DataSpec) -> Summary:
         """Compares checksums if the files are the official ones; otherwise reads and verifies every file."""
@@ -221,7 +221,7 @@ def _unreadable(path: Path, error: OSError) -> RequestError:
     return RequestError(f"cannot read {shown(str(path))}: {base.reason(error)}")
 
 
-def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
+def _archive(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
     md5 = _file_md5(path)
     if expected_md5 is not None and md5 != expected_md5:
         what = f"{shown(str(path))} has the MD5 {md5}, but data.md5 is {expected_md5}"
@@ -243,7 +243,7 @@ def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool)
     return _Files(md5, notes, read)
 
 
-def _unpacked(layout: Layout, folder: Path) -> _Files:
+def _unpacked(layout: ArchiveLayout, folder: Path) -> _Files:
     """Reads an unpacked folder. Files of users may differ from the official ones: that gives a note, no refusal."""
     missing = [name for name in layout.files if base.kind_of(folder / name) != "file"]
     if missing:
@@ -268,7 +268,7 @@ def _unpacked(layout: Layout, folder: Path) -> _Files:
     return _Files(fingerprint, notes, read)
 
 
-def _decode(layout: Layout, files: _Files, room: Room) -> tuple[str, ...]:
+def _decode(layout: ArchiveLayout, files: _Files, room: Room) -> tuple[str, ...]:
     """Reads and verifies every file, and fills both splits."""
     contents = files.read()
     classes = _class_names(layout, contents[layout.meta_file[0]])
@@ -280,7 +280,7 @@ def _decode(layout: Layout, files: _Files, room: Room) -> tuple[str, ...]:
     return classes
 
 
-def _batch(layout: Layout, name: str, content: bytes, classes: int) -> tuple[Images, Labels]:
+def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> tuple[Images, Labels]:
     """Images uint8 `[n, 32, 32, 3]` and labels int64 `[n]` of one file."""
     entries = read_pickle(content, name)
     data = entries.get("data")
@@ -303,7 +303,7 @@ def _labels(name: str, key: str, value: Any) -> Labels:
     raise _malformed(name, f"'{key}' is not a list of integers")
 
 
-def _class_names(layout: Layout, content: bytes) -> tuple[str, ...]:
+def _class_names(layout: ArchiveLayout, content: bytes) -> tuple[str, ...]:
     name, key = layout.meta_file[0], layout.class_names_key
     names = read_pickle(content, name).get(key)
     if not isinstance(names, list) or len(names) != len(layout.classes):

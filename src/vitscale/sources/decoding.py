@@ -19,7 +19,7 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
-from vitscale.sources.base import Encoded, Images, Progress, spending
+from vitscale.sources.base import Encoded, Images, OnProgress, spending
 from vitscale.sources.cache import Room, Unfinished, chunk_samples, in_threads
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
@@ -30,7 +30,7 @@ _MOST_NAMED = 50
 _MOST_PENDING = 4
 """Most chunks that wait for each process."""
 
-Problems = dict[int, tuple[str, str]]
+UndecodedFiles = dict[int, tuple[str, str]]
 """Number of a broken image -> its name, and what is wrong with it."""
 
 
@@ -49,7 +49,7 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     return (np.rint(pixels) if shape.dtype == "uint16" else pixels).astype(shape.dtype, copy=False)
 
 
-def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problems:
+def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> UndecodedFiles:
     """Every broken image: as far as is cheap to tell, or with `wholly` by decoding each."""
 
     def judge(number: int) -> tuple[str, str] | None:
@@ -104,7 +104,7 @@ def decode_split(
     shape: ArrayShape,
     *,
     processes: int = 0,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> None:
     """Decodes into `images` what the room does not have yet, and notes each finished chunk.
 

@@ -16,9 +16,9 @@ from vitscale.base.processors import usable_cores
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
-from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, Progress, Summary
-from vitscale.sources.cache import SPLITS, Decoded, Room, cached, find, in_memory, in_threads
-from vitscale.sources.decoding import Problems, decode_image, decode_split, problems_of, refuse_broken
+from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, OnProgress, Summary
+from vitscale.sources.cache import SPLITS, DecodedDataset, Room, cached, find, in_memory, in_threads
+from vitscale.sources.decoding import UndecodedFiles, decode_image, decode_split, problems_of, refuse_broken
 from vitscale.sources.scenes import SceneSplit
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
@@ -111,11 +111,11 @@ class Listing:
 
         return Dataset(self.summary, scenes(train), scenes(held_out))
 
-    def judged(self, *, wholly: bool) -> dict[str, Problems]:
+    def judged(self, *, wholly: bool) -> dict[str, UndecodedFiles]:
         """Finds the broken images of each split."""
         return {split: problems_of(getattr(self, split).encoded, self.train.shape, wholly=wholly) for split in SPLITS}
 
-    def without(self, problems: dict[str, Problems]) -> Listing:
+    def without(self, problems: dict[str, UndecodedFiles]) -> Listing:
         """The set without its broken images, with a fingerprint and a key of its own."""
         names = [name for split in SPLITS for name, _ in problems[split].values()]
         if not names:
@@ -153,7 +153,7 @@ class ImageSet:
             self._verified.add(listing.key)
         return listing.summary
 
-    def prepare(self, spec: DataSpec, cache_root: Path, progress: Progress | None = None) -> None:
+    def prepare(self, spec: DataSpec, cache_root: Path, progress: OnProgress | None = None) -> None:
         """Decodes what ranks will map, in processes on all cores; checks what is already there by its checksums.
 
         Raises:
@@ -174,7 +174,7 @@ class ImageSet:
         """See `Source.load`."""
         listing = self._listing(spec, cache_root)
         build = partial(_decode, listing)
-        decoded: Decoded | None = None
+        decoded: DecodedDataset | None = None
         small = listing.decoded_bytes <= MOST_CACHED_BYTES
         if spec.source in ("cache", "memory") or (spec.source is None and small):
             decoded = cached(cache_root, listing.key, build)
@@ -203,7 +203,7 @@ class ImageSet:
         return listing
 
 
-def _problems(of_splits: Mapping[str, Problems]) -> list[tuple[str, str]]:
+def _problems(of_splits: Mapping[str, UndecodedFiles]) -> list[tuple[str, str]]:
     return [problem for of_split in of_splits.values() for problem in of_split.values()]
 
 
@@ -281,7 +281,7 @@ def chosen_classes(
     return chosen
 
 
-def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: Progress | None = None) -> tuple[str, ...]:
+def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: OnProgress | None = None) -> tuple[str, ...]:
     samples = {split: len(getattr(listing, split)) for split in SPLITS}
     before = 0
     for name in SPLITS:
@@ -295,11 +295,11 @@ def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: Progr
     return listing.classes
 
 
-def _told(progress: Progress, before: int, samples: int, done: int, _of_split: int) -> None:
+def _told(progress: OnProgress, before: int, samples: int, done: int, _of_split: int) -> None:
     progress(before + done, samples)
 
 
-def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
+def _remembered(path: Path, listing: Listing) -> dict[str, UndecodedFiles]:
     """The broken images, read from a file in the cache's folder if it exists: finding them decodes every image."""
     try:
         read = json.loads(path.read_text())
@@ -312,7 +312,7 @@ def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
     return problems
 
 
-def _copied(decoded: Decoded) -> Decoded:
+def _copied(decoded: DecodedDataset) -> DecodedDataset:
     def copied(split: ArraySplit) -> ArraySplit:
         return ArraySplit(split.images.copy(), split.labels.copy())
 

@@ -18,7 +18,7 @@ from vitscale.sources.base import IGNORED, OUTSIDE, Encoded, Images, Labels, Spl
 from vitscale.sources.pictures import BrokenImage, decode_labels, decode_within, verify_picture, within
 
 T = TypeVar("T")
-Mask = NDArray[np.uint8]
+MaskArray = NDArray[np.uint8]
 
 SCENE_CHANNELS = 4
 """Red, green, blue, label."""
@@ -83,7 +83,7 @@ class ScenePairs(Encoded):
             stored[: scaled.shape[0], : scaled.shape[1], -1] = scaled
         return stored
 
-    def _both(self, number: int, read: Callable[[str], tuple[T, tuple[int, int]]]) -> tuple[T, Mask]:
+    def _both(self, number: int, read: Callable[[str], tuple[T, tuple[int, int]]]) -> tuple[T, MaskArray]:
         """The result of `read` for the picture, without width and height, and the mask at its own size."""
         name, annotation = self.pictures[number], self.annotations[number]
         if not name or not annotation:
@@ -106,7 +106,7 @@ class ScenePairs(Encoded):
             raise BrokenImage(annotation, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {labelled}")
         return picture, mask
 
-    def _mask(self, number: int) -> Mask:
+    def _mask(self, number: int) -> MaskArray:
         """Classes `[H, W]`; `IGNORED` where the label is 0 or 255."""
         path = self.annotations[number]
         labels = decode_labels(path, path)
@@ -117,11 +117,11 @@ class ScenePairs(Encoded):
         return labels
 
 
-def nearest_within(mask: Mask, side: int) -> Mask:
+def nearest_within(mask: MaskArray, side: int) -> MaskArray:
     """A mask scaled as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
     size = within(mask.shape[1], mask.shape[0], side)
     columns, rows = ((2 * np.arange(n) + 1) * whole // (2 * n) for n, whole in zip(size, mask.shape[::-1], strict=True))
-    scaled: Mask = mask[rows[:, None], columns]
+    scaled: MaskArray = mask[rows[:, None], columns]
     return scaled
 
 

@@ -40,26 +40,26 @@ from vitscale.store.lines import (
 from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
-from vitscale.trial.trial import Device, Precision, Trial, World
+from vitscale.trial.trial import DeviceName, Precision, Trial, World
 
 FORMAT = 5
 OLDEST_FORMAT = 3
 READABLE_CHECKS = ReadableFormats("check", OLDEST_FORMAT, FORMAT)
 
 # Bounded, so that arithmetic on what a file says never overflows.
-Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+CheckSeconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
 MOST_RATE = 1e24
 Rate = Annotated[float, Field(ge=0.0, le=MOST_RATE, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
+CheckCount = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 
 SplitGroup = Literal["replicas", "sequence", "tensor", "pipeline"]
 """Groups under [parallel]: ranks that exchange along one of its axes, all such groups at once. replicas: ranks among
 which gradients are averaged, data x sequence."""
 SPLIT_GROUPS: tuple[SplitGroup, ...] = get_args(SplitGroup)
-Group = Literal["inside nodes", "across nodes", "all ranks"] | SplitGroup
+CheckGroup = Literal["inside nodes", "across nodes", "all ranks"] | SplitGroup
 """inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""
-GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks", *SPLIT_GROUPS)
+GROUPS: tuple[CheckGroup, ...] = ("inside nodes", "across nodes", "all ranks", *SPLIT_GROUPS)
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "rdma"
 ]
@@ -68,8 +68,8 @@ rdma: one host writes to another without any library."""
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
 """Operations that `vitscale check` sweeps."""
-Stage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
-STAGES: tuple[Stage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
+CheckStage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
+STAGES: tuple[CheckStage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
 
 
 class SweepPlan(Record):
@@ -88,14 +88,14 @@ class CheckRequest(Record):
 
     format: int = FORMAT
     world: World
-    device: Device
+    device: DeviceName
     precision: Precision
     sweep: SweepPlan
     compute_repeats: Annotated[int, Field(ge=1, le=1000)]
     compute_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
     """Length of each repeat."""
     loader_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
-    limits: dict[Stage, Seconds]
+    limits: dict[CheckStage, CheckSeconds]
     """How long each stage may take; what is not done by then is skipped, and the next stage begins."""
     trial: Trial | None = None
     """A trial of the study, for its loader; null without a study."""
@@ -122,7 +122,7 @@ class Interface(Record):
     name: str
     kind: Literal["ethernet", "infiniband", "loopback", "other"]
     up: bool
-    speed_mbit: Count | None
+    speed_mbit: CheckCount | None
     """Null where it is not known: for links that are down, and virtual interfaces, whose speed the kernel makes up."""
     addresses: tuple[str, ...]
     """IPv4 with its prefix length ("10.0.0.1/24"), then IPv6."""
@@ -141,9 +141,9 @@ class StageLine(RankLine):
     """The end of one stage of a rank."""
 
     kind: Literal["stage"] = "stage"
-    name: Stage
+    name: CheckStage
     ending: Literal["done", "failed", "timeout", "skipped"]
-    seconds: Seconds
+    seconds: CheckSeconds
     reason: str = ""
     """Why it is not done; empty where it is."""
 
@@ -153,13 +153,13 @@ class FactsLine(RankLine):
 
     kind: Literal["facts"] = "facts"
     format: int = FORMAT
-    rank: Count
-    world_size: Count
-    local_rank: Count
+    rank: CheckCount
+    world_size: CheckCount
+    local_rank: CheckCount
     environment: Environment
-    host_cores: Count
+    host_cores: CheckCount
     """Cores this rank could have used before it was pinned: those of all ranks of its host together."""
-    cpu_throttled_seconds: Seconds | None
+    cpu_throttled_seconds: CheckSeconds | None
     """Seconds for which the CPU controller has held this rank back so far; null without a quota."""
     hostname_addresses: tuple[str, ...]
     """Addresses of the host's own name, in order; empty where it resolves to nothing."""
@@ -172,8 +172,8 @@ class ReachLine(RankLine):
 
     kind: Literal["reach"] = "reach"
     address: str
-    port: Count
-    seconds: Seconds | None
+    port: CheckCount
+    seconds: CheckSeconds | None
     """Duration of the connection that succeeded; null where none did."""
     reason: str = ""
     """Why no connection succeeded."""
@@ -183,7 +183,7 @@ class CollectiveLine(RankLine):
     """One collective at one size, as one rank timed it."""
 
     kind: Literal["collective"] = "collective"
-    group: Group
+    group: CheckGroup
     operation: Operation
     ranks: Annotated[int, Field(ge=2, lt=2**31)]
     """Number of ranks that took part."""
@@ -191,7 +191,7 @@ class CollectiveLine(RankLine):
     """Size by nccl-tests' convention: what a rank holds of the whole. For an all-gather, what each receives in all."""
     calls: Annotated[int, Field(ge=1, lt=2**31)]
     """Calls in each repeat, one right after the other."""
-    seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    seconds: Annotated[tuple[CheckSeconds, ...], Field(min_length=1)]
     """Seconds of one call in each repeat."""
 
 
@@ -203,9 +203,9 @@ class ComputeLine(RankLine):
     """The piece in words; rates compare only where it is the same."""
     pieces_per_second: Annotated[tuple[Rate, ...], Field(min_length=1)]
     """Rate in each repeat."""
-    cpu_throttled_share: Seconds | None
+    cpu_throttled_share: CheckSeconds | None
     """Core-seconds per second that the CPU controller held back; null without a quota."""
-    cpu_share: Seconds | None = None
+    cpu_share: CheckSeconds | None = None
     """CPU seconds that this process got, per second."""
     gpu: GpuSamples | None
     gpu_reason: str | None
@@ -217,8 +217,8 @@ class LoaderLine(RankLine):
 
     kind: Literal["loader"] = "loader"
     images_per_second: Rate
-    workers: Count
-    batch: Count
+    workers: CheckCount
+    batch: CheckCount
 
 
 class DiskLine(RankLine):
@@ -226,10 +226,10 @@ class DiskLine(RankLine):
 
     kind: Literal["disk"] = "disk"
     free_bytes: Bytes
-    record_seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    record_seconds: Annotated[tuple[CheckSeconds, ...], Field(min_length=1)]
     """Seconds to append one record and force it to disk."""
     record_bytes: Bytes
-    seen_seconds: Seconds | None
+    seen_seconds: CheckSeconds | None
     """Seconds until this rank saw a file of rank 0; null where it did not, or ranks had not found each other."""
     seen_reason: str = ""
     """Why `seen_seconds` is null."""
@@ -238,7 +238,7 @@ class DiskLine(RankLine):
 class CheckedRank(RankLines):
     """All that one rank measured; null or missing where it did not get so far."""
 
-    rank: Count
+    rank: CheckCount
     facts: FactsLine | None = None
     reach: ReachLine | None = None
     collectives: tuple[CollectiveLine, ...] = ()
@@ -265,7 +265,7 @@ class HostAnswer(Record):
     name: str
     address: str | None
     """What its name resolves to here; null where it resolves to nothing."""
-    seconds: Seconds | None
+    seconds: CheckSeconds | None
     """Seconds until it answered; null where it did not."""
     reason: str = ""
     """Why it did not answer."""
@@ -279,13 +279,13 @@ class CollectiveFit(Record):
     `bus_bytes` is the size times `bus_factor`.
     """
 
-    group: Group
+    group: CheckGroup
     operation: Operation
-    ranks: Count
-    latency_seconds: Seconds
+    ranks: CheckCount
+    latency_seconds: CheckSeconds
     bandwidth_bytes_per_second: Rate
     largest_size_bytes: Bytes
-    largest_seconds: Seconds
+    largest_seconds: CheckSeconds
     worst_residual: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """Largest distance between a measured time and the fit, as a share of that time."""
     latency_known: bool = True
@@ -320,7 +320,7 @@ class CheckRecord(Record):
     format: int = FORMAT
     id: str
     started_unix_seconds: Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]
-    wall_seconds: Seconds
+    wall_seconds: CheckSeconds
     request: CheckRequest
     launcher: str
     scheduler: str
@@ -333,7 +333,7 @@ class CheckRecord(Record):
     """How the ranks' processes ended: by themselves, stopped by the driver, or never started."""
     ending_reason: str = ""
     """Why not all ranks reached their end; empty where they did."""
-    guilty_rank: Count | None = None
+    guilty_rank: CheckCount | None = None
     """The rank that was lost first, where that is known."""
     log: str = ""
     """The end of what the launcher and the ranks printed; empty unless a rank is missing."""

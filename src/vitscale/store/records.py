@@ -61,7 +61,7 @@ class GpuSettings(Record):
     """Number of NVLink connections that were up."""
 
 
-class Device(Record):
+class DeviceRecord(Record):
     """What a rank computes on."""
 
     type: Literal["cpu", "cuda"]
@@ -80,7 +80,7 @@ class Environment(Record):
     """A rank's host and software, as the rank saw them itself."""
 
     host: str
-    device: Device
+    device: DeviceRecord
     cores_allowed: tuple[int, ...]
     threads: int | None
     """Null where an imported log does not tell."""

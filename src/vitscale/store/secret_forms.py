@@ -19,7 +19,7 @@ _RANDOM_RUN_LETTERS = 12
 """Letters and digits in a row that no name of a model, a dataset or a device has."""
 
 
-class Form(NamedTuple):
+class SecretForm(NamedTuple):
     """One way to write a secret. Where the pattern has a group `taken`, that alone is the secret."""
 
     pattern: re.Pattern[str]
@@ -62,8 +62,8 @@ _STRONG_HINTS = ("token", "secret", "passw", "passphrase", "passcode", "credenti
 _LONE_HINTS = ("key", "pat", "pwd", "pass", "cred", "auth", "sas", "sig", "dsn", "jwt", "cookie")
 
 
-def _form(pattern: str, *hints: str, is_secret: Callable[[str], bool] = bool) -> Form:
-    return Form(re.compile(pattern), hints, is_secret)
+def _form(pattern: str, *hints: str, is_secret: Callable[[str], bool] = bool) -> SecretForm:
+    return SecretForm(re.compile(pattern), hints, is_secret)
 
 
 FORMS = (
@@ -101,7 +101,7 @@ def secrets_in(text: str) -> Iterator[str]:
             yield from _secrets_of_form(form, text)
 
 
-def _secrets_of_form(form: Form, text: str) -> Iterator[str]:
+def _secrets_of_form(form: SecretForm, text: str) -> Iterator[str]:
     """The secrets that are written in one form, and their parts (`_parts`)."""
     for match in form.pattern.finditer(text):
         begin, end = secret_span(match)
@@ -127,18 +127,18 @@ def key_lines(block: str) -> Iterator[str]:
             yield line.strip()
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A part of a text."""
 
     begin: int
     end: int
 
 
-def secret_span(match: re.Match[str]) -> Span:
+def secret_span(match: re.Match[str]) -> TextSpan:
     """The part of the searched text that is to be taken out: the match's group `taken` if its pattern has one."""
     if "taken" in match.re.groupindex:
-        return Span(*match.span("taken"))
-    return Span(*match.span())
+        return TextSpan(*match.span("taken"))
+    return TextSpan(*match.span())
 
 
 def is_secret_of(option: object, value: object) -> bool:

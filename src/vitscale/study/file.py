@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
-from vitscale.study.sections import SECTIONS, SWEEPABLE, Choice, Study, choices
+from vitscale.study.sections import SECTIONS, SWEEPABLE, FieldValues, Study, choices
 from vitscale.trial.hints import meant_key, meant_value
 from vitscale.trial.trial import Mode
 
@@ -100,7 +100,7 @@ class StudyFile:
         """The dotted fields that the sweep varies, including those in its tables."""
         return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
 
-    def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
+    def points(self) -> Iterator[tuple[FieldValues, Study, frozenset[str]]]:
         """Yields each point of the sweep: the swept values, the study with them, and the dotted fields set by hand.
 
         Raises:
@@ -129,7 +129,7 @@ class StudyFile:
             point = _validated(self.path, raw, location="in [sweep]")
             yield labels, point.model_copy(update={"sweep": self.study.sweep}), frozenset(_fields_of(raw))
 
-    def _choices(self) -> list[list[Choice]]:
+    def _choices(self) -> list[list[FieldValues]]:
         try:
             return choices(self.study.sweep)
         except RequestError as error:

@@ -11,7 +11,7 @@ from vitscale.present.units import counted
 from vitscale.trial.model_cost import most_stages, recorded_shapes, swin_shape
 from vitscale.trial.model_counts import stages
 from vitscale.trial.model_spec import ModelSpec, read_config
-from vitscale.trial.parallel import Axis, ParallelSpec
+from vitscale.trial.parallel import ParallelAxis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import TrainSpec, Trial, samples_used
 
@@ -153,7 +153,7 @@ def _dividing(divided: tuple[int, int], ranks: int, most: int | None = None) -> 
     return f"train.micro_batch {'=' if most else 'of at most'} {size} with train.global_batch = {images}"
 
 
-def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
+def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
     if axis in of_engine(train.engine).splits:
         return
     taking = [

@@ -15,7 +15,7 @@ from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial.rank_batches import shares
-from vitscale.trial.trial import Device, Mode, Precision, World, exact
+from vitscale.trial.trial import DeviceName, Mode, Precision, World, exact
 
 
 def with_deepspeed_config(
@@ -71,7 +71,7 @@ def with_deepspeed_config(
     return study.model_copy(update={"train": new_train}), config
 
 
-def device_of(study: Study, machine: Machine) -> Device:
+def device_of(study: Study, machine: Machine) -> DeviceName:
     """cuda where there is a GPU, unless the study names a device.
 
     Raises:
@@ -95,7 +95,7 @@ def device_of(study: Study, machine: Machine) -> Device:
     return study.train.device
 
 
-def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
+def precision_of(study: Study, device: DeviceName, machine: Machine) -> Precision:
     """Precision of the study or its DeepSpeed file; for "auto", bf16 where `device` is fast at it, else fp32."""
     precision = study.train.precision
     if precision == "auto":
@@ -126,7 +126,7 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
 
 
 def threads_of(
-    study: Study, device: Device, machine: Machine, most_per_node: int | None = None, begun_with: int | None = None
+    study: Study, device: DeviceName, machine: Machine, most_per_node: int | None = None, begun_with: int | None = None
 ) -> int:
     """Threads per rank, the same along the curve.
 

@@ -239,7 +239,7 @@ def fact_of_label(field: str) -> Fact:
     return fact_of(SECTIONS[section], key) if section in SECTIONS else Fact()
 
 
-Choice = dict[str, Any]
+FieldValues = dict[str, Any]
 """Dotted fields with the values that they take together."""
 
 
@@ -252,7 +252,7 @@ SWEEPABLE = sorted(
 """Dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 
 
-def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
+def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[FieldValues]]:
     """For each key of [sweep], its choices: one field each, or the fields of one table.
 
     Values are not judged here: each point of the sweep is validated as a study of its own.
@@ -273,7 +273,7 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
     return varied
 
 
-def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
+def _choices_of(key: str, values: Sequence[Any]) -> list[FieldValues]:
     named = f"sweep.{shown(key)}"
     if key not in SWEEPABLE and key not in _SWEPT_SECTIONS:
         section = key.partition(".")[0]
@@ -304,7 +304,7 @@ def _hashable(value: Any) -> Hashable:
     return cast("Hashable", value)
 
 
-def _of_table(section: str, table: Any) -> Choice:
+def _of_table(section: str, table: Any) -> FieldValues:
     named = f"sweep.{shown(section)}"
     fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
     if not isinstance(table, dict):

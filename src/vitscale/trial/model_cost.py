@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.trial import model_counts
-from vitscale.trial.model_counts import Block, DecoderShape, Module, SwinShape
+from vitscale.trial.model_counts import DecoderShape, ModelBlock, Module, SwinShape
 from vitscale.trial.model_spec import VIT_FIELDS, ModelSpec, hf_shape
 
 
@@ -97,16 +97,16 @@ def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
 class ParameterShapes(NamedTuple):
     """A model's trainable tensors by block, in the order in which a named model registers them."""
 
-    blocks: tuple[Block, ...]
-    units: tuple[tuple[Block, ...], ...] = ()
+    blocks: tuple[ModelBlock, ...]
+    units: tuple[tuple[ModelBlock, ...], ...] = ()
     """What a pipeline's stages take one by one, between embedding and head; empty where that is `blocks[1]`."""
 
     @property
-    def in_a_row(self) -> tuple[tuple[Block, ...], ...]:
+    def in_a_row(self) -> tuple[tuple[ModelBlock, ...], ...]:
         """The units between embedding and head, one by one."""
         return self.units or ((self.blocks[1]._replace(repeats=1),),) * self.blocks[1].repeats
 
-    def each(self) -> Iterator[Block]:
+    def each(self) -> Iterator[ModelBlock]:
         """Every block by itself, repeated ones one after the other."""
         return (block for block in self.blocks for _ in range(block.repeats))
 
@@ -139,7 +139,7 @@ def _shapes(
     return ParameterShapes((*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)), units)
 
 
-def _vit_blocks(s: VitShape) -> list[Block]:
+def _vit_blocks(s: VitShape) -> list[ModelBlock]:
     """Two blocks: tokens, positions and patches; the repeated blocks."""
     h, t = s.hidden, s.tokens
     patches = Module(
@@ -152,8 +152,8 @@ def _vit_blocks(s: VitShape) -> list[Block]:
     ]
     out, norm = model_counts.linear(h, h, t, "inputs"), model_counts.norm(h)
     mlp = (model_counts.linear(h, s.mlp, t, "outputs"), model_counts.linear(s.mlp, h, t, "inputs"))
-    block = Block((*projections, out, norm, norm, *mlp), (4, 0, 1, 2, 3, 5, 6, 7), s.layers, wrapped=s.layers > 1)
-    return [Block(tuple(embedding), (1, 0)), block]
+    block = ModelBlock((*projections, out, norm, norm, *mlp), (4, 0, 1, 2, 3, 5, 6, 7), s.layers, wrapped=s.layers > 1)
+    return [ModelBlock(tuple(embedding), (1, 0)), block]
 
 
 def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:

@@ -51,7 +51,7 @@ class Module(NamedTuple):
         return self.tensors[::-1] if len(self.tensors[0]) in (2, 3) else self.tensors
 
 
-class Block(NamedTuple):
+class ModelBlock(NamedTuple):
     """Modules that forward takes one after the other, as one part of a model."""
 
     modules: tuple[Module, ...]
@@ -74,10 +74,10 @@ class Block(NamedTuple):
         return tuple(self.modules[index] for index in self.forward)
 
 
-def in_order(modules: Iterable[Module]) -> Block:
+def in_order(modules: Iterable[Module]) -> ModelBlock:
     """A block whose forward takes its modules in the order of registration."""
     listed = tuple(modules)
-    return Block(listed, tuple(range(len(listed))))
+    return ModelBlock(listed, tuple(range(len(listed))))
 
 
 def linear(
@@ -114,7 +114,7 @@ class SwinShape(NamedTuple):
     window_size: int
 
 
-class Stage(NamedTuple):
+class SwinStage(NamedTuple):
     """One of Swin's stages."""
 
     width: int
@@ -150,7 +150,7 @@ class Stage(NamedTuple):
         return (2 * self.window - 1) ** 2
 
 
-def stages(shape: SwinShape, ranks: int = 1, rank: int = 0) -> list[Stage]:
+def stages(shape: SwinShape, ranks: int = 1, rank: int = 0) -> list[SwinStage]:
     """The stages of a Swin on one of `ranks` sequence ranks. Sides are rounded up; a window is no larger than the side
     rounded down."""
     first = -(-shape.image_size // shape.patch_size)
@@ -159,7 +159,7 @@ def stages(shape: SwinShape, ranks: int = 1, rank: int = 0) -> list[Stage]:
     for number, depth in enumerate(shape.depths):
         window = min(nominal >> number, shape.window_size)
         rows = rows_of_ranks(first, number, len(shape.depths), ranks)[rank]
-        built.append(Stage(shape.hidden_size << number, shape.heads << number, depth, side, window, rows, ranks))
+        built.append(SwinStage(shape.hidden_size << number, shape.heads << number, depth, side, window, rows, ranks))
         side = (side + 1) // 2
     return built
 
@@ -179,7 +179,7 @@ def rows_of_ranks(side: int, stage: int, count: int, ranks: int) -> list[int]:
     return [min(part.stop * each, rows) - min(part.start * each, rows) for part in parts]
 
 
-def swin(shape: SwinShape) -> list[Block]:
+def swin(shape: SwinShape) -> list[ModelBlock]:
     """Swin V2 (Liu et al., "Swin Transformer V2", CVPR 2022) from its patches to the end of its last stage.
 
     Left out of the products, as for the ViT: biases, norms, GELU, softmax, and the two vector norms of its attention.
@@ -193,7 +193,7 @@ def swin(shape: SwinShape) -> list[Block]:
     return [in_order([patches, norm(shape.hidden_size)]), *blocks]
 
 
-def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
+def swin_units(shape: SwinShape) -> list[tuple[ModelBlock, ...]]:
     """The blocks one by one, as a pipeline's stages take them; the last block of a stage comes with its merging."""
     built = stages(shape)
     units = []
@@ -219,20 +219,20 @@ def swin_maps(
     ]
 
 
-def _stage(s: Stage, last: bool) -> Block:
+def _stage(s: SwinStage, last: bool) -> ModelBlock:
     modules, forward = swin_block(s)[:2]
     indices = tuple(number * len(modules) + index for number in range(s.depth) for index in forward)
     merge = () if last else swin_merge(s)
     behind = tuple(len(indices) + index for index in range(len(merge)))
-    return Block(s.depth * modules + merge, indices + behind, wrapped=True)
+    return ModelBlock(s.depth * modules + merge, indices + behind, wrapped=True)
 
 
-def swin_merge(s: Stage) -> tuple[Module, Module]:
+def swin_merge(s: SwinStage) -> tuple[Module, Module]:
     """The merging behind a stage, except the last: four tokens become one of twice the width, then a norm."""
     return linear(4 * s.width, 2 * s.width, ((s.side + 1) // 2) ** 2, bias=False), norm(2 * s.width)
 
 
-def swin_block(s: Stage) -> Block:
+def swin_block(s: SwinStage) -> ModelBlock:
     """A block: attention in windows, by cosines and with learnt position biases; a four times wider MLP; two norms.
 
     Half of attention's products count with the values. The other half counts with the small network that makes the
@@ -252,7 +252,7 @@ def swin_block(s: Stage) -> Block:
         linear(4 * c, c, s.side**2, "inputs"),
         norm(c),
     )
-    return Block(modules, (3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10))
+    return ModelBlock(modules, (3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10))
 
 
 _KEPT: dict[str, tuple[int, int, int, int]] = {
@@ -268,7 +268,7 @@ deviation (4). Autocast casts softmax back from fp32; it was held against a CPU'
 """
 
 
-def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
+def block_kept_bytes(s: SwinStage, precision: str, ranks: int = 1) -> int:
     """Bytes that a block keeps of one image for backward, on each of `ranks` tensor ranks.
 
     Elements per padded token and width: the windows (1); cut by heads, q, k and v, normalised q and k, and attention's
@@ -284,13 +284,13 @@ def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
     return s.padded * (element * (whole + by_heads) + of_heads) + s.tokens * (element * of_tokens + token)
 
 
-def merge_kept_bytes(s: Stage, precision: str) -> int:
+def merge_kept_bytes(s: SwinStage, precision: str) -> int:
     """Bytes kept by the merging after a stage: inputs of its product and of its norm, and the norm's statistics."""
     element, statistics = (4 if precision == "fp32" else 2), _KEPT[precision][-1] // 4
     return int(s.merged * (element * (4 + 2) * s.width + 2 * statistics))
 
 
-def bias_kept(s: Stage, ranks: int = 1) -> int:
+def bias_kept(s: SwinStage, ranks: int = 1) -> int:
     """Elements that a block's position biases keep, whatever the number of images: those of the small network, and the
     sigmoid for the heads of one of `ranks` tensor ranks."""
     return s.positions * BIAS_WIDTH + s.heads // (ranks * s.ranks) * s.window**4
@@ -357,7 +357,7 @@ def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
     return [*decoder, *auxiliary]
 
 
-def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_first: bool = False) -> Block:
+def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_first: bool = False) -> ModelBlock:
     """UperNet's modules, behind those that a model registers `before` it.
 
     Registered are the classifier, what is pooled and its bottleneck, the laterals, then the rest as in forward.
@@ -375,7 +375,7 @@ def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_fir
         modules += layers[number].modules
     heads = (range(joined + 2), auxiliary)
     forward = [index for head in (reversed(heads) if auxiliary_first else heads) for n in head for index in indices[n]]
-    return Block(tuple(modules), (*range(len(before)), *forward))
+    return ModelBlock(tuple(modules), (*range(len(before)), *forward))
 
 
 def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:

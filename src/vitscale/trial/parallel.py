@@ -11,7 +11,7 @@ from pydantic import Field
 from vitscale.trial.facts import Fact, Spec
 
 SplitCount = Annotated[int, Field(ge=1, le=4096)]
-Axis = Literal["pipeline", "data", "sequence", "tensor"]
+ParallelAxis = Literal["pipeline", "data", "sequence", "tensor"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 
 
@@ -56,9 +56,9 @@ class ParallelSpec(Spec):
         return (self.pipeline - 1) / (self.stages // self.pipeline * micro_batches + self.pipeline - 1)
 
     @property
-    def split_axes(self) -> tuple[Axis, ...]:
+    def split_axes(self) -> tuple[ParallelAxis, ...]:
         """Axes along which ranks share a model."""
-        return tuple(axis for axis in get_args(Axis) if axis != "data" and getattr(self, axis) > 1)
+        return tuple(axis for axis in get_args(ParallelAxis) if axis != "data" and getattr(self, axis) > 1)
 
     @property
     def in_words(self) -> str:
@@ -121,9 +121,9 @@ class RankLayout:
         return self.pipeline, self.data, self.sequence, self.tensor
 
     @property
-    def by_axis(self) -> dict[Axis, int]:
+    def by_axis(self) -> dict[ParallelAxis, int]:
         """The size of a group along each axis."""
-        return dict(zip(get_args(Axis), self.sizes, strict=True))
+        return dict(zip(get_args(ParallelAxis), self.sizes, strict=True))
 
     @property
     def replicas(self) -> int:
@@ -147,11 +147,11 @@ class RankLayout:
         """A rank's groups in words: "pipeline 1+3, data 2+3" for rank 3; empty where no ranks share a model."""
         if self.data == math.prod(self.sizes):
             return ""
-        own = {axis: next(group for group in self.groups(axis) if rank in group) for axis in get_args(Axis)}
+        own = {axis: next(group for group in self.groups(axis) if rank in group) for axis in get_args(ParallelAxis)}
         named = {axis: "+".join(map(str, group[:8])) + "+..." * (len(group) > 8) for axis, group in own.items()}
         return ", ".join(f"{axis} {named[axis]}" for axis, group in own.items() if len(group) > 1)
 
-    def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
+    def groups(self, *axes: ParallelAxis) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that differ only along `axes`, each in order."""
         fixed: dict[tuple[int, ...], list[int]] = {}
         for rank in range(math.prod(self.sizes)):

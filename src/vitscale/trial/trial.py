@@ -24,7 +24,7 @@ from vitscale.trial.parallel import ParallelSpec, RankLayout
 
 Mode = Literal["strong-micro", "strong-global", "weak"]
 Precision = Literal["fp32", "bf16", "bf16-params", "fp16"]
-Device = Literal["cpu", "cuda"]
+DeviceName = Literal["cpu", "cuda"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 Accuracy = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -223,7 +223,7 @@ class TrainSpec(TrainFields):
     """How it is trained, with nothing left open."""
 
     precision: Precision
-    device: Device
+    device: DeviceName
     micro_batch: BatchCount
     optimizer: Literal["adamw", "sgd", "lamb", "deepspeed_config"] = "adamw"
     """deepspeed_config: the optimizer that the user's own file describes."""

@@ -26,7 +26,7 @@ from vitscale.probes.matmul import compute_speed, measured_matmul
 from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog, checks
-from vitscale.store.checks import CheckRequest, CollectiveLine, Group, LoaderLine, Stage, SweepPlan
+from vitscale.store.checks import CheckGroup, CheckRequest, CheckStage, CollectiveLine, LoaderLine, SweepPlan
 from vitscale.trial.trial import Trial
 from vitscale.worker import group
 from vitscale.worker.environment import environment
@@ -35,14 +35,14 @@ from vitscale.worker.rank_process import RankInfo
 _LONGEST_REASON = 500
 
 
-class Stages:
+class CheckStages:
     """Does one stage after the other, and records how each ended."""
 
     def __init__(
         self,
-        limits: dict[Stage, float],
+        limits: dict[CheckStage, float],
         record: Callable[[checks.StageLine], None],
-        begins: Callable[[Stage], None],
+        begins: Callable[[CheckStage], None],
         prepare: Callable[[], None],
     ) -> None:
         """Stores what each stage needs.
@@ -55,7 +55,7 @@ class Stages:
         """
         self._limits, self._record, self._begins, self._prepare = limits, record, begins, prepare
 
-    def do(self, stage: Stage, work: Callable[[], None]) -> bool:
+    def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
         """Does `work`; returns whether it was done in time. Records what it raised, or that it did not end."""
         self._begins(stage)
         failure: list[BaseException] = []
@@ -83,7 +83,7 @@ class Stages:
         self._record(checks.StageLine(name=stage, ending=ending, seconds=seconds, reason=reason))
         return ending == "done"
 
-    def skip(self, stage: Stage, reason: str) -> None:
+    def skip(self, stage: CheckStage, reason: str) -> None:
         """Records that a stage was not begun."""
         self._record(checks.StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
 
@@ -106,7 +106,7 @@ def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, ho
     torch.set_num_threads(request.world.threads_per_rank)
     device = group.device_of(request.device, own)
 
-    def begins(stage: Stage) -> None:
+    def begins(stage: CheckStage) -> None:
         PROGRESS.phase = stage
 
     def prepare() -> None:
@@ -114,7 +114,7 @@ def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, ho
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    stages = Stages(dict(request.limits), log.write, begins, prepare)
+    stages = CheckStages(dict(request.limits), log.write, begins, prepare)
     rank = _Rank(request, own, log, folder, device)
     stages.do("facts", lambda: rank.tell_facts(host_cores))
     several = own.world_size > 1
@@ -266,7 +266,7 @@ def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterat
         yield from sweep(plan, "across nodes", across, device, 1)
     group.barrier()
     if len(hosts) > 1 and dist.group.WORLD is not None:
-        name: Group = "across nodes" if first_of_each == everybody else "all ranks"
+        name: CheckGroup = "across nodes" if first_of_each == everybody else "all ranks"
         yield from sweep(plan, name, dist.group.WORLD, device, sharing)
     group.barrier()
 

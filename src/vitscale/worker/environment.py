@@ -19,7 +19,7 @@ from vitscale.probes.host import infiniband_ports, kernel_text
 from vitscale.probes.matmul import tf32_allowed
 from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
-from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
+from vitscale.store.records import FORMAT, DeviceRecord, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
@@ -88,15 +88,15 @@ def allocation(variables: Mapping[str, str]) -> str | None:
     return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
 
 
-def _device(device: torch.device) -> Device:
+def _device(device: torch.device) -> DeviceRecord:
     if device.type == "cpu":
-        return Device(
+        return DeviceRecord(
             type="cpu", name=_cpu_name(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         )
     properties = torch.cuda.get_device_properties(device)
     uuid = gpu_uuid(device)
     gpu = gpu_with_uuid(uuid) if uuid is not None else None
-    return Device(
+    return DeviceRecord(
         type="cuda",
         name=properties.name,
         memory_bytes=properties.total_memory,

@@ -22,7 +22,7 @@ from vitscale.engines.base import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.named import AuxiliaryLogits
-from vitscale.probes.steps import Phase, no_phase
+from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.sources import Dataset, Split
 from vitscale.sources.base import IGNORED
 from vitscale.trial.parallel import even_parts
@@ -95,7 +95,7 @@ class Passes:
         """This rank's batches of an epoch of training."""
         return self._batches(self.dataset.train, order)
 
-    def step(self, batches: Iterator[Batch], *, epoch: int, phase: Phase) -> Iterator[MicroBatch]:
+    def step(self, batches: Iterator[Batch], *, epoch: int, phase: PhaseContext) -> Iterator[MicroBatch]:
         """The micro-batches of an optimizer step.
 
         Each is taken when it is asked for. In segmentation all are taken at once: what the loss is divided by must be
@@ -116,7 +116,7 @@ class Passes:
                 count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
             yield from (batch._replace(step_count=count) for batch in ready)
 
-    def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: Phase) -> Tensor:
+    def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: PhaseContext) -> Tensor:
         """Forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
 
         Returns:
@@ -231,7 +231,7 @@ class Passes:
     def _batches(self, split: Split, order: EpochOrder) -> Batches:
         return Batches(split, order, rank=self.at.data, workers=self.trial.data.workers, pin=self.device.type == "cuda")
 
-    def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: Phase) -> MicroBatch:
+    def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: PhaseContext) -> MicroBatch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(self.device, non_blocking=True)
 

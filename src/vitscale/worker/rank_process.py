@@ -25,7 +25,7 @@ from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, L
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import DISK_FULL_ERRORS, RankLog, is_full
 from vitscale.store.records import EndLine, ErrorLine
-from vitscale.trial.trial import Device, World
+from vitscale.trial.trial import DeviceName, World
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def die_with_parent(launch: LaunchFile | None) -> None:
         sys.exit("vitscale: the driver is gone")
 
 
-def pin(own: RankInfo, world: World, device: Device) -> None:
+def pin(own: RankInfo, world: World, device: DeviceName) -> None:
     """Pins this rank to cores of its own and says how many threads to compute with, before any library asks.
 
     Nothing is pinned where the launcher has bound the rank already (srun --cpu-bind, mpirun --bind-to), and where the
@@ -130,7 +130,7 @@ class Body(Protocol):
     """Whether each line must be on disk before anything else begins."""
     world: World
     """The ranks that it is for."""
-    device: Device
+    device: DeviceName
     """The device that they compute on."""
 
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vitscale.engines.step_schedule import timed_stretch
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, LineOf, Phase, StepClock, finish_device_work, step_clock
+from vitscale.probes.steps import Explainer, LineOf, PhaseContext, StepClock, finish_device_work, step_clock
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.store import RankLog
 from vitscale.store.records import PhaseLine, ResourcesLine, StepLine
@@ -72,7 +72,7 @@ class StepRecorder:
         self._log = log
         self._clock: StepClock[LineOf] = step_clock(device)
         self._explainer = Explainer(device, rank.world_size, log.path.parent if trial.window.traces else None)
-        self.phase: Phase = self._explainer.phase
+        self.phase: PhaseContext = self._explainer.phase
         """Context for a part of a step, by its name."""
         self.resources = ResourceProbe(device, rank.local_rank)
         self._traffic = TrafficCounter()

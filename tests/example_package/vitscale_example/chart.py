@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitscale.analysis import Analysis
-from vitscale.present.document import Figure, View
+from vitscale.present.document import Figure, FigureView
 
 
 def switches(analysis: Analysis) -> Figure | None:
@@ -29,5 +29,5 @@ def switches(analysis: Analysis) -> Figure | None:
     columns = {name: name for name in rows[0]}
     summary = f"{sum(row['switches'] for row in rows):g} in all."
     return Figure(
-        "switches", "Context switches", (View("switches", {}, "Context switches", "", spec, columns, summary),)
+        "switches", "Context switches", (FigureView("switches", {}, "Context switches", "", spec, columns, summary),)
     )

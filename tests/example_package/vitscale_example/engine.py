@@ -8,7 +8,7 @@ from torch import distributed as dist
 from typing_extensions import override
 
 from vitscale.engines.base import LossOf, TorchEngine, weight_dtype, with_options
-from vitscale.probes.steps import Phase, no_phase
+from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.trial.trial import Trial
 
 
@@ -21,7 +21,7 @@ class SummedEngine(TorchEngine):
         return with_options(model.to(device, weight_dtype(trial.train)), trial.train)
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
         loss = super().micro_step(images, loss_of, last=last, phase=phase)
         with phase("backward"):
             for parameter in self.module.parameters() if last else ():

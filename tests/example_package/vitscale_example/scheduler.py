@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitscale.launchers.base import Spawn
-from vitscale.schedulers.base import Local
+from vitscale.schedulers.base import LocalHost
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection
 
 
-class Noted(Local):
+class Noted(LocalHost):
     """As `local`."""
 
     def adapt(self, spawn: Spawn) -> Spawn:

@@ -16,13 +16,13 @@ import pytest
 from like_paper_factory import EpochTime, write_epochs
 from report_forms import layers
 from vitscale.analysis import analyse_folder
-from vitscale.importers.contents import Options
+from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.pages.like import Material
-from vitscale.pages.like.outputs import Drawn, draw_all
+from vitscale.pages.like.outputs import FigureOutcome, draw_all
 from vitscale.pages.like.paper import PAPER
-from vitscale.pages.like.series import Series, all_series, names, published_points
-from vitscale.present.document import View
+from vitscale.pages.like.series import FigureSeries, all_series, names, published_points
+from vitscale.present.document import FigureView
 from vitscale.present.drawing import picture
 from vitscale.published import published
 
@@ -63,39 +63,39 @@ def all_measured() -> list[EpochTime]:
     ]
 
 
-def drawn(times: Iterable[EpochTime], *, epochs: int = 3) -> dict[int, Drawn]:
+def drawn(times: Iterable[EpochTime], *, epochs: int = 3) -> dict[int, FigureOutcome]:
     """All figures of a table of these epoch times, by number."""
     with tempfile.TemporaryDirectory() as folder:
         write_epochs(Path(folder, "epochs.csv"), times, epochs=epochs)
         return drawn_of(Path(folder, "epochs.csv"), Path(folder, "results"))
 
 
-def drawn_of(table: Path, results: Path) -> dict[int, Drawn]:
-    import_logs([table], "epochs", Options(), results)
+def drawn_of(table: Path, results: Path) -> dict[int, FigureOutcome]:
+    import_logs([table], "epochs", ImportOptions(), results)
     return {one.paper.number or 0: one for one in draw_all(PAPER, Material.of(analyse_folder(results)))}
 
 
-def imported(times: Iterable[EpochTime]) -> list[Series]:
+def imported(times: Iterable[EpochTime]) -> list[FigureSeries]:
     """The curves of a table of these epoch times."""
     with tempfile.TemporaryDirectory() as folder:
         write_epochs(Path(folder, "epochs.csv"), times)
-        import_logs([Path(folder, "epochs.csv")], "epochs", Options(), Path(folder, "results"))
+        import_logs([Path(folder, "epochs.csv")], "epochs", ImportOptions(), Path(folder, "results"))
         return all_series(analyse_folder(Path(folder, "results")))
 
 
 @cache
-def whole() -> dict[int, Drawn]:
+def whole() -> dict[int, FigureOutcome]:
     return drawn(all_measured())
 
 
-def view_of(one: Drawn, measure: str) -> View:
+def view_of(one: FigureOutcome, measure: str) -> FigureView:
     """The view whose measure is "epoch-seconds", "speedup", ..."""
     assert one.lack is None, one.lack
     (view,) = [view for view in one.figure.views if view.choices["measure"].value == measure]
     return view
 
 
-def epoch_seconds(one: Drawn) -> dict[str, dict[int, float]]:
+def epoch_seconds(one: FigureOutcome) -> dict[str, dict[int, float]]:
     """The epoch times that a figure draws: curve to GPU count to seconds."""
     view = view_of(one, "epoch-seconds")
     title = layers(view, "point")[0]["encoding"]["y"]["title"]
@@ -106,7 +106,7 @@ def epoch_seconds(one: Drawn) -> dict[str, dict[int, float]]:
     return found
 
 
-def values(view: View) -> dict[int, float]:
+def values(view: FigureView) -> dict[int, float]:
     """The points of a view with one curve."""
     assert len({row["series"] for row in view.rows}) == 1
     return {row["x"]: row["value"] for row in view.rows}

@@ -14,7 +14,7 @@ from vitscale.pages import like
 from vitscale.pages.like.accuracy_claim import accuracy_tests
 from vitscale.pages.like.hosts import host_pairs, hosts_sentence
 from vitscale.pages.like.series import all_series
-from vitscale.published import Layout, published
+from vitscale.published import ClusterLayout, published
 from vitscale.store.results import Imported, Results, Run
 
 
@@ -238,7 +238,7 @@ def test_the_whole_study_pairs_its_one_workload() -> None:
 def test_the_published_claim_on_published_facts() -> None:
     """No difference shown, less than 5 %; what is said in the docs."""
 
-    def times(layout: Layout) -> dict[int, list[float]]:
+    def times(layout: ClusterLayout) -> dict[int, list[float]]:
         facts = published().of(dataset="cifar100", micro_batch=64, layout=layout)
         return {fact.gpus: [fact.epoch_seconds] for fact in facts}
 

@@ -14,7 +14,7 @@ from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import ended_in, rich_study
 from vitscale.analysis import analyse
 from vitscale.pages.like import Material
-from vitscale.pages.like.outputs import Drawn, draw_all, draw_one
+from vitscale.pages.like.outputs import FigureOutcome, draw_all, draw_one
 from vitscale.pages.like.paper import FIGURES, PAPER
 from vitscale.store.results import Results
 
@@ -22,13 +22,13 @@ CELLS = {1: [0.8], 2: [0.8]}
 
 
 @functools.cache
-def whole() -> dict[int, Drawn]:
+def whole() -> dict[int, FigureOutcome]:
     """All figures of the whole study: they are made once and only read."""
     drawn = draw_all(PAPER, Material.of(analyse(whole_study())))
     return {one.paper.number or 0: one for one in drawn}
 
 
-def figure(number: int, results: Results) -> Drawn:
+def figure(number: int, results: Results) -> FigureOutcome:
     paper = next(paper for paper in FIGURES if paper.number == number)
     return draw_one(PAPER, paper, Material.of(analyse(results)))
 
@@ -47,7 +47,7 @@ def rows(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def points(one: Drawn, *, filled: bool) -> list[dict[str, Any]]:
+def points(one: FigureOutcome, *, filled: bool) -> list[dict[str, Any]]:
     """Of all views, one after the other."""
     return [
         row

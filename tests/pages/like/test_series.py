@@ -10,11 +10,11 @@ import pytest
 from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.pages.like.series import Series, all_series, names, published_points
+from vitscale.pages.like.series import FigureSeries, all_series, names, published_points
 from vitscale.store.results import Results
 
 
-def series(results: Results) -> list[Series]:
+def series(results: Results) -> list[FigureSeries]:
     return all_series(analyse(results))
 
 

@@ -13,13 +13,15 @@ from check_factory import checked, record, request, sweep
 from vitscale.prediction.network.checked import ASSUMED_ACROSS, ASSUMED_INSIDE, network_of
 from vitscale.prediction.network.links import Level, LinkDraws, Network, cheapest, declared_link, lines
 from vitscale.preflight.fit import fits
-from vitscale.store.checks import CheckRecord, CollectiveFit, Group, Operation
+from vitscale.store.checks import CheckGroup, CheckRecord, CollectiveFit, Operation
 from vitscale.trial.trial import World
 
 MB = 1e6
 
 
-def fit(group: Group, operation: Operation, ranks: int, latency: float, bandwidth: float, **more: Any) -> CollectiveFit:
+def fit(
+    group: CheckGroup, operation: Operation, ranks: int, latency: float, bandwidth: float, **more: Any
+) -> CollectiveFit:
     content = {
         "group": group, "operation": operation, "ranks": ranks, "latency_seconds": latency,
         "bandwidth_bytes_per_second": bandwidth, "largest_size_bytes": 2**26, "largest_seconds": 0.1,
@@ -45,7 +47,7 @@ def seconds(network: Network, level: Level, operation: str, ranks: int, size: fl
 @pytest.mark.parametrize("ranks", [2, 4, 7])
 @pytest.mark.parametrize(("group", "level"), [("inside nodes", "inside"), ("across nodes", "across")])
 def test_what_was_fitted_comes_out_again(
-    device: str, operation: Operation, ranks: int, group: Group, level: Level
+    device: str, operation: Operation, ranks: int, group: CheckGroup, level: Level
 ) -> None:
     """The latency of a whole call at no bytes, and bus bytes over bandwidth at many, at the ranks that took part."""
     shape = (1, ranks) if level == "inside" else (ranks, 1)

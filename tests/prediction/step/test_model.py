@@ -11,7 +11,7 @@ import pytest
 from scipy.special import ndtri
 
 from vitscale.engines.messages import Message
-from vitscale.prediction.network.links import Link, Network, Source
+from vitscale.prediction.network.links import Link, LinkSource, Network
 from vitscale.prediction.parameters import NAMES
 from vitscale.prediction.step.model import Draws, Loading, StepModel, StepTimes, Worlds
 
@@ -234,7 +234,7 @@ def test_configurations_and_draws_broadcast() -> None:
 
 
 @pytest.mark.parametrize(("source", "slower"), [("assumed", 2.0), ("declared", 2.0), ("check", 1.0)])
-def test_an_imported_program_that_is_slow_inside_is_slow_between_hosts_too(source: Source, slower: float) -> None:
+def test_an_imported_program_that_is_slow_inside_is_slow_between_hosts_too(source: LinkSource, slower: float) -> None:
     """A quarter of the link inside is half of the one between, unless that was checked; two ranks on two hosts."""
     network = Network(replace(INSIDE, source="assumed"), replace(ACROSS, source=source))
     imported = model(AFTER, network=network, imported=True)

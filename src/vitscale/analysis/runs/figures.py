@@ -19,6 +19,7 @@ import numpy.typing as npt
 from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none
+from vitscale.base.arrays import FloatArray
 from vitscale.store.lines import Steps
 from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
@@ -59,11 +60,11 @@ class LossByStep(Sequence[tuple[int, float | None]]):
     """Pairs of step number and loss; None where the loss was not finite."""
 
     step: step_figures.Integers
-    loss: step_figures.Floats
+    loss: FloatArray
     """NaN where the loss was not finite."""
 
     @classmethod
-    def means(cls, step: step_figures.Integers, loss: step_figures.Floats) -> list[LossByStep]:
+    def means(cls, step: step_figures.Integers, loss: FloatArray) -> list[LossByStep]:
         """Each run's mean over the rows of its `loss`, (runs, rows, steps); NaN where a value is not finite."""
         if not loss.shape[1]:
             return [cls(step, np.full(len(step), math.nan)) for _ in loss]
@@ -213,7 +214,7 @@ class _Tails(NamedTuple):
     p99_seconds: float | None = None
 
 
-def _tails(slowest_seconds: step_figures.Floats) -> list[_Tails]:
+def _tails(slowest_seconds: FloatArray) -> list[_Tails]:
     """The tails of each row of (runs, steps): seconds of the slowest rank."""
     runs, steps = slowest_seconds.shape
     if steps < FEWEST_FOR_TAILS:
@@ -239,7 +240,7 @@ class _LikeRuns:
     """Runs whose steps differ in seconds and losses alone."""
 
     steps: step_figures.RunSteps
-    elapsed: step_figures.Floats
+    elapsed: FloatArray
     """Seconds that each step adds, (runs, steps)."""
     kinds: npt.NDArray[np.uint8]
     losses: Sequence[LossByStep]

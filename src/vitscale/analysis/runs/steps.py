@@ -38,12 +38,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from vitscale.base.arrays import FloatArray
 from vitscale.store.lines import COLUMNS, WINDOWS, Steps
 from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial, last_step_share, samples_used
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -75,10 +75,10 @@ class RunSteps:
     """Step numbers, (S,)."""
     epoch: Integers
     """Shape (R, S), as images, warmup and window."""
-    seconds: Floats
+    seconds: FloatArray
     """Shape (B, R, S)."""
     images: Integers
-    loss: Floats
+    loss: FloatArray
     """Shape (B, R, S); NaN where a line has null."""
     warmup: Flags
     window: npt.NDArray[np.uint8]
@@ -149,7 +149,7 @@ def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def elapsed_seconds(steps: RunSteps) -> Floats:
+def elapsed_seconds(steps: RunSteps) -> FloatArray:
     """Seconds that each step adds to the time that passed, (B, S): see the module's docstring.
 
     Clocks start together where an epoch or an explained block begins, and after such a block. They are taken to start
@@ -188,7 +188,7 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
     return kinds
 
 
-def medians(values: Floats) -> Floats:
+def medians(values: FloatArray) -> FloatArray:
     """Medians along the last axis of the values that are not NaN; NaN where there are none.
 
     `np.nanmedian` gives the same, and takes 3 to 40 times as long for the arrays of a study.
@@ -219,7 +219,7 @@ class SlowSteps:
     """Steps of a kind that recurs in the trial's runs; they are in every figure."""
 
 
-def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> list[list[SlowStep]]:
+def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uint8]) -> list[list[SlowStep]]:
     """Finds the slow steps among each run's light steps after warm-up, in their order.
 
     A step is slow where it takes more than 1.5 times the median whole step, and lies more than 6 scaled median absolute
@@ -372,7 +372,7 @@ NO_PACE = Pace()
 
 
 def of_steps(
-    run: Run, elapsed: Floats, kinds: npt.NDArray[np.uint8], images: Integers, model: ModelLine | None
+    run: Run, elapsed: FloatArray, kinds: npt.NDArray[np.uint8], images: Integers, model: ModelLine | None
 ) -> Pace:
     """The pace of a run by its T timed steps, at least one.
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.analysis.runs.steps import MAD_TO_SIGMA, Flags, Floats, medians
+from vitscale.analysis.runs.steps import MAD_TO_SIGMA, Flags, medians
 from vitscale.analysis.statistics import t_below
+from vitscale.base.arrays import FloatArray
 
 FEWEST_STEPS = 12
 """Fewest steps that are looked at: of fewer, chance makes the first ones look slow too often."""
@@ -45,7 +46,7 @@ class WarmUp:
 NONE_SEEN = WarmUp(0, None)
 
 
-def warm_up(times: Floats) -> list[WarmUp]:
+def warm_up(times: FloatArray) -> list[WarmUp]:
     """Looks for a slow beginning in the times of like steps, in order: (runs, steps).
 
     The steady level is the median of the later half, and its noise the scaled median absolute deviation there: a few
@@ -62,7 +63,7 @@ def warm_up(times: Floats) -> list[WarmUp]:
     with np.errstate(over="ignore", invalid="ignore"):
         noise = MAD_TO_SIGMA * medians(np.abs(late - steady))[:, None] * _stretch(late, steady)
 
-        def beyond(values: Floats, share: float, deviations: float) -> Flags:
+        def beyond(values: FloatArray, share: float, deviations: float) -> Flags:
             return (values > steady * (1 + share)) & (values > steady + deviations * noise)
 
         slow = np.logical_and.accumulate(beyond(times, _SLOWER_BY, _DEVIATIONS), axis=1).sum(axis=1)
@@ -79,7 +80,7 @@ def warm_up(times: Floats) -> list[WarmUp]:
     return seen
 
 
-def _stretch(seconds: Floats, middle: Floats) -> Floats:
+def _stretch(seconds: FloatArray, middle: FloatArray) -> FloatArray:
     """The factor that stretches a deviation inside n consecutive steps, (runs, 1), for noise of autocorrelation r.
 
     It is sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, because few steps tell r badly.
@@ -94,7 +95,7 @@ def _stretch(seconds: Floats, middle: Floats) -> Floats:
     return np.where(middle > 0, np.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count), 1.0)
 
 
-def _trends(seconds: Floats) -> list[float | None]:
+def _trends(seconds: FloatArray) -> list[float | None]:
     """Share by which the times of each run change where they do so steadily: by more than 5 % and more than by chance.
 
     A line is fitted to the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
@@ -123,15 +124,15 @@ def _trends(seconds: Floats) -> list[float | None]:
     return trends
 
 
-def _slope(values: Floats) -> tuple[float, float]:
+def _slope(values: FloatArray) -> tuple[float, float]:
     """The slope per place and its standard error, by Prais and Winsten."""
     count = len(values)
-    times: Floats = np.arange(count, dtype=np.float64) - (count - 1) / 2
+    times: FloatArray = np.arange(count, dtype=np.float64) - (count - 1) / 2
     slope = times @ values / (times @ times)
     r = _correlation(values - float(values.mean()) - slope * times)
     r = min(max((count * r + 2) / (count - 4), 0.0), _MOST_CORRELATED_BLOCKS)
 
-    def free(of: Floats) -> Floats:
+    def free(of: FloatArray) -> FloatArray:
         return np.concatenate([math.sqrt(1 - r * r) * of[:1], of[1:] - r * of[:-1]])
 
     ones, times, values = free(np.ones(count)), free(times), free(values)
@@ -143,7 +144,7 @@ def _slope(values: Floats) -> tuple[float, float]:
     return float(slope), math.sqrt(squares / (count - 3) * float(oo / whole))
 
 
-def _correlation(residuals: Floats) -> float:
+def _correlation(residuals: FloatArray) -> float:
     """Correlation of each value with the next one; 0 where there is none."""
     with np.errstate(over="ignore", invalid="ignore"):
         whole = float(residuals @ residuals)

@@ -34,7 +34,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitscale.analysis.scaling import CurveResult, Point
+from vitscale.analysis.scaling import CurveResult, ScalingPoint
 from vitscale.analysis.statistics import FEWEST_REPEATS, jackknife
 from vitscale.analysis.time.breakdown import COMPUTE, Straggler
 from vitscale.analysis.time.exposure import unprofiled
@@ -148,7 +148,7 @@ def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> d
     return {name: (ideal_parts[name] - parts[name]) / mean for name in parts}
 
 
-def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
+def _waterfall(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, TrialResult]) -> Waterfall:
     trial, base = trials[point.trial_id], curve.baseline
     factors: tuple[Factor, ...] = ()
     reason = ""
@@ -173,7 +173,7 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
     )
 
 
-def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
+def _factors(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
     base, trial = curve.baseline, trials[point.trial_id]
     if base is None:
         raise Unexplained("no trial of the curve has completed with an epoch time or images/s")

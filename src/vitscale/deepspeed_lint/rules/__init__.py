@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitscale.deepspeed_lint.advice import Changes, FileFinding, changed
+from vitscale.deepspeed_lint.advice import FileChanges, FileFinding, changed
 from vitscale.deepspeed_lint.key_lines import lines_of_keys
 from vitscale.deepspeed_lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
-from vitscale.deepspeed_lint.view import Release, Setting, View, installed_version
+from vitscale.deepspeed_lint.view import ConfigurationView, LintTarget, Release, installed_version
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.engines.deepspeed.config import BATCH_KEYS
 from vitscale.present.data import finding_fields
@@ -18,7 +18,7 @@ from vitscale.present.document import SEVERITIES, Document, Finding, Paragraph, 
 from vitscale.trial import model_cost
 from vitscale.trial.trial import TrainSpec, Trial
 
-Rule = Callable[[View], Iterable[FileFinding]]
+Rule = Callable[[ConfigurationView], Iterable[FileFinding]]
 
 RULES: tuple[Rule, ...] = (
     keys.release_not_in_the_table,
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint(config: dict[str, Any], setting: Setting) -> tuple[FileFinding, ...]:
+def lint(config: dict[str, Any], setting: LintTarget) -> tuple[FileFinding, ...]:
     """The findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
     Each has the first piece of its rule's advice that, once followed, raises no error or warning of its own beside the
@@ -66,7 +66,7 @@ def lint(config: dict[str, Any], setting: Setting) -> tuple[FileFinding, ...]:
     Raises:
         RequestError: `setting.deepspeed` is no version.
     """
-    view = View(config, setting, Release(setting.deepspeed))
+    view = ConfigurationView(config, setting, Release(setting.deepspeed))
     findings = _raised(view)
     complaints = _complaints(findings)
     tried = [
@@ -80,7 +80,7 @@ _MOST_TRIED = 40
 """Findings whose advice is tried: a file with more is hardly a configuration."""
 
 
-def _raised(view: View) -> list[FileFinding]:
+def _raised(view: ConfigurationView) -> list[FileFinding]:
     return [found for rule in RULES for found in rule(view)]
 
 
@@ -89,7 +89,9 @@ def _complaints(findings: Iterable[Finding]) -> set[tuple[str, str]]:
     return {(found.kind, found.about.key) for found in findings if found.severity != "note"}
 
 
-def _with_advice_that_holds(found: FileFinding, view: View, complaints: set[tuple[str, str]]) -> FileFinding:
+def _with_advice_that_holds(
+    found: FileFinding, view: ConfigurationView, complaints: set[tuple[str, str]]
+) -> FileFinding:
     """The finding with its first piece of advice that ends it and raises nothing new; the last one if none does."""
     if len(found.options) == 1:
         return found
@@ -99,13 +101,13 @@ def _with_advice_that_holds(found: FileFinding, view: View, complaints: set[tupl
     return replace(found, advice=advice.text, changes=advice.changes)
 
 
-def _holds(changes: Changes, found: FileFinding, view: View, complaints: set[tuple[str, str]]) -> bool:
+def _holds(changes: FileChanges, found: FileFinding, view: ConfigurationView, complaints: set[tuple[str, str]]) -> bool:
     after = _raised(replace(view, config=changed(view.config, changes)))
     is_gone = all((other.kind, other.about.key) != (found.kind, found.about.key) for other in after)
     return is_gone and _complaints(after) <= complaints
 
 
-def lint_file(path: Path, setting: Setting) -> tuple[FileFinding, ...]:
+def lint_file(path: Path, setting: LintTarget) -> tuple[FileFinding, ...]:
     """Reads a DeepSpeed file and returns the findings on it, each with the line of its key.
 
     Raises:
@@ -119,12 +121,12 @@ def lint_file(path: Path, setting: Setting) -> tuple[FileFinding, ...]:
     return tuple(replace(found, about=replace(found.about, line=lines.get(found.about.key))) for found in findings)
 
 
-def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
+def lint_document(file: str, findings: Sequence[Finding], setting: LintTarget) -> Document:
     """A document with a file's findings, their number, and what the file was judged for."""
     return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
 
 
-def lint_fields(file: str, findings: Sequence[Finding], setting: Setting) -> dict[str, Any]:
+def lint_fields(file: str, findings: Sequence[Finding], setting: LintTarget) -> dict[str, Any]:
     """A file's findings as JSON fields, with what it was judged for."""
     judged = {"file": file, "deepspeed": setting.deepspeed, "parameters": setting.parameters, "gpus": setting.gpus}
     return judged | {"findings": [finding_fields(finding) for finding in findings]}
@@ -150,9 +152,9 @@ def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
     )
 
 
-def _setting(trial: Trial) -> Setting:
+def _setting(trial: Trial) -> LintTarget:
     version = installed_version()
-    return Setting(
+    return LintTarget(
         model=trial.model.name,
         parameters=model_cost.parameters(trial.model),
         gpus=trial.world.size,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from vitscale.deepspeed_lint.advice import Advice, FileFinding, remove
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.advice import FileFinding, Remedy, remove
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.engines.deepspeed.config import BATCH_KEYS
 from vitscale.present.document import Severity
 
@@ -14,7 +14,7 @@ GLOBAL, MICRO, ACCUMULATION = BATCH_KEYS
 _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters"
 
 
-def batch_arithmetic(view: View) -> Iterator[FileFinding]:
+def batch_arithmetic(view: ConfigurationView) -> Iterator[FileFinding]:
     """Batch sizes from which DeepSpeed cannot work out all three, for the GPUs given or for any number of them."""
     if any(view.open(key) for key in BATCH_KEYS):
         return
@@ -26,13 +26,13 @@ def batch_arithmetic(view: View) -> Iterator[FileFinding]:
         if value is not None:
             if value <= 0:
                 yield _finding(view, "error", key, f"It is {value:g}, but must be greater than 0",
-                               Advice("Write at least 1", {key: 1}))  # fmt: skip
+                               Remedy("Write at least 1", {key: 1}))  # fmt: skip
                 return
             sizes[key] = int(value)
     yield from _closes(view, sizes)
 
 
-def _closes(view: View, sizes: dict[str, int]) -> Iterator[FileFinding]:
+def _closes(view: ConfigurationView, sizes: dict[str, int]) -> Iterator[FileFinding]:
     total, micro, accumulation = sizes.get(GLOBAL), sizes.get(MICRO), sizes.get(ACCUMULATION)
     gpus, shared = view.setting.gpus, int(view.number("sequence_parallel_size", 1) or 1)
     of_gpus = "GPUs"
@@ -41,7 +41,7 @@ def _closes(view: View, sizes: dict[str, int]) -> Iterator[FileFinding]:
         if gpus is not None and gpus % shared:
             message = f"{gpus:,} GPUs are no multiple of it"
             divisor = math.gcd(gpus, shared)
-            fix = Advice(
+            fix = Remedy(
                 f"Take a divisor of the number of GPUs, such as {divisor}", {"sequence_parallel_size": divisor}
             )
             yield _finding(view, "error", "sequence_parallel_size", message, fix)
@@ -51,7 +51,7 @@ def _closes(view: View, sizes: dict[str, int]) -> Iterator[FileFinding]:
         if micro is None:
             yield _finding(
                 view, "error", "", f"Neither {GLOBAL} nor {MICRO} is given, and DeepSpeed needs one of them",
-                Advice(f"Give {MICRO}, 1 or more (the Hugging Face Trainer fills in \"auto\")", {MICRO: 1}),
+                Remedy(f"Give {MICRO}, 1 or more (the Hugging Face Trainer fills in \"auto\")", {MICRO: 1}),
             )  # fmt: skip
         return
     per_gpu = (micro or 1) * (accumulation or 1)
@@ -81,13 +81,13 @@ def _closes(view: View, sizes: dict[str, int]) -> Iterator[FileFinding]:
             )  # fmt: skip
 
 
-def _closing(total: int, step: int, *, has_micro: bool) -> Advice:
+def _closing(total: int, step: int, *, has_micro: bool) -> Remedy:
     """Advice for a global batch that is no multiple of `step`."""
     multiple = max(round(total / step), 1) * step
     text = f"Take a multiple of {step:,}, such as {multiple:,}"
     if has_micro:
         text += f", or leave {GLOBAL} out: it follows from the others"
-    return Advice(text, {GLOBAL: multiple})
+    return Remedy(text, {GLOBAL: multiple})
 
 
 def _product(micro: int | None, accumulation: int | None) -> str:
@@ -95,6 +95,6 @@ def _product(micro: int | None, accumulation: int | None) -> str:
     return " x ".join(part for part in given if part) or "1 per GPU"
 
 
-def _finding(view: View, severity: Severity, key: str, message: str, fix: Advice) -> FileFinding:
+def _finding(view: ConfigurationView, severity: Severity, key: str, message: str, fix: Remedy) -> FileFinding:
     source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
     return finding("batch-arithmetic", severity, key, message, fix, source)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, remove
-from vitscale.deepspeed_lint.view import View, finding, keys_of
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
+from vitscale.deepspeed_lint.view import ConfigurationView, finding, keys_of
 from vitscale.errors import shown
 from vitscale.present.document import Severity
 
@@ -18,7 +18,7 @@ _MOST = 50
 _COMMENTS = ("_", "#", "//", "$", "comment")
 
 
-def release_not_in_the_table(view: View) -> Iterator[FileFinding]:
+def release_not_in_the_table(view: ConfigurationView) -> Iterator[FileFinding]:
     """A version that the table of keys lacks, or no installed DeepSpeed."""
     release, setting = view.release, view.setting
     source = "tools/make_deepspeed_keys.py"
@@ -44,7 +44,7 @@ def not_json() -> FileFinding:
     )  # fmt: skip
 
 
-def unknown_and_removed_keys(view: View) -> Iterator[FileFinding]:
+def unknown_and_removed_keys(view: ConfigurationView) -> Iterator[FileFinding]:
     """Keys in the file that the release does not know in their place, refuses or deprecates."""
     told = 0
     for key, name, part, _ in keys_of(view, view.config):
@@ -59,7 +59,7 @@ def unknown_and_removed_keys(view: View) -> Iterator[FileFinding]:
             yield judged
 
 
-def _judged(view: View, key: str, name: str, part: str) -> Iterator[FileFinding]:
+def _judged(view: ConfigurationView, key: str, name: str, part: str) -> Iterator[FileFinding]:
     release = view.release
     fact = None if "." in name else release.fact(key)
     refuses = release.fact(part) == "strict"
@@ -80,7 +80,7 @@ def _judged(view: View, key: str, name: str, part: str) -> Iterator[FileFinding]
             message = f"DeepSpeed warns that this key is deprecated in favour of {new}"
             changes = {key: REMOVED} | _as_successor(view, key, successor)
             device = ' with "device": "cpu"' if f"{successor}.device" in changes else ""
-            fixes = [Advice(f"Use {successor}{device}", changes), remove(key, f"Remove it, or use {successor}")]
+            fixes = [Remedy(f"Use {successor}{device}", changes), remove(key, f"Remove it, or use {successor}")]
             yield finding("deprecated-key", "warning", key, message, fixes, source)
     elif refuses and name.startswith("stage3_") and view.has(other := f"{part}.{name.removeprefix('stage3_')}"):
         message = f"It is another name of {other}, and DeepSpeed refuses a file with both"
@@ -89,20 +89,20 @@ def _judged(view: View, key: str, name: str, part: str) -> Iterator[FileFinding]
         yield _unknown(view, key, name, part, refuses=refuses, source=source)
 
 
-def _successor(view: View, key: str) -> str:
+def _successor(view: ConfigurationView, key: str) -> str:
     """The dotted key, or keys in words, in favour of which a key is deprecated."""
     fact = view.release.fact(key) or ""
     part = key.rpartition(".")[0]
     return f"{part}.{fact.partition(': ')[2]}"
 
 
-def _has_either_name(view: View, key: str) -> bool:
+def _has_either_name(view: ConfigurationView, key: str) -> bool:
     """Whether the file has a key of zero_optimization, with or without "stage3_" before its name."""
     part, _, name = key.rpartition(".")
     return view.has(key) or view.has(f"{part}.stage3_{name}")
 
 
-def _as_successor(view: View, key: str, successor: str) -> dict[str, Any]:
+def _as_successor(view: ConfigurationView, key: str, successor: str) -> dict[str, Any]:
     """What says the same under the key's new name; nothing where the old one was off."""
     value = view.value(key)
     if successor.endswith(("offload_optimizer", "offload_param")) and " or " not in successor:
@@ -110,7 +110,7 @@ def _as_successor(view: View, key: str, successor: str) -> dict[str, Any]:
     return {} if " or " in successor else {successor: value}
 
 
-def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, source: str) -> FileFinding:
+def _unknown(view: ConfigurationView, key: str, name: str, part: str, *, refuses: bool, source: str) -> FileFinding:
     release = view.release
     place = (*part.split("."), name) if part else (name,)
     if "." in name and release.fact(key) is not None:
@@ -118,7 +118,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
         first, _, rest = name.partition(".")
         value = view.config[name] if place == (name,) else None
         nest = f'Nest it: {{"{first}": {{"{rest}": ...}}}}'
-        fixes = [Advice(nest, {place: REMOVED, key: value}), remove(place, f"Remove it, or nest it: {nest[9:]}")]
+        fixes = [Remedy(nest, {place: REMOVED, key: value}), remove(place, f"Remove it, or nest it: {nest[9:]}")]
         return finding("unknown-key", "error", key, message, fixes, source)
     done = (
         f"DeepSpeed {release.version} refuses a file with it"
@@ -138,7 +138,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
     return finding("unknown-key", severity, key, done, [*fixes, remove(place)], source)
 
 
-def _meant(view: View, key: str, name: str, part: str, place: tuple[str, ...]) -> list[Advice]:
+def _meant(view: ConfigurationView, key: str, name: str, part: str, place: tuple[str, ...]) -> list[Remedy]:
     """Advice on what an unknown key was probably meant for: a name that resembles it, or its place in another part."""
     near = _nearest_name(name.lower()[:80], tuple(view.release.children(part)))
     if near is not None:
@@ -153,7 +153,7 @@ def _meant(view: View, key: str, name: str, part: str, place: tuple[str, ...]) -
         present = [known_key for known_key in current if view.has(known_key)]
         if present:
             return [remove(place, f"Remove it: the file has {present[0]}, which is the key for it")]
-        moved = Advice(text, {place: REMOVED, current[0]: view.value(key)})
+        moved = Remedy(text, {place: REMOVED, current[0]: view.value(key)})
         return [moved, remove(place, f"{text} and fits the rest of the file; else remove it")]
     return _meant_as(view, key, place, replaced[0]) if replaced else []
 
@@ -164,19 +164,19 @@ def _nearest_name(name: str, valid: tuple[str, ...]) -> str | None:
     return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.7)), None)
 
 
-def _meant_as(view: View, key: str, place: tuple[str, ...], known_key: str) -> list[Advice]:
+def _meant_as(view: ConfigurationView, key: str, place: tuple[str, ...], known_key: str) -> list[Remedy]:
     """Advice to write an unknown key as one that is known, or as that one's successor where it is deprecated."""
     value = view.value(key) if len(place) == 1 or "." not in place[-1] else None
     written: dict[str, Any] = {known_key: value}
     if (view.release.fact(known_key) or "").startswith("deprecated"):
         successor = _successor(view, known_key)
-        holder = View({place[-1]: value}, view.setting, view.release)
+        holder = ConfigurationView({place[-1]: value}, view.setting, view.release)
         written = _as_successor(holder, place[-1], successor)
         known_key = successor
     if _has_either_name(view, known_key):
         return [remove(place, f"Remove it: the file has {known_key} ({shown(view.value(known_key))})")]
     fits = f"Remove it, or write {known_key} if that is meant, in a value that fits the rest of the file"
-    return [Advice(f"Write {known_key} if that is meant", {place: REMOVED, **written}), remove(place, fits)]
+    return [Remedy(f"Write {known_key} if that is meant", {place: REMOVED, **written}), remove(place, fits)]
 
 
 _COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, remove
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
 from vitscale.deepspeed_lint.rules.overlap import bucket_elements, overlaps, sends_by_itself, smaller_bucket
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.present.document import Severity
 from vitscale.present.units import size
 
@@ -32,7 +32,7 @@ _NAMES_OF = {
 """Part -> it and the deprecated keys that mean the same."""
 
 
-def _buffer_bytes(view: View) -> int:
+def _buffer_bytes(view: ConfigurationView) -> int:
     """Bytes that a buffer takes for each element of a bucket.
 
     At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent, or at
@@ -49,7 +49,7 @@ def _buffer_bytes(view: View) -> int:
     return 4 if view.precision == "fp32" else 2
 
 
-def bucket_memory(view: View) -> Iterator[FileFinding]:
+def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     """Bucket buffers, which are allocated whole whatever the model's size; without a model only what they take."""
     bucket, stage = bucket_elements(view), view.stage
     if bucket is None or not stage or sends_by_itself(view):
@@ -72,7 +72,7 @@ def bucket_memory(view: View) -> Iterator[FileFinding]:
         f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements{default} x {_buffer_bytes(view)} bytes"
         f"{types if view.precision == 'autocast' else ''} take {size(bytes_taken)} on each GPU, "
         f"{judged.comparison}",
-        Advice(text, {_BUCKET: smaller}),
+        Remedy(text, {_BUCKET: smaller}),
         view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else
                     "runtime/zero/stage_1_and_2.py (setup_buckets)"),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _bucket_judged(parameters: int | None, bucket: float, bytes_taken: float) ->
     return None
 
 
-def _offloads(view: View, part: str) -> str | None:
+def _offloads(view: ConfigurationView, part: str) -> str | None:
     """The device that `offload_optimizer` or `offload_param` names; None where nothing is offloaded."""
     device = view.text(f"zero_optimization.{part}.device")
     if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
@@ -108,7 +108,7 @@ def _offloads(view: View, part: str) -> str | None:
     return device if device in _DEVICES else None
 
 
-def offload_that_cannot_pay(view: View) -> Iterator[FileFinding]:
+def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
     """Offload that frees little even on a small GPU, and costs time in every step."""
     parameters, stage = view.setting.parameters, view.stage
     if parameters is None or not stage:
@@ -130,7 +130,7 @@ def offload_that_cannot_pay(view: View) -> Iterator[FileFinding]:
                 "offload-cannot-pay", "warning", f"zero_optimization.{part}",
                 f"It frees {each} bytes x {parameters:,} parameters{shared}{partly} = {size(freed)} of {what} per GPU, "
                 f"{100 * freed / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {cost}",
-                Advice(
+                Remedy(
                     f"Remove {part}; to save memory checkpoint activations, which need far more in a model of this "
                     "size",
                     {f"zero_optimization.{name}": REMOVED for name in _NAMES_OF[part]},
@@ -144,7 +144,7 @@ _ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
 """
 
 
-def offload_without_effect(view: View) -> Iterator[FileFinding]:
+def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
     """Offload at a stage where it does nothing or is refused."""
     stage, zero = view.stage, "zero_optimization"
     if stage is None:
@@ -154,7 +154,7 @@ def offload_without_effect(view: View) -> Iterator[FileFinding]:
         then = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
         message = f"nvme is for stage 3: at stage {stage} {then}, and nothing is written to nvme_path"
         device = f"{zero}.offload_optimizer.device"
-        fix = Advice('Write "device": "cpu" if that is meant, or take stage 3', {device: "cpu"})
+        fix = Remedy('Write "device": "cpu" if that is meant, or take stage 3', {device: "cpu"})
         where = view.source("runtime/zero/stage_1_and_2.py")
         yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer.device", message, fix, where)
     if stage < 3 and _offloads(view, "offload_param"):
@@ -168,7 +168,7 @@ def offload_without_effect(view: View) -> Iterator[FileFinding]:
             source,
         )
     if stage == 0 and _offloads(view, "offload_optimizer"):
-        fix = Advice(
+        fix = Remedy(
             "Remove it, or take stage 1 or 2", {f"{zero}.{name}": REMOVED for name in _NAMES_OF["offload_optimizer"]}
         )
         torchs = view.value("optimizer.params.torch_adam") is True
@@ -189,7 +189,7 @@ def offload_without_effect(view: View) -> Iterator[FileFinding]:
         yield finding("offload-ratio", "error", key, message, remove(key), source)
 
 
-def stage_that_saves_little(view: View) -> Iterator[FileFinding]:
+def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
     """Partitioning of states that are small compared to any GPU's memory."""
     parameters, stage = view.setting.parameters, view.stage
     if parameters is None or stage not in (2, 3) or view.setting.gpus == 1:
@@ -204,7 +204,7 @@ def stage_that_saves_little(view: View) -> Iterator[FileFinding]:
         )  # fmt: skip
 
 
-def parameters_gathered_once(view: View) -> Iterator[FileFinding]:
+def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
     """Stage 3 on a model so small that each gathered parameter stays until backward has used it.
 
     Whether it is released is decided by the parameters that are gone through until then, at most twice the model
@@ -221,7 +221,7 @@ def parameters_gathered_once(view: View) -> Iterator[FileFinding]:
             f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
             "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
             "model in each step, and stage 3 frees little more than stage 2",
-            Advice(
+            Remedy(
                 "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
                 "second time in backward",
                 {key: 0, view.zero("stage3_prefetch_bucket_size", "prefetch_bucket_size"): 0},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy
 from vitscale.deepspeed_lint.behaviours import WARMUP_STEPS_REFUSED
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.errors import shown
 
 _TORCH_OPTIMIZERS = (
@@ -35,7 +35,7 @@ _WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
-def clipping_omitted(view: View) -> Iterator[FileFinding]:
+def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
     """Clipping left to the default, which was 0.0 and became 1.0: releases train the same file differently."""
     key = "gradient_clipping"
     if view.has(key) or key in view.setting.settled:
@@ -48,26 +48,26 @@ def clipping_omitted(view: View) -> Iterator[FileFinding]:
     yield finding(
         "clipping-omitted", "warning", key,
         f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
-        [Advice(text, {key: value}) for value in values],
+        [Remedy(text, {key: value}) for value in values],
         view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
     )  # fmt: skip
 
 
-def clipping_in_the_optimizer(view: View) -> Iterator[FileFinding]:
+def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
     """`max_grad_norm`, a parameter of Apex's optimizers that DeepSpeed refuses."""
     key = "optimizer.params.max_grad_norm"
     if view.has(key):
         top = "gradient_clipping"
-        fix = Advice(f"Write {top} at the top level", {key: REMOVED, top: view.value(key)})
+        fix = Remedy(f"Write {top} at the top level", {key: REMOVED, top: view.value(key)})
         if view.has(top) or top in view.setting.settled:
-            fix = Advice(f"Remove it: {top} says how to clip", {key: REMOVED})
+            fix = Remedy(f"Remove it: {top} says how to clip", {key: REMOVED})
         yield finding(
             "clipping-in-the-optimizer", "error", key,
             "DeepSpeed refuses max_grad_norm among an optimizer's parameters", fix, view.source("runtime/engine.py"),
         )  # fmt: skip
 
 
-def optimizer_type(view: View) -> Iterator[FileFinding]:
+def optimizer_type(view: ConfigurationView) -> Iterator[FileFinding]:
     """Names that DeepSpeed does not find, and optimizers that it refuses under ZeRO."""
     name, key = view.text("optimizer.type"), "optimizer.type"
     if name is None:
@@ -81,12 +81,12 @@ def optimizer_type(view: View) -> Iterator[FileFinding]:
             fix = _write(view, key, "AdamW")
         elif once is not None:
             message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({once})"
-            fix = Advice("Run such a release, or take AdamW", {key: "AdamW"})
+            fix = Remedy("Run such a release, or take AdamW", {key: "AdamW"})
         else:
             close = difflib.get_close_matches(lower[:80], [n.lower() for n in (*known, *_TORCH_OPTIMIZERS)], n=1)
             spelt = {n.lower(): n for n in (*_TORCH_OPTIMIZERS, *known)}
             message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
-            fix = Advice(f"One of {', '.join(known)}, or of torch.optim", {key: "adamw"})
+            fix = Remedy(f"One of {', '.join(known)}, or of torch.optim", {key: "adamw"})
             if close:
                 fix = _write(view, key, spelt[close[0]])
         yield finding("optimizer-type", "error", key, message, fix, source)
@@ -99,31 +99,31 @@ def optimizer_type(view: View) -> Iterator[FileFinding]:
         zero = "zero_optimization"
         stage_0 = {f"{zero}.stage": 0, f"{zero}.overlap_comm": REMOVED, f"{zero}.offload_optimizer": REMOVED}
         fixes = [
-            Advice("Take stage 0", {f"{zero}.stage": 0}),
-            Advice("Take stage 0, without overlap_comm and offload_optimizer", stage_0),
-            Advice("Take AdamW, or stage 0 without the keys that are for other stages", {key: "AdamW"}),
+            Remedy("Take stage 0", {f"{zero}.stage": 0}),
+            Remedy("Take stage 0, without overlap_comm and offload_optimizer", stage_0),
+            Remedy("Take AdamW, or stage 0 without the keys that are for other stages", {key: "AdamW"}),
         ]
         yield finding("optimizer-type", "error", key, message, fixes, source)
     elif lower not in _WITH_ZERO and not view.on("zero_allow_untested_optimizer"):
         message = f"DeepSpeed refuses {shown(name)} at stage {stage} unless told that this is meant"
-        fix = Advice('"zero_allow_untested_optimizer": true', {"zero_allow_untested_optimizer": True})
+        fix = Remedy('"zero_allow_untested_optimizer": true', {"zero_allow_untested_optimizer": True})
         yield finding("optimizer-type", "error", key, message, fix, view.source("runtime/zero/utils.py"))
 
 
-def compresses(view: View) -> bool:
+def compresses(view: ConfigurationView) -> bool:
     """Whether the optimizer is one that sends compressed momentum itself, in place of gradients."""
     return (view.text("optimizer.type") or "").lower() in _COMPRESSED
 
 
-def _write(view: View, key: str, name: str) -> Advice:
+def _write(view: ConfigurationView, key: str, name: str) -> Remedy:
     """Advice to write an optimizer's name, with the declaration that ZeRO wants of some."""
     untested = "zero_allow_untested_optimizer"
     if view.stage and name.lower() not in _WITH_ZERO and not view.on(untested):
-        return Advice(f'Write {name}, and "{untested}": true at the top level', {key: name, untested: True})
-    return Advice(f"Write {name}", {key: name})
+        return Remedy(f'Write {name}, and "{untested}": true at the top level', {key: name, untested: True})
+    return Remedy(f"Write {name}", {key: name})
 
 
-def adam_is_adamw(view: View) -> Iterator[FileFinding]:
+def adam_is_adamw(view: ConfigurationView) -> Iterator[FileFinding]:
     """The name "Adam", which means AdamW unless `adam_w_mode` is false."""
     name, decay = view.text("optimizer.type"), view.number("optimizer.params.weight_decay", 0)
     if name is None or name.lower() != "adam" or decay == 0 or view.has("optimizer.params.adam_w_mode"):
@@ -132,14 +132,14 @@ def adam_is_adamw(view: View) -> Iterator[FileFinding]:
         "adam-is-adamw", "warning", "optimizer.type",
         "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient as in "
         "torch.optim.Adam",
-        Advice(
+        Remedy(
             'Write AdamW if that is meant, or "adam_w_mode": false in optimizer.params', {"optimizer.type": "AdamW"}
         ),
         f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
     )  # fmt: skip
 
 
-def scheduler_type(view: View) -> Iterator[FileFinding]:
+def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
     """Schedules that DeepSpeed does not find, or cannot start."""
     name = view.text("scheduler.type")
     if name is None:
@@ -148,11 +148,11 @@ def scheduler_type(view: View) -> Iterator[FileFinding]:
     if name not in known and name not in _TORCH_SCHEDULERS:
         close = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
         changes = {"scheduler.type": "WarmupLR", "scheduler.params": {}}
-        fixes = [Advice(f"One of {', '.join(known)}, such as WarmupLR with params {{}}", changes)]
+        fixes = [Remedy(f"One of {', '.join(known)}, such as WarmupLR with params {{}}", changes)]
         if close:
             fixes = [
-                Advice(f"Write {close[0]}", {"scheduler.type": close[0]}),
-                Advice(f"Write {close[0]}, with the parameters that it needs"),
+                Remedy(f"Write {close[0]}", {"scheduler.type": close[0]}),
+                Remedy(f"Write {close[0]}, with the parameters that it needs"),
             ]
         yield finding(
             "scheduler-type", "error", "scheduler.type",
@@ -168,13 +168,13 @@ def scheduler_type(view: View) -> Iterator[FileFinding]:
     elif not view.has("scheduler.params"):
         yield finding(
             "scheduler-type", "error", "scheduler.params", "A scheduler without params ends in a TypeError",
-            Advice('Give its parameters, or "params": {}', {"scheduler.params": {}}), source,
+            Remedy('Give its parameters, or "params": {}', {"scheduler.params": {}}), source,
         )  # fmt: skip
     elif name in _WARMUPS and view.release.does(WARMUP_STEPS_REFUSED):
         yield from _warmup_steps(view)
 
 
-def _warmup_steps(view: View) -> Iterator[FileFinding]:
+def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
     """A number of warm-up steps that newer releases refuse, and older ones took for 2."""
     key = "scheduler.params.warmup_num_steps"
     steps = view.value(key)
@@ -183,5 +183,5 @@ def _warmup_steps(view: View) -> Iterator[FileFinding]:
         yield finding(
             "refused-value", "error", key,
             f"DeepSpeed {view.release.wanted} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
-            Advice("Write 1 or more", {key: 1}), WARMUP_STEPS_REFUSED.source,
+            Remedy("Write 1 or more", {key: 1}), WARMUP_STEPS_REFUSED.source,
         )  # fmt: skip

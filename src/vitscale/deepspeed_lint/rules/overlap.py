@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, Changes, FileFinding
+from vitscale.deepspeed_lint.advice import REMOVED, FileChanges, FileFinding, Remedy
 from vitscale.deepspeed_lint.behaviours import OVERLAP_OVERWRITES, OVERLAP_WAITS, STAGE_1_IGNORES_OVERLAP
 from vitscale.deepspeed_lint.rules.optimizer import compresses
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 
 BUCKET_ELEMENTS = 5e8
 """Default of `reduce_bucket_size` and `allgather_bucket_size`, in elements: deepspeed/runtime/zero/config.py, 0.9.5 to
@@ -18,7 +18,7 @@ _OVERLAP = "zero_optimization.overlap_comm"
 _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
-def overlaps(view: View) -> bool | None:
+def overlaps(view: ConfigurationView) -> bool | None:
     """Whether `overlap_comm` is on at this stage, by default only at stage 3; None where that is open."""
     if view.stage is None or view.open(_OVERLAP):
         return None
@@ -27,7 +27,7 @@ def overlaps(view: View) -> bool | None:
     return view.flag(_OVERLAP, view.stage == 3)
 
 
-def sends_by_itself(view: View) -> bool:
+def sends_by_itself(view: ConfigurationView) -> bool:
     """Whether the optimizer is BF16_Optimizer, which has buckets of its own."""
     offloads = view.text("zero_optimization.offload_optimizer.device") == "cpu"  # with nvme it is this optimizer too
     return (
@@ -38,7 +38,7 @@ def sends_by_itself(view: View) -> bool:
     )
 
 
-def bucket_elements(view: View) -> float | None:
+def bucket_elements(view: ConfigurationView) -> float | None:
     """`reduce_bucket_size`, in elements; None where it is open."""
     return None if view.open(_BUCKET) else view.number(_BUCKET, BUCKET_ELEMENTS)
 
@@ -57,13 +57,13 @@ _NEWER_RELEASE = (
 )
 
 
-def smaller_bucket(view: View) -> int:
+def smaller_bucket(view: ConfigurationView) -> int:
     """A bucket that is well below the model's size, in elements."""
     parameters = view.setting.parameters
     return _USUAL_BUCKET if parameters is None else good_bucket(parameters)
 
 
-def _overlapping(view: View) -> Changes:
+def _overlapping(view: ConfigurationView) -> FileChanges:
     """Changes with which stages 1 to 3 overlap what they send, in buckets well below the model's size."""
     changes: dict[str, Any] = {_OVERLAP: True}
     bucket = bucket_elements(view)
@@ -72,7 +72,7 @@ def _overlapping(view: View) -> Changes:
     return changes
 
 
-def nothing_overlaps(view: View) -> Iterator[FileFinding]:
+def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
     """Gradients that are sent only after backward has ended, or while backward waits."""
     stage = view.stage
     if stage is None or view.setting.gpus == 1:
@@ -87,8 +87,8 @@ def nothing_overlaps(view: View) -> Iterator[FileFinding]:
             "With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
             "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
             [
-                Advice(f"{text}, or take stage 2", out),
-                Advice(f"{text} and set overlap_comm to true, {_with_bucket(view)}", {**out, **_overlapping(view)}),
+                Remedy(f"{text}, or take stage 2", out),
+                Remedy(f"{text} and set overlap_comm to true, {_with_bucket(view)}", {**out, **_overlapping(view)}),
             ],
             f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
         )  # fmt: skip
@@ -97,17 +97,17 @@ def nothing_overlaps(view: View) -> Iterator[FileFinding]:
             "no-overlap", "warning", _OVERLAP,
             f"DeepSpeed {view.release.wanted} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
             f"{STAGE_1_IGNORES_OVERLAP.releases()}: gradients are sent after backward has ended",
-            Advice("Run DeepSpeed 0.19.0 or later, or take stage 2"), STAGE_1_IGNORES_OVERLAP.source,
+            Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"), STAGE_1_IGNORES_OVERLAP.source,
         )  # fmt: skip
     elif overlaps(view) is False:
         yield from _overlap_is_off(view, stage)
 
 
-def _with_bucket(view: View) -> str:
+def _with_bucket(view: ConfigurationView) -> str:
     return f"with a reduce_bucket_size well below the model's size, such as {smaller_bucket(view):,}"
 
 
-def _nothing_overlaps_at_stage_0(view: View) -> Iterator[FileFinding]:
+def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFinding]:
     is_requested = view.on(_OVERLAP)
     if compresses(view) and not is_requested:
         return
@@ -116,9 +116,9 @@ def _nothing_overlaps_at_stage_0(view: View) -> Iterator[FileFinding]:
     changes = {**_overlapping(view), "zero_optimization.stage": 1}
     text = f"Take stage 1 with overlap_comm true, {_with_bucket(view)}"
     ddp = "PyTorch's DistributedDataParallel, which overlaps by itself"
-    options = [Advice(f"{text}; or {ddp}", changes), Advice(f"Take {ddp}; or stage 1 with what else it needs")]
+    options = [Remedy(f"{text}; or {ddp}", changes), Remedy(f"Take {ddp}; or stage 1 with what else it needs")]
     if is_requested:
-        options.insert(1, Advice(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
+        options.insert(1, Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
     yield finding(
         "no-overlap", "warning", _OVERLAP if is_requested else place,
         f"{subject} gradients are all-reduced after backward has ended, so the whole transfer adds to the step",
@@ -126,13 +126,13 @@ def _nothing_overlaps_at_stage_0(view: View) -> Iterator[FileFinding]:
     )  # fmt: skip
 
 
-def _overlap_is_off(view: View, stage: int) -> Iterator[FileFinding]:
+def _overlap_is_off(view: ConfigurationView, stage: int) -> Iterator[FileFinding]:
     default = "" if view.has(_OVERLAP) else " by default"
     then = "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
     text = f"Set it to true, {_with_bucket(view)}"
-    options = [Advice(text, _overlapping(view))]
+    options = [Remedy(text, _overlapping(view))]
     if stage < 3 and _overlap_fails(view):
-        options = [Advice(f"{text}, in DeepSpeed 0.19.0 or later: before, overlap_comm does not work well")]
+        options = [Remedy(f"{text}, in DeepSpeed 0.19.0 or later: before, overlap_comm does not work well")]
     yield finding(
         "no-overlap", "warning", _OVERLAP, f"overlap_comm is off{default} at stage {stage}: {then}", options,
         f"{view.source('runtime/zero/config.py')} (overlap_comm_valid) and "
@@ -140,12 +140,12 @@ def _overlap_is_off(view: View, stage: int) -> Iterator[FileFinding]:
     )  # fmt: skip
 
 
-def _overlap_fails(view: View) -> bool:
+def _overlap_fails(view: ConfigurationView) -> bool:
     """Whether the release overlaps nothing at stages 1 and 2, or may spoil what it sends."""
     return any(view.release.does(behaviour) for behaviour in (OVERLAP_WAITS, *OVERLAP_OVERWRITES))
 
 
-def overlap_of_the_release(view: View) -> Iterator[FileFinding]:
+def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` at stages 1 and 2 in releases that overlap nothing, or may spoil gradients that they send."""
     if view.stage not in (1, 2) or view.setting.gpus == 1 or not overlaps(view) or sends_by_itself(view):
         return
@@ -155,18 +155,18 @@ def overlap_of_the_release(view: View) -> Iterator[FileFinding]:
         yield finding(
             "no-overlap", "warning", _OVERLAP,
             f"DeepSpeed {view.release.wanted} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
-            Advice(_NEWER_RELEASE), OVERLAP_WAITS.source,
+            Remedy(_NEWER_RELEASE), OVERLAP_WAITS.source,
         )  # fmt: skip
     for behaviour in OVERLAP_OVERWRITES:
         if view.release.does(behaviour):
             yield finding(
                 "overlap-spoils-gradients", "warning", _OVERLAP,
                 f"DeepSpeed {view.release.wanted} {behaviour.effect} ({behaviour.releases()})",
-                Advice("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"), behaviour.source,
+                Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"), behaviour.source,
             )  # fmt: skip
 
 
-def one_bucket(view: View) -> Iterator[FileFinding]:
+def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
     parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
     if not stage or parameters is None or bucket is None or view.setting.gpus == 1 or sends_by_itself(view):
@@ -177,14 +177,14 @@ def one_bucket(view: View) -> Iterator[FileFinding]:
             "one-bucket", "warning", _BUCKET,
             f"A bucket of {bucket:,.0f} elements{default} holds all {parameters:,} gradients of the model: it is sent "
             "when backward has ended, and overlap_comm overlaps nothing",
-            Advice(
+            Remedy(
                 f"Set it to about a tenth of the model: {good_bucket(parameters):,}", {_BUCKET: good_bucket(parameters)}
             ),
             f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
         )  # fmt: skip
 
 
-def gradients_sent_every_micro_step(view: View) -> Iterator[FileFinding]:
+def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFinding]:
     """Accumulation at stages 2 and 3, where it saves no communication."""
     steps, stage = view.number("gradient_accumulation_steps", 1), view.stage
     larger = "a larger micro-batch with fewer micro-steps"
@@ -194,12 +194,12 @@ def gradients_sent_every_micro_step(view: View) -> Iterator[FileFinding]:
             f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and 1 once "
             "per step",
             [
-                Advice(f"Take stage 1 where its memory suffices, or {larger}", {"zero_optimization.stage": 1}),
-                Advice(
+                Remedy(f"Take stage 1 where its memory suffices, or {larger}", {"zero_optimization.stage": 1}),
+                Remedy(
                     f"Take stage 1 with overlap_comm true where its memory suffices, or {larger}",
                     {"zero_optimization.stage": 1, **_overlapping(view)},
                 ),
-                Advice(f"Take {larger}; or stage 1, without what is for stage {stage} alone"),
+                Remedy(f"Take {larger}; or stage 1, without what is for stage {stage} alone"),
             ],
             f"{view.source('runtime/engine.py')} (allreduce_gradients)",
         )  # fmt: skip

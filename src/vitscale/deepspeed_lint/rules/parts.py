@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, remove
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 
 _OF_STAGE_3 = (
     *("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"),
@@ -35,7 +35,7 @@ _NEEDS_THE_PROGRAM = {
 }
 
 
-def scaling_before_reduction(view: View) -> Iterator[FileFinding]:
+def scaling_before_reduction(view: ConfigurationView) -> Iterator[FileFinding]:
     """Gradient scaling that DeepSpeed refuses with reduce-scatter."""
     if view.stage not in (2, 3) or view.flag("zero_optimization.reduce_scatter", True) is not True:
         return
@@ -56,11 +56,11 @@ class _Refusal(NamedTuple):
 
     key: str
     message: str
-    fix: Advice
+    fix: Remedy
     file: str
 
 
-def refused_values(view: View) -> Iterator[FileFinding]:
+def refused_values(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values that DeepSpeed refuses when it reads the file, makes the engine or takes the first step."""
     for refusal in (*_refused_in_zero(view), *_refused_at_the_top(view)):
         is_read = view.release.fact(refusal.key) is not None or refusal.key in ("gradient_clipping", "steps_per_print")
@@ -69,7 +69,7 @@ def refused_values(view: View) -> Iterator[FileFinding]:
             yield finding("refused-value", "error", refusal.key, refusal.message, refusal.fix, source)
 
 
-def _refused_in_zero(view: View) -> Iterator[_Refusal]:
+def _refused_in_zero(view: ConfigurationView) -> Iterator[_Refusal]:
     zero, stage = "zero_optimization", view.stage
     norm, zenflow, legacy = f"{zero}.compute_grad_norm", f"{zero}.zenflow", f"{zero}.legacy_stage1"
     has_no_norm = view.flag(norm, True) is False
@@ -87,35 +87,35 @@ def _refused_in_zero(view: View) -> Iterator[_Refusal]:
     gathers = view.number(f"{zero}.allgather_bucket_size")
     if stage in (1, 2) and gathers is not None and gathers % 2 == 1:
         key, even = f"{zero}.allgather_bucket_size", int(gathers) + 1
-        fix = Advice(f"Write an even number, such as {even:,}", {key: even})
+        fix = Remedy(f"Write an even number, such as {even:,}", {key: even})
         yield _Refusal(key, "An odd number is refused", fix, "runtime/zero/stage_1_and_2.py")
     for part in (f"{zero}.offload_optimizer", f"{zero}.offload_param"):
         lacks_path = view.text(f"{part}.device") == "nvme" and view.value(f"{part}.nvme_path") is None
         if stage == 3 and lacks_path:
-            key, fix = f"{part}.nvme_path", Advice("Name a folder on the drive")
+            key, fix = f"{part}.nvme_path", Remedy("Name a folder on the drive")
             yield _Refusal(key, "Needed where the device is nvme", fix, "runtime/zero/offload_config.py")
 
 
-def _refused_at_the_top(view: View) -> Iterator[_Refusal]:
+def _refused_at_the_top(view: ConfigurationView) -> Iterator[_Refusal]:
     key = "gradient_allreduce_op"
     if view.stage == 3 and view.text(key) == "sum":
         fix = remove(key, "Remove it: the mean is taken then")
         yield _Refusal(key, "A sum is refused at stage 3", fix, "runtime/config.py")
     key, tag = "checkpoint.tag_validation", view.text("checkpoint.tag_validation")
     if tag is not None and tag.capitalize() not in _TAG_VALIDATION:
-        fix = Advice("Write Warn, Ignore or Fail", {key: "Warn"})
+        fix = Remedy("Write Warn, Ignore or Fail", {key: "Warn"})
         yield _Refusal(key, "Any other word is refused", fix, "runtime/config.py")
     key = "gradient_clipping"
     if view.has(key) and view.value(key) is None:
-        fix = Advice("Write 0.0 for no clipping", {key: 0.0})
+        fix = Remedy("Write 0.0 for no clipping", {key: 0.0})
         yield _Refusal(key, "The first step fails on null", fix, "runtime/engine.py")
     key = "steps_per_print"
     if view.number(key) == 0:
-        fix = Advice("Write null to print nothing", {key: None})
+        fix = Remedy("Write null to print nothing", {key: None})
         yield _Refusal(key, "The first step fails on 0 (a division)", fix, "runtime/engine.py")
 
 
-def keys_without_effect_at_this_stage(view: View) -> Iterator[FileFinding]:
+def keys_without_effect_at_this_stage(view: ConfigurationView) -> Iterator[FileFinding]:
     """Keys of `zero_optimization` that the stage does not use; one finding names them all."""
     stage = view.stage
     names = [name for name in view.part("zero_optimization") if name not in _OFFLOAD]
@@ -134,7 +134,7 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[FileFinding]:
             "no-effect-at-this-stage", "note",
             f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
             f"Without effect at stage {stage}: {several}",
-            Advice(
+            Remedy(
                 "Remove what does nothing, or take the stage that it is for",
                 {f"zero_optimization.{name}": REMOVED for name in idle},
             ),
@@ -142,20 +142,20 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[FileFinding]:
         )  # fmt: skip
 
 
-def old_form_of_zero(view: View) -> Iterator[FileFinding]:
+def old_form_of_zero(view: ConfigurationView) -> Iterator[FileFinding]:
     """The old form `"zero_optimization": true`."""
     if isinstance(view.value("zero_optimization"), bool):
         yield finding(
             "old-form", "warning", "zero_optimization",
             f"The old form: DeepSpeed warns, and takes it for stage {view.stage}",
-            Advice(f'"zero_optimization": {{"stage": {view.stage}}}', {"zero_optimization": {"stage": view.stage}}),
+            Remedy(f'"zero_optimization": {{"stage": {view.stage}}}', {"zero_optimization": {"stage": view.stage}}),
             f"{view.source('runtime/zero/config.py')} (read_zero_config_deprecated)",
         )  # fmt: skip
 
 
-def parts_that_need_the_program(view: View) -> Iterator[FileFinding]:
+def parts_that_need_the_program(view: ConfigurationView) -> Iterator[FileFinding]:
     """Parts that do nothing unless the model or the program asks for them."""
     for part, (message, fix, file) in _NEEDS_THE_PROGRAM.items():
         if view.part(part):
-            advice = remove(part, fix) if fix.startswith("Remove") else Advice(fix)
+            advice = remove(part, fix) if fix.startswith("Remove") else Remedy(fix)
             yield finding("needs-the-program", "note", part, message, advice, view.source(file))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.deepspeed_lint.advice import Advice, Changes, FileFinding, remove
-from vitscale.deepspeed_lint.view import DTYPES, View, finding
+from vitscale.deepspeed_lint.advice import FileChanges, FileFinding, Remedy, remove
+from vitscale.deepspeed_lint.view import DTYPES, ConfigurationView, finding
 from vitscale.errors import shown
 
 _FP16_LARGEST = 65504
@@ -13,14 +13,14 @@ _OFFLOADED = "zero_optimization.offload_optimizer"
 _TF32 = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
 
 
-def no_reduced_precision(view: View) -> Iterator[FileFinding]:
+def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
     """Files that enable neither bf16 nor fp16 nor autocast, so that everything runs in fp32."""
     if view.precision != "fp32":
         return
     parts = [part for part in ("bf16", "fp16", "torch_autocast") if view.release.fact(part) is not None]
     said = next((f"{part}.enabled" for part in parts if view.has(f"{part}.enabled")), "")
     switch = '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}'
-    changes: Changes = {"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"}
+    changes: FileChanges = {"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"}
     if not view.has_autocast or view.on("zero_optimization.zero_quantized_weights"):
         switch = '"bf16": {"enabled": true}'
         changes = {f"{view.bf16}.enabled": True}
@@ -31,12 +31,12 @@ def no_reduced_precision(view: View) -> Iterator[FileFinding]:
         "Nothing enables bf16, fp16 or autocast, so all runs in fp32: twice the memory of activations and twice the "
         "bytes per gradient of bf16, and PyTorch's fp32 matrix products leave the tensor cores unused (TF32 is off "
         "by default)",
-        [Advice(text, changes), Advice(f"{text}; {beside}")],
+        [Remedy(text, changes), Remedy(f"{text}; {beside}")],
         f"{view.source('runtime/precision_config.py')} and {_TF32}",
     )  # fmt: skip
 
 
-def several_precisions(view: View) -> Iterator[FileFinding]:
+def several_precisions(view: ConfigurationView) -> Iterator[FileFinding]:
     """fp16 and bf16 at once, or autocast on top of one of them."""
     bf16 = view.on(f"{view.bf16}.enabled")
     fp16, autocast = view.on("fp16.enabled"), view.has_autocast and view.on("torch_autocast.enabled")
@@ -44,8 +44,8 @@ def several_precisions(view: View) -> Iterator[FileFinding]:
         yield finding(
             "several-precisions", "error", "fp16.enabled", "bf16 and fp16 are both enabled, which DeepSpeed refuses",
             [
-                Advice("Enable one: bf16 needs no loss scale, so set fp16.enabled to false", {"fp16.enabled": False}),
-                Advice(
+                Remedy("Enable one: bf16 needs no loss scale, so set fp16.enabled to false", {"fp16.enabled": False}),
+                Remedy(
                     "Enable one: set fp16.enabled and torch_autocast.enabled to false, for bf16",
                     {"fp16.enabled": False, "torch_autocast.enabled": False},
                 ),
@@ -59,7 +59,7 @@ def several_precisions(view: View) -> Iterator[FileFinding]:
             "several-precisions", "warning", "torch_autocast.enabled",
             f"{part}.enabled turns the weights into {kept} already; autocast finds little left to cast",
             [
-                Advice(
+                Remedy(
                     f"Enable one: torch_autocast keeps fp32 weights, {part}.enabled does not; set one to false",
                     {switch: False},
                 )
@@ -69,7 +69,7 @@ def several_precisions(view: View) -> Iterator[FileFinding]:
         )  # fmt: skip
 
 
-def bf16_is_not_autocast(view: View) -> Iterator[FileFinding]:
+def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
     """`bf16.enabled`, which is not the same as PyTorch's autocast."""
     autocasts = view.has_autocast and view.on("torch_autocast.enabled")
     if view.on(f"{view.bf16}.enabled") and not autocasts:
@@ -82,7 +82,7 @@ def bf16_is_not_autocast(view: View) -> Iterator[FileFinding]:
         )  # fmt: skip
 
 
-def loss_scale(view: View) -> Iterator[FileFinding]:
+def loss_scale(view: ConfigurationView) -> Iterator[FileFinding]:
     """A loss scale for fp16 that is fixed, or begins or changes so that steps are lost."""
     if not view.on("fp16.enabled"):
         return
@@ -116,7 +116,7 @@ def loss_scale(view: View) -> Iterator[FileFinding]:
             + (f"Hysteresis lets the first {spared if spared > 1 else 'one'} pass, then each" if spared else "Each")
             + " halves the scale"
             + (f": expect some {lost:g} steps lost" if power > 16 else ""),
-            Advice(
+            Remedy(
                 'Leave the first steps out of timings and of the schedule, or start at 2^12: "initial_scale_power": 12',
                 {"fp16.initial_scale_power": 12},
             ),
@@ -128,27 +128,27 @@ def loss_scale(view: View) -> Iterator[FileFinding]:
             "fp16-loss-scale", "error" if wrong else "warning", "fp16.loss_scale_window",
             f"The window is {window:g}, but must be greater than 0" if wrong else
             f"The scale doubles every {window:g} steps until it overflows: about one step in {window:g} is skipped",
-            Advice("1000 is the default", {"fp16.loss_scale_window": 1000}), source,
+            Remedy("1000 is the default", {"fp16.loss_scale_window": 1000}), source,
         )  # fmt: skip
     floor = view.number("fp16.min_loss_scale", 1)
     if fixed == 0 and floor is not None and floor <= 0:
         yield finding(
             "fp16-loss-scale", "error", "fp16.min_loss_scale", f"It is {floor:g}, but must be greater than 0",
-            Advice("1 is the default", {"fp16.min_loss_scale": 1}), source,
+            Remedy("1 is the default", {"fp16.min_loss_scale": 1}), source,
         )  # fmt: skip
 
 
-def _adapted() -> list[Advice]:
+def _adapted() -> list[Remedy]:
     """Advice to let DeepSpeed adapt the loss scale."""
     text = "Write 0, which adapts it"
     start = {"fp16.loss_scale": 0, "fp16.initial_scale_power": 12, "fp16.loss_scale_window": 1000}
     return [
-        Advice(f"{text}; or use bf16, which needs none", {"fp16.loss_scale": 0}),
-        Advice(f"{text}, from initial_scale_power 12 and with a loss_scale_window of 1000; or use bf16", start),
+        Remedy(f"{text}; or use bf16, which needs none", {"fp16.loss_scale": 0}),
+        Remedy(f"{text}, from initial_scale_power 12 and with a loss_scale_window of 1000; or use bf16", start),
     ]
 
 
-def communication_type(view: View) -> Iterator[FileFinding]:
+def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
     """A type for sending gradients that is unknown, wasteful or too narrow."""
     key = "communication_data_type"
     sent = view.text(key)
@@ -179,17 +179,17 @@ def communication_type(view: View) -> Iterator[FileFinding]:
             "communication-type", "warning", key,
             f"Gradients travel as fp16 without a loss scale: above {_FP16_LARGEST:,} they become infinite, below "
             "6e-8 zero",
-            Advice("Write bf16, which has the range of fp32", {key: "bf16"}), view.source("runtime/engine.py"),
+            Remedy("Write bf16, which has the range of fp32", {key: "bf16"}), view.source("runtime/engine.py"),
         )  # fmt: skip
 
 
-def _known_type(key: str) -> list[Advice]:
+def _known_type(key: str) -> list[Remedy]:
     """Advice to name a type that DeepSpeed knows; which one is not the same in all precisions."""
-    named = [Advice("Write fp32, fp16 or bf16", {key: name}) for name in ("bf16", "fp32", "fp16")]
+    named = [Remedy("Write fp32, fp16 or bf16", {key: name}) for name in ("bf16", "fp32", "fp16")]
     return [*named, remove(key, "Leave it out")]
 
 
-def accumulation_type(view: View) -> Iterator[FileFinding]:
+def accumulation_type(view: ConfigurationView) -> Iterator[FileFinding]:
     """A type for accumulating gradients that is not the model's, which DeepSpeed allows only with ZeRO."""
     key = "data_types.grad_accum_dtype"
     written = view.text(key)
@@ -206,12 +206,12 @@ def accumulation_type(view: View) -> Iterator[FileFinding]:
         yield finding(
             "accumulation-type", "error", key,
             f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {model}",
-            Advice(f"Write {model}, or take stage 1", {key: model}),
+            Remedy(f"Write {model}, or take stage 1", {key: model}),
             f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check)",
         )  # fmt: skip
 
 
-def low_precision_states(view: View) -> Iterator[FileFinding]:
+def low_precision_states(view: ConfigurationView) -> Iterator[FileFinding]:
     """Master weights and optimizer states in 16 bits without the settings that they need."""
     masters = ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads")
     states = "bf16.bf16_optimizer_states"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.deepspeed_lint.advice import Advice, FileFinding
-from vitscale.deepspeed_lint.view import View, finding
+from vitscale.deepspeed_lint.advice import FileFinding, Remedy
+from vitscale.deepspeed_lint.view import ConfigurationView, finding
 
 _COSTLY_SWITCHES = (
     (
@@ -45,15 +45,15 @@ _COSTLY_SWITCHES = (
 """(switch, rule, what DeepSpeed does where it is on, what to do, source files)."""
 
 
-def costly_switches(view: View) -> Iterator[FileFinding]:
+def costly_switches(view: ConfigurationView) -> Iterator[FileFinding]:
     """Switches that slow every step, or end training."""
     for key, rule, message, fix, files in _COSTLY_SWITCHES:
         if view.on(key):
-            advice = Advice(fix, {key: False})
+            advice = Remedy(fix, {key: False})
             yield finding(rule, "warning", key, message, advice, " and ".join(map(view.source, files)))
 
 
-def throughput_timer(view: View) -> Iterator[FileFinding]:
+def throughput_timer(view: ConfigurationView) -> Iterator[FileFinding]:
     """The throughput timer, which is on by default and synchronises the device twice in every micro-step."""
     timer = "timers.throughput"
     if view.open(f"{timer}.enabled"):
@@ -66,7 +66,7 @@ def throughput_timer(view: View) -> Iterator[FileFinding]:
         "synchronising-throughput-timer", "warning" if given else "note", f"{timer}.enabled" if given else timer,
         ("The throughput timer" if given else "The throughput timer is on by default and")
         + " synchronises the device at the start and the end of every micro-step, whether or not it prints anything",
-        Advice('"timers": {"throughput": {"enabled": false}}', {f"{timer}.enabled": False}) if can_be_off else
+        Remedy('"timers": {"throughput": {"enabled": false}}', {f"{timer}.enabled": False}) if can_be_off else
         "This release cannot switch it off; 0.14.5 and later can",
         f"{view.source('utils/timer.py')} (ThroughputTimer)",
     )  # fmt: skip

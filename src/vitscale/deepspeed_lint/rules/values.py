@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, remove
+from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
 from vitscale.deepspeed_lint.integrations import DEEPSPEEDS_OWN, FILLED, TRAINER
-from vitscale.deepspeed_lint.view import View, finding, keys_of
+from vitscale.deepspeed_lint.view import ConfigurationView, finding, keys_of
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import shown
 
@@ -56,7 +56,7 @@ _IN_WORDS = {
 }
 
 
-def wrong_types(view: View) -> Iterator[FileFinding]:
+def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values of a wrong type, such as a string for a number, a number for a switch, a value for a part."""
     for part in _PARTS:
         value = view.value(part)
@@ -70,7 +70,7 @@ def wrong_types(view: View) -> Iterator[FileFinding]:
             yield finding(
                 "wrong-type", "note", key,
                 f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
-                Advice(f"Write {value:.0f}", {key: int(value)}), view.source("runtime/engine.py (deepspeed_io)"),
+                Remedy(f"Write {value:.0f}", {key: int(value)}), view.source("runtime/engine.py (deepspeed_io)"),
             )  # fmt: skip
     for key, _, _, value in keys_of(view, view.config):
         fact = view.release.fact(key) or ""
@@ -78,7 +78,7 @@ def wrong_types(view: View) -> Iterator[FileFinding]:
             yield from _in_model(view, key, value, fact)
 
 
-def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFinding]:
+def _in_model(view: ConfigurationView, key: str, value: object, fact: str) -> Iterator[FileFinding]:
     """Checks a value as pydantic does, against the type and limits in `fact` ("int gt=0"), or several valid values."""
     may_be_null, fact = fact.endswith(" or null"), fact.removesuffix(" or null")
     if value is None and may_be_null:
@@ -88,7 +88,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFi
         number = deepspeed_config.as_number(value) if all(name.isdigit() for name in valid) else None
         if (str(value) if number is None else f"{number:g}") not in valid:
             message = f"It is {shown(value)}, but should be one of {', '.join(valid)}"
-            fix = [remove(key, "Write one of these, or leave it out"), Advice("Write one of these")]
+            fix = [remove(key, "Write one of these, or leave it out"), Remedy("Write one of these")]
             yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
         return
     kind, *limits = fact.split()
@@ -102,7 +102,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFi
         if not holds(number, float(bound)):
             message = f"It is {shown(value)}, but should be {words} {bound}"
             text = f"Write a number {words} {bound}"
-            fix = [remove(key, f"{text}, or leave it out"), Advice(text)]
+            fix = [remove(key, f"{text}, or leave it out"), Remedy(text)]
             yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
 
 
@@ -112,7 +112,7 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
     return (value is None and part in _MAY_BE_NULL) or value == "auto"
 
 
-def _wrong(view: View, key: str, value: object, kind: str) -> FileFinding:
+def _wrong(view: ConfigurationView, key: str, value: object, kind: str) -> FileFinding:
     quoted = isinstance(value, str) and kind in ("int", "float", "bool")
     taken = ": DeepSpeed takes any text for true, or fails on it" if quoted and key in _SWITCHES else ""
     return finding(
@@ -121,7 +121,7 @@ def _wrong(view: View, key: str, value: object, kind: str) -> FileFinding:
     )  # fmt: skip
 
 
-def _right_type(view: View, key: str, value: object, kind: str, *, quoted: bool) -> list[Advice]:
+def _right_type(view: ConfigurationView, key: str, value: object, kind: str, *, quoted: bool) -> list[Remedy]:
     """Advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
     text = f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else "")
     meant = (
@@ -131,12 +131,12 @@ def _right_type(view: View, key: str, value: object, kind: str, *, quoted: bool)
         if quoted
         else None
     )
-    written = [] if meant is None else [Advice(text, {key: meant})]
+    written = [] if meant is None else [Remedy(text, {key: meant})]
     if kind == "part" and isinstance(value, bool) and view.release.fact(f"{key}.enabled") is not None:
-        written = [Advice(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
+        written = [Remedy(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
     if kind == "part" and isinstance(value, str) and key in ("optimizer", "scheduler"):
-        written = [Advice(f'Write {{"type": "{value[:40]}", "params": {{}}}}', {key: {"type": value, "params": {}}})]
-    return [*written, remove(key, f"{text}, or leave it out"), Advice(text)]
+        written = [Remedy(f'Write {{"type": "{value[:40]}", "params": {{}}}}', {key: {"type": value, "params": {}}})]
+    return [*written, remove(key, f"{text}, or leave it out"), Remedy(text)]
 
 
 def _is(value: object, kind: str) -> bool:
@@ -170,7 +170,7 @@ _MOST_AUTO = 20
 """Most findings on values that nothing fills in."""
 
 
-def values_left_to_an_integration(view: View) -> Iterator[FileFinding]:
+def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values "auto": which the Hugging Face integrations fill in, and on which they fail."""
     keys = [key for key in _left_open(view.config) if key not in view.setting.settled and key not in DEEPSPEEDS_OWN]
     if view.setting.in_a_study:
@@ -203,7 +203,7 @@ def _several(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + more
 
 
-def _not_filled(view: View, key: str) -> FileFinding:
+def _not_filled(view: ConfigurationView, key: str) -> FileFinding:
     """A value "auto" under a name that no integration fills in, so that they end with an error at the start."""
     part, _, name = key.rpartition(".")
     other = f"{part}.stage3_{name}" if part else key
@@ -211,7 +211,7 @@ def _not_filled(view: View, key: str) -> FileFinding:
     if other in FILLED and not view.has(other):
         fixes.insert(
             0,
-            Advice(f'Write "{other.rpartition(".")[2]}": "auto", which they do fill in', {key: REMOVED, other: "auto"}),
+            Remedy(f'Write "{other.rpartition(".")[2]}": "auto", which they do fill in', {key: REMOVED, other: "auto"}),
         )
     return finding(
         "auto-value", "error", key,

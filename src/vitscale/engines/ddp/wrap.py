@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
-from vitscale.engines.shared.stages import Stages, stage_plan
+from vitscale.engines.shared.stages import StagedModel, stage_plan
 from vitscale.trial.trial import Trial
 
 Hook = Callable[[Any, Any], Future[Tensor]]
@@ -102,7 +102,7 @@ class DdpEngine(TorchEngine):
             return wrapped
 
         model = with_options(model, train, plan.blocks_of(model, trial) if plan else None)
-        return distributed(model) if plan is None else Stages(model, plan, trial, distributed)
+        return distributed(model) if plan is None else StagedModel(model, plan, trial, distributed)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

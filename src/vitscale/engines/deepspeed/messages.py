@@ -9,7 +9,7 @@ from vitscale.engines.deepspeed import states as zero
 from vitscale.engines.deepspeed.config import flag, section, states_are_modelled
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors
-from vitscale.engines.messages import Message, Phase
+from vitscale.engines.messages import Message, StepPhase
 from vitscale.engines.states import sizes
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
@@ -59,7 +59,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     train, ranks = trial.train, trial.world.size
     settings = zero.zero_settings(train)
     overlap, every = settings.overlap, train.zero_stage == 2
-    phase: Phase = "backward" if every or overlap else "after"
+    phase: StepPhase = "backward" if every or overlap else "after"
     reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
     if flag(train, "use_multi_rank_bucket_allreduce") is False:
         # Each gradient is reduced to the one rank that needs it, as the paper has it.
@@ -142,7 +142,7 @@ def _fetched(
         ready = reached(fetch.at, forward=forward) if forward is fetch.in_forward else 0.0
         needed = reached(fetch.needed, forward=forward)
         amount = sum(sizes.values()) / len(sizes)
-        phase: Phase = "forward" if forward else "backward"
+        phase: StepPhase = "forward" if forward else "backward"
         gathers.append(Message("all_gather", amount, len(sizes), phase, min(ready, needed), True, needed))
     return gathers
 
@@ -152,7 +152,7 @@ def _reduced(
     train: TrainSpec,
     everything: Sequence[Tensor],
     settings: zero.ZeroSettings,
-    phase: Phase,
+    phase: StepPhase,
     overlap: bool,
     every: bool,
 ) -> list[Message]:

@@ -14,7 +14,7 @@ from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
 from vitscale.engines.states import RankStates
 from vitscale.trial.model_cost import ParameterShapes
-from vitscale.trial.model_counts import Block, Module
+from vitscale.trial.model_counts import ModelBlock, Module
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -366,7 +366,7 @@ def _summed(
 def _gathered(shapes: ParameterShapes, persistence_threshold: int) -> tuple[int, int]:
     """Elements of tensors that are gathered when they are needed: (in the largest wrapped block, in the model)."""
 
-    def large(block: Block) -> int:
+    def large(block: ModelBlock) -> int:
         tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
         return sum(n for n in tensors if n > persistence_threshold)
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, tensors, up_to_multiple
-from vitscale.engines.messages import Message, Phase
+from vitscale.engines.messages import Message, StepPhase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -35,16 +35,16 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     weights, gradients = weight_bytes(train), communicated_bytes(train)
     streams, staged = train.device == "cuda", trial.parallel.pipeline > 1
 
-    def message(operation: str, some: Sequence[Tensor], each: int, phase: Phase, ready: float | None) -> Message:
+    def message(operation: str, some: Sequence[Tensor], each: int, phase: StepPhase, ready: float | None) -> Message:
         size = _padded(some, ranks) * each
         return Message(operation, size, 1, phase, ready, not staged, rows=_rows(some), padded_for=ranks)
 
-    def gather(n: int, phase: Phase, ready: float, needed: float) -> Message:
+    def gather(n: int, phase: StepPhase, ready: float, needed: float) -> Message:
         gathered = message("all_gather", blocks[n], weights, phase, ready if streams else None)
         return replace(gathered, needed=needed, every_micro_step=not staged or phase == "forward")
 
     def scatter(some: Sequence[Tensor], ready: float) -> Message:
-        phase: Phase = "after" if staged else "backward"
+        phase: StepPhase = "after" if staged else "backward"
         return message("reduce_scatter", some, gradients, phase, ready if streams and not staged else None)
 
     begins = [block[0].begins for block in blocks]

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
-from vitscale.engines.shared.stages import Stages, stage_plan
+from vitscale.engines.shared.stages import StagedModel, stage_plan
 from vitscale.trial.trial import Trial
 
 
@@ -61,4 +61,4 @@ class Fsdp2Engine(TorchEngine):
             fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
             return module
 
-        return sharded(model) if plan is None else Stages(model, plan, trial, sharded)
+        return sharded(model) if plan is None else StagedModel(model, plan, trial, sharded)

@@ -9,10 +9,10 @@ from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refu
 from vitscale.errors import shown
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
-from vitscale.trial.trial import Device
+from vitscale.trial.trial import DeviceName
 
 
-def _unavailable(device: Device) -> str | None:
+def _unavailable(device: DeviceName) -> str | None:
     if device == "cpu":
         return (
             "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "

@@ -6,7 +6,7 @@ import math
 
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Filled, closed_when_full, of_backward, tensors, up_to_multiple
-from vitscale.engines.messages import Message, Phase
+from vitscale.engines.messages import Message, StepPhase
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes
 from vitscale.trial.trial import Trial
 
@@ -34,7 +34,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     aligned = [Filled(up_to_multiple(filled.elements, 64), filled.ready) for filled in of_backward(tensors(shapes))]
     buckets = closed_when_full(aligned, (limit if train.overlap_comm else sum(elements for elements, _ in aligned),))
     held = [(up_to_multiple(filled.elements, math.lcm(ranks, 128)), filled.ready) for filled in buckets]
-    phase: Phase = "backward" if train.overlap_comm else "after"
+    phase: StepPhase = "backward" if train.overlap_comm else "after"
     return (
         *(
             Message("reduce_scatter", elements * each, 1, phase, ready if train.overlap_comm else None, False)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,8 +32,7 @@ from vitscale.errors import RequestError, shown
 FORMAT: Literal[1] = 1
 _DESCRIPTION = "checkpoint.json"
 _NEXT_STEP = "Name the folder of a checkpoint that was written whole, of this model and optimizer"
-Count = Annotated[int, Field(ge=0)]
-Shapes = Mapping[str, tuple[int, ...]]
+ShapesByName = Mapping[str, tuple[int, ...]]
 
 
 class Scale(BaseModel):
@@ -42,7 +41,7 @@ class Scale(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     factor: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    steps: Count
+    steps: NonNegativeInt
 
 
 class Description(BaseModel):
@@ -51,10 +50,10 @@ class Description(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1]
-    step: Count
+    step: NonNegativeInt
     """Optimizer steps taken."""
     optimizer: str
-    optimizer_steps: Count
+    optimizer_steps: NonNegativeInt
     """The optimizer's own count of steps, without those that overflowed; 0 where it does not count."""
     states: list[str]
     loss_scale: Scale | None
@@ -85,7 +84,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 class TensorFile:
     """One file of tensors; it is checked to hold what is expected before anything is taken from it."""
 
-    def __init__(self, folder: Path, name: str, expected: Shapes, *, fp32: bool) -> None:
+    def __init__(self, folder: Path, name: str, expected: ShapesByName, *, fp32: bool) -> None:
         """`expected`: names and shapes of all tensors; `fp32`: whether they must be in fp32.
 
         Raises:
@@ -262,7 +261,7 @@ def _files(whole: WholeTensors, states: list[str]) -> list[str]:
     return [WEIGHTS, *states, *([_BUFFERS] if whole.buffers else [])]
 
 
-def _shapes(whole: WholeTensors, file: str) -> Shapes:
+def _shapes(whole: WholeTensors, file: str) -> ShapesByName:
     """Names and shapes of the tensors in a file."""
     if file == _BUFFERS:
         return {name: tuple(buffer.shape) for name, buffer in whole.buffers.items()}

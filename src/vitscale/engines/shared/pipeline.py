@@ -20,10 +20,10 @@ from typing_extensions import override
 
 from vitscale.engines.base import Engine, LossOf, TorchEngine
 from vitscale.engines.ddp.wrap import StageDdp
-from vitscale.engines.shared.stages import Stages
+from vitscale.engines.shared.stages import StagedModel
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors
 from vitscale.models.batch_norm import norms_of
-from vitscale.probes.steps import Phase, no_phase
+from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.store.records import PhaseName
 from vitscale.trial.trial import Trial
 
@@ -39,7 +39,7 @@ class PipelineEngine(TorchEngine):
     What ranks with the same stages do among themselves comes from the engine that it is combined with: see `pipelined`.
     """
 
-    wrapped: Stages
+    wrapped: StagedModel
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         super().__init__(model, trial, device)
@@ -51,10 +51,10 @@ class PipelineEngine(TorchEngine):
         """Number of images of each micro-batch that norms are taken over."""
         self._schedules: dict[tuple[int, ...], Any] = {}
         self._bubble = ExitStack()
-        self._phase: Phase = no_phase
+        self._phase: PhaseContext = no_phase
 
     @override
-    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
+    def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
         """Keeps a micro-batch; the `last` one of a step takes all of them forward and backward.
 
         Returns:
@@ -217,7 +217,7 @@ class _Stage(PipelineStage):
 class _WholeTensors(TorchTensors):
     """Whole tensors of all stages: the rank that holds a tensor sends it to the others."""
 
-    def __init__(self, stages: Stages, optimizer: torch.optim.Optimizer, kind: str) -> None:
+    def __init__(self, stages: StagedModel, optimizer: torch.optim.Optimizer, kind: str) -> None:
         super().__init__(stages.own, optimizer, kind)
         self._stages, self._own, self._own_buffers = stages, self.parameters, self.buffers
         self.parameters = stages.of_model | self._own

@@ -25,7 +25,7 @@ from vitscale.trial.trial import Trial
 
 Given = Tensor | Sequence[Tensor]
 """What one module gives and the next one takes: hidden states, and beside them any maps that a head will take."""
-Shapes = Callable[[int, int], tuple[tuple[tuple[int, ...], ...], ...]]
+ActivationShapes = Callable[[int, int], tuple[tuple[tuple[int, ...], ...], ...]]
 """Takes an image's height and width; gives the shapes of what each stage but the last hands on, on this rank."""
 
 
@@ -35,7 +35,7 @@ class StagePlan:
 
     parts: tuple[tuple[str, ...], ...]
     """Names of the modules of each stage; run one after the other, all of them are the model's forward."""
-    shapes: Shapes
+    shapes: ActivationShapes
     """Shapes of what each stage but the last hands on."""
     dtype: torch.dtype
     """The dtype of what each stage but the last hands on."""
@@ -232,11 +232,11 @@ class Stage(nn.Module):
         return tuple(tensor.to(self.handed_on).contiguous() for tensor in given)
 
 
-class Stages(nn.Module):
+class StagedModel(nn.Module):
     """What one rank holds of a model in stages."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
-        """Wraps each of this rank's stages; all ranks make a `Stages` at once.
+        """Wraps each of this rank's stages; all ranks make a `StagedModel` at once.
 
         Args:
             model: the model on its device, alike on all ranks, with its blocks' options, cut along the other axes.

@@ -9,7 +9,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
 from vitscale.pages.charts import axes
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
@@ -23,7 +23,7 @@ _MOST_STEPS_DRAWN = 200
 
 def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Loss and accuracy by epoch, a view for each batch policy and rank count; with only one epoch the loss by step."""
-    views: list[View] = []
+    views: list[FigureView] = []
     for mode, own in by_mode(curves).items():
         told = [(name, "epoch", by_epoch(analysis, own, name)) for name in ("loss", "accuracy")]
         told = [each for each in told if max((row["x"] for row in each[2]), default=0) > 1]
@@ -34,7 +34,7 @@ def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     return axes.series_figure("training", "Loss and accuracy", views)
 
 
-def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.Row]:
+def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.ChartRow]:
     """`loss` or `accuracy`, train and held-out, per epoch; epochs count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -49,7 +49,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
     return rows
 
 
-def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
+def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Training loss per optimizer step, for evenly spaced steps of each trial."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -60,7 +60,7 @@ def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]
     return rows
 
 
-def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[axes.Row]) -> View:
+def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[axes.ChartRow]) -> FigureView:
     names = list(dict.fromkeys(row["series"] for row in rows))
     splits = list(dict.fromkeys(row["split"] for row in rows))
     last_x = max(int(row["x"]) for row in rows)
@@ -91,12 +91,12 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
     summary = f"{splits[-1]} {name} at {at} on {units.ranks(gpus)}: {spread}."
     summary = summary[:1].upper() + summary[1:]
     kind = "" if x_title == "epoch" else "-by-step"
-    return View(
+    return FigureView(
         f"{mode}-{name}{kind}-{gpus}",
         {
-            "batch policy": Choice(mode, mode),
-            "measure": Choice(name, f"{name} by {x_title}"),
-            "ranks": Choice(str(gpus), units.ranks(gpus)),
+            "batch policy": ControlOption(mode, mode),
+            "measure": ControlOption(name, f"{name} by {x_title}"),
+            "ranks": ControlOption(str(gpus), units.ranks(gpus)),
         },
         f"{name[:1].upper()}{name[1:]} by {x_title}, {mode}, {units.ranks(gpus)}",
         "; ".join(["solid: train, dashed: held-out"] * (len(splits) > 1) + ["last: a part of an epoch"] * unfinished),
@@ -108,7 +108,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
 
 def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Held-out accuracy by global batch and by ranks where these vary; what a target took where it was reached."""
-    views: list[View] = []
+    views: list[FigureView] = []
     for mode, own in by_mode(curves).items():
         rows = accuracies(analysis, own)
         for field, title in (("batch", "global batch"), ("gpus", "ranks")):
@@ -116,10 +116,12 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
                 for index, panel in sorted({(row["place"], row["panel"]) for row in rows}):
                     some = [row for row in rows if row["panel"] == panel]
                     noise = noise_scales(analysis, own) if field == "batch" else []
-                    views.append(_accuracy_view(mode, field, title, Choice(f"accuracy-{index}", panel), some, noise))
+                    views.append(
+                        _accuracy_view(mode, field, title, ControlOption(f"accuracy-{index}", panel), some, noise)
+                    )
         for quantity_, what in (("seconds", "time"), ("images", "images")):
             if some := [row for row in targets(analysis, own) if row["quantity"] == quantity_]:
-                choice = Choice(f"target-{quantity_}", f"{what} to an accuracy of {some[0]['target']}")
+                choice = ControlOption(f"target-{quantity_}", f"{what} to an accuracy of {some[0]['target']}")
                 views.append(_accuracy_view(mode, "batch", "global batch", choice, some, []))
     return axes.series_figure("accuracy", "Held-out accuracy", views)
 
@@ -130,7 +132,7 @@ def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     return common_reach(course for trial_id in ids if (course := analysis.trials[trial_id].convergence) is not None)
 
 
-def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
+def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """One row per trial and panel with an accuracy; equal images only where trials differ in their images."""
     limits, of_the_end = reach(analysis, curves), _end_panel(analysis, curves)
     rows = []
@@ -156,7 +158,7 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.R
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
+def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.ChartRow, TrialResult]]:
     placed = []
     for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
@@ -182,7 +184,7 @@ def seconds_panel(seconds: float) -> str:
     return f"after {units.seconds(seconds)} of training"
 
 
-def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
+def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """The median gradient noise scale of each family's trials, where any is known."""
     by_family: dict[str, dict[str, float]] = {}
     for row, trial in _trials(analysis, curves):
@@ -195,7 +197,7 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes
     ]
 
 
-def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
+def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -236,8 +238,13 @@ def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
 
 
 def _accuracy_view(
-    mode: Mode, field: str, title: str, measure: Choice, rows: Sequence[axes.Row], noise: Sequence[axes.Row]
-) -> View:
+    mode: Mode,
+    field: str,
+    title: str,
+    measure: ControlOption,
+    rows: Sequence[axes.ChartRow],
+    noise: Sequence[axes.ChartRow],
+) -> FigureView:
     """A line per family and rank count where batches are swept, else per family; by ranks a line per curve."""
     of_time = measure.value == "target-seconds"
     unit = units.time_unit(row["value"] for row in rows)
@@ -264,7 +271,7 @@ def _accuracy_view(
     if any(row["low"] is not None for row in drawn):
         axes.add_bars(plot, "rows", x, colour)
     weight = axes.quantity("weight", scale=None, legend=None)
-    line: axes.Spec = {"detail": {"field": "line", "type": "nominal"}, "strokeWidth": weight}
+    line: axes.ChartSpec = {"detail": {"field": "line", "type": "nominal"}, "strokeWidth": weight}
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, **line)
     told = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
     size = axes.quantity("size", scale=None, legend=None)
@@ -277,9 +284,9 @@ def _accuracy_view(
         scales = ", ".join(f"{row['series']} {units.number(row['batch'])}" for row in noise)
         summary += f" Gradient noise scale (images, median of trials): {scales}."
     kind = measure.value.replace("accuracy-0", "accuracy").replace("target-seconds", "time-to-target")
-    return View(
+    return FigureView(
         f"{mode}-{kind}-by-{'ranks' if field == 'gpus' else field}",
-        {"batch policy": Choice(mode, mode), "measure": measure, "along": Choice(field, title)},
+        {"batch policy": ControlOption(mode, mode), "measure": measure, "along": ControlOption(field, title)},
         f"Held-out accuracy, {measure.label}, by {title}, {mode}" if not to_target else f"{measure.label}, {mode}",
         "; ".join(
             [*(["bars: 95 % intervals" if to_target else "bars: lowest and highest run"] if any(
@@ -292,7 +299,7 @@ def _accuracy_view(
     )  # fmt: skip
 
 
-def _line(row: axes.Row, rows: Sequence[axes.Row]) -> str:
+def _line(row: axes.ChartRow, rows: Sequence[axes.ChartRow]) -> str:
     """The line of a row: its family at its rank count; its family alone where batches are not swept."""
     batches = {other["batch"] for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])}
     return f"{row['series']} {row['ranks']}" if len(batches) > 1 else str(row["series"])

@@ -9,11 +9,21 @@ from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
 from vitscale.base.files import told_if_unwritable
 from vitscale.errors import RequestError, shown, unknown
-from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
+from vitscale.pages.charts.axes import (
+    DASHED,
+    IDEAL_COLOUR,
+    ChartRow,
+    ChartSpec,
+    Plot,
+    colour_of,
+    quantity,
+    shape_of,
+    tooltip,
+)
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
-from vitscale.present.document import Figure, View
+from vitscale.present.document import Figure, FigureView
 from vitscale.present.drawing import picture
 from vitscale.store import write_whole
 
@@ -47,7 +57,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}
     plot.add("front", band, x=x, y=y)
     _add_limits(plot, advice, unit.factor, x, y)
-    bar: Spec = {"x": quantity("time_low"), "x2": {"field": "time_high"}}
+    bar: ChartSpec = {"x": quantity("time_low"), "x2": {"field": "time_high"}}
     plot.add(
         "front",
         {"type": "rule", "strokeWidth": 1.5},
@@ -73,7 +83,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     answers = [f"{name}: {advised.in_short(option)}: {advised.time(option.seconds)}" for name, option in chosen]
     summary = "; ".join(answers[:3]) + "."
     columns = {"what": "configuration", "shown_time": "time", "shown_spent": costs, "told": "known by"}
-    view = View("advice", {}, title, subtitle, plot.spec(summary, 340), columns, summary)
+    view = FigureView("advice", {}, title, subtitle, plot.spec(summary, 340), columns, summary)
     return Figure("advice", title, (view,), tuple(names))
 
 
@@ -95,7 +105,7 @@ def _name(option: Option) -> str:
     return rented + advised.engine(option) + ("" if option.measured_engine else " *")
 
 
-def _row(option: Option, per_second: float) -> Row:
+def _row(option: Option, per_second: float) -> ChartRow:
     spent = option.gpu_hours if option.cost is None else option.cost
     return {
         "series": _name(option),
@@ -110,7 +120,7 @@ def _row(option: Option, per_second: float) -> Row:
     }
 
 
-def _add_limits(plot: Plot, advice: Advice, per_second: float, x: Spec, y: Spec) -> None:
+def _add_limits(plot: Plot, advice: Advice, per_second: float, x: ChartSpec, y: ChartSpec) -> None:
     """Draws the deadline as a vertical line, the budget as a horizontal one."""
     asked, dashed = advice.asked, {"type": "rule", "strokeDash": DASHED, "color": IDEAL_COLOUR}
     if asked.deadline_seconds is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.scaling import curve_name
 from vitscale.present.data import finite
-from vitscale.present.document import Figure, View
+from vitscale.present.document import Figure, FigureView
 
 # Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page. Darker
 # and duller colours follow for studies of many curves, which nobody tells apart by colour alone.
@@ -54,8 +54,8 @@ SINGLE_RUN = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "str
 """The mark of one run beside its trial's."""
 
 
-Row = dict[str, Any]
-Spec = dict[str, Any]
+ChartRow = dict[str, Any]
+ChartSpec = dict[str, Any]
 
 WIDTH, HEIGHT = 560, 215
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -73,19 +73,19 @@ _ORDERED_EXTENT = [0.12, 0.88]
 class Plot:
     """A view in the making: datasets by name, layers from below."""
 
-    datasets: dict[str, list[Row]] = field(default_factory=dict)
-    layers: list[Spec] = field(default_factory=list)
+    datasets: dict[str, list[ChartRow]] = field(default_factory=dict)
+    layers: list[ChartSpec] = field(default_factory=list)
 
-    def add(self, rows: str, mark: Spec, only: str = "", **encoding: Any) -> None:
+    def add(self, rows: str, mark: ChartSpec, only: str = "", **encoding: Any) -> None:
         """Adds a layer that draws a dataset; `only` is an expression of ours that its rows must fulfil."""
-        layer: Spec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
+        layer: ChartSpec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
         if only:
             layer["transform"] = [{"filter": only}]
         self.layers.append(layer)
 
-    def spec(self, summary: str, height: int | Spec = HEIGHT) -> Spec:
+    def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
         """The finished Vega-Lite; numbers that JSON does not know are null."""
-        whole: Spec = finite(
+        whole: ChartSpec = finite(
             {
                 "$schema": _SCHEMA,
                 "width": WIDTH,
@@ -99,28 +99,28 @@ class Plot:
         return whole
 
 
-def series_figure(name: str, title: str, views: Sequence[View]) -> Figure | None:
+def series_figure(name: str, title: str, views: Sequence[FigureView]) -> Figure | None:
     """Views whose curves can be switched off by their series; None without a view."""
     names = dict.fromkeys(row["series"] for view in views for row in view.rows)
     return Figure(name, title, tuple(views), tuple(names)) if views else None
 
 
-def quantity(name: str, title: str | None = None, **more: Any) -> Spec:
+def quantity(name: str, title: str | None = None, **more: Any) -> ChartSpec:
     """The encoding of a number."""
     return {"field": name, "type": "quantitative", **({} if title is None else {"title": title}), **more}
 
 
-def nominal(name: str, title: str | None = None, **more: Any) -> Spec:
+def nominal(name: str, title: str | None = None, **more: Any) -> ChartSpec:
     """The encoding of text."""
     return {"field": name, "type": "nominal", "title": title, **more}
 
 
-def tooltip(**fields: str) -> list[Spec]:
+def tooltip(**fields: str) -> list[ChartSpec]:
     """What a reader sees at a mark: field to heading."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in fields.items()]
 
 
-def along(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> Spec:
+def along(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> ChartSpec:
     """A horizontal axis with a tick at each value that occurs; with `log` in base 2, where all values are above 0."""
     ticks = sorted({*values})
     logarithmic = log and ticks[0] > 0
@@ -129,21 +129,21 @@ def along(name: str, title: str, values: Sequence[float], *, log: bool = True, n
     return quantity(name, title, scale={**scale, "nice": False, "padding": 18}, axis=axis)
 
 
-def colour_of(names: Sequence[str], *, ordered: bool = False) -> Spec:
+def colour_of(names: Sequence[str], *, ordered: bool = False) -> ChartSpec:
     """Each series' colour, by its place among `names`; `ordered`: from dark to light."""
-    colours: Spec = {"range": [SERIES_COLOURS[index % len(SERIES_COLOURS)] for index in range(len(names))]}
+    colours: ChartSpec = {"range": [SERIES_COLOURS[index % len(SERIES_COLOURS)] for index in range(len(names))]}
     if ordered:
         colours = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
     return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names))
 
 
-def shape_of(names: Sequence[str]) -> Spec:
+def shape_of(names: Sequence[str]) -> ChartSpec:
     """Each series' shape, by its place among `names`."""
     shapes = [SERIES_SHAPES[index % len(SERIES_SHAPES)] for index in range(len(names))]
     return nominal("series", scale={"domain": list(names), "range": shapes}, legend=_legend(names))
 
 
-def _legend(names: Sequence[str]) -> Spec:
+def _legend(names: Sequence[str]) -> ChartSpec:
     longest, many = max((len(name) for name in names), default=0), len(names) > _MANY
     columns = 6 if longest < 8 else 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
     room = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
@@ -153,9 +153,9 @@ def _legend(names: Sequence[str]) -> Spec:
 
 def add_curves(
     plot: Plot,
-    x: Spec,
-    y: Spec,
-    told: list[Spec],
+    x: ChartSpec,
+    y: ChartSpec,
+    told: list[ChartSpec],
     *,
     one_ideal: bool = True,
     ordered: bool = False,
@@ -198,7 +198,7 @@ def add_curves(
         )
 
 
-def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, upright: bool = True) -> None:
+def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
     """Adds intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
 
     Args:
@@ -218,7 +218,7 @@ def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, uprigh
         plot.add(rows, cap, only, **{here: beside, there: quantity(end), **ink})
 
 
-def cut_bars(rows: Sequence[Row], lowest: float, highest: float) -> bool:
+def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:
     """Cuts intervals that reach beyond a picture, in place; returns whether there was one."""
     for row in rows:
         if row["low"] is not None:
@@ -227,7 +227,7 @@ def cut_bars(rows: Sequence[Row], lowest: float, highest: float) -> bool:
     return any(row.get("low_cut") or row.get("high_cut") for row in rows)
 
 
-def scaled(rows: Sequence[Row], factor: float, *fields: str) -> list[Row]:
+def scaled(rows: Sequence[ChartRow], factor: float, *fields: str) -> list[ChartRow]:
     """The rows with `fields`, or by default the value and its interval, multiplied."""
     names = fields or ("value", "low", "high")
     return [row | {name: row[name] * factor for name in names if row.get(name) is not None} for row in rows]

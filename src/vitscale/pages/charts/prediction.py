@@ -10,11 +10,11 @@ from vitscale.analysis import Analysis
 from vitscale.pages import prediction_words
 from vitscale.pages.charts import axes
 from vitscale.prediction.amdahl import serial_and_parallel
-from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.data import attributes
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.trial.trial import Mode
 
 _SAMPLES = 40
@@ -22,24 +22,24 @@ IDEAL, AMDAHL, TRANSFERS = "ideal", "Amdahl, fitted to what was measured", "idea
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SeriesChart:
     """One series' chart as rows; times in seconds."""
 
     of_epoch: bool
     """Whether times are those of an epoch; else of a step, where the images are unknown."""
-    measured: tuple[axes.Row, ...]
-    predicted: tuple[axes.Row, ...]
-    bounds: tuple[axes.Row, ...]
+    measured: tuple[axes.ChartRow, ...]
+    predicted: tuple[axes.ChartRow, ...]
+    bounds: tuple[axes.ChartRow, ...]
     """Curves that follow from a model of their own: `bound` names it."""
 
 
-def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> Drawn:
+def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> SeriesChart:
     """The rows of one series, whose `predictions` are in rising order of ranks."""
     of_epoch = all(prediction.epoch_seconds is not None for prediction in predictions) and all(
         point.steps_per_epoch is not None for point in series.points
     )
     measured = tuple(_measured_row(analysis, point, of_epoch) for point in series.points)
-    return Drawn(
+    return SeriesChart(
         of_epoch,
         measured,
         tuple(_predicted_row(prediction, of_epoch) for prediction in predictions),
@@ -47,7 +47,7 @@ def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction])
     )
 
 
-def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> axes.Row:
+def _measured_row(analysis: Analysis, point: MeasuredPoint, of_epoch: bool) -> axes.ChartRow:
     """A measured point, with the report's 95 % interval where it has one."""
     trial = analysis.trials[point.trial_id]
     interval = trial.epoch_seconds if of_epoch else trial.step_seconds
@@ -65,7 +65,7 @@ def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> axes.Row:
     }
 
 
-def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.Row:
+def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.ChartRow:
     estimate = prediction.epoch_seconds if of_epoch and prediction.epoch_seconds else prediction.step_seconds
     return {
         "gpus": prediction.gpus,
@@ -78,8 +78,8 @@ def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.Row:
 
 
 def _bounds(
-    mode: Mode, measured: Sequence[axes.Row], predictions: Sequence[Prediction], of_epoch: bool
-) -> list[axes.Row]:
+    mode: Mode, measured: Sequence[axes.ChartRow], predictions: Sequence[Prediction], of_epoch: bool
+) -> list[axes.ChartRow]:
     base: int = measured[0]["gpus"]
     seconds: float = measured[0]["value"]
     last = max(predictions[-1].gpus, measured[-1]["gpus"])
@@ -119,7 +119,7 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: b
     return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
 
 
-def _median_seconds(point: Point, of_epoch: bool) -> float:
+def _median_seconds(point: MeasuredPoint, of_epoch: bool) -> float:
     return statistics.median(point.step_seconds) * (point.steps_per_epoch or 1 if of_epoch else 1)
 
 
@@ -154,12 +154,14 @@ def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
         numbers[series.mode] = number = numbers.get(series.mode, 0) + 1
         rows = drawn(analysis, series, by_series[series.name, series.mode])
         name = f"{series.mode}-prediction{'' if number == 1 else f'-{number}'}"
-        choice = Choice(str(number), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}"))
+        choice = ControlOption(
+            str(number), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}")
+        )
         views.append(_view(name, series.mode, choice, rows))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 
 
-def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
+def _view(name: str, mode: Mode, series: ControlOption, rows: SeriesChart) -> FigureView:
     unit = units.time_unit(row["value"] for row in (*rows.measured, *rows.predicted))
     measured, predicted, bounds = (
         axes.scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
@@ -171,7 +173,7 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     what = "epoch" if rows.of_epoch else "step"
     x = axes.along("gpus", "ranks", _ticks(points), number="~s")
     top, bottom = min(max(span) * 1.1, highest), max(min(span) / 1.1, lowest)
-    scale: axes.Spec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
+    scale: axes.ChartSpec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
     axis = {"tickCount": 6, "format": "~r"}
     y = axes.quantity("value", f"{what} time ({unit.sign})", scale={**scale, "nice": False, "clamp": True}, axis=axis)
     plot = axes.Plot({"rows": points, "predicted": predicted, "bounds": bounds})
@@ -182,7 +184,7 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     legend = {"title": None, "orient": "bottom", "columns": 2, "symbolSize": 160, "symbolOpacity": 1}
     colours = {"domain": names, "range": [_BOUND_COLOURS[each] for each in names]}
     dashes = {"domain": names, "range": [_BOUND_DASHES[each] for each in names]}
-    bound: axes.Spec = {
+    bound: axes.ChartSpec = {
         "color": axes.nominal("bound", scale=colours, legend=legend),
         "strokeDash": axes.nominal("bound", scale=dashes, legend=legend),
     }
@@ -194,9 +196,9 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
         f"{series.label}: {last['shown']} {'an epoch' if rows.of_epoch else 'a step'} on {units.ranks(last['gpus'])} "
         f"(90 % of one run {last['run']}; {last['told']})."
     )
-    return View(
+    return FigureView(
         name,
-        {"batch policy": Choice(mode, mode), "series": series},
+        {"batch policy": ControlOption(mode, mode), "series": series},
         f"Predicted {what} time, {series.label}, {mode}",
         "dark: 90 % of the mean; light: of one run; bars: measured, 95 %",
         plot.spec(summary, 280),
@@ -206,7 +208,7 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     )  # fmt: skip
 
 
-def _add_points(plot: axes.Plot, points: list[axes.Row], x: axes.Spec, y: axes.Spec) -> None:
+def _add_points(plot: axes.Plot, points: list[axes.ChartRow], x: axes.ChartSpec, y: axes.ChartSpec) -> None:
     """Adds measured points filled and with bars, predicted ones hollow; the shape tells how sure a point is."""
     told = [name for name in _SHAPES if name in {row["told"] for row in points}]
     legend = {"title": None, "orient": "top", "columns": 4}
@@ -223,7 +225,7 @@ def _add_points(plot: axes.Plot, points: list[axes.Row], x: axes.Spec, y: axes.S
     plot.add("rows", mark, x=x, y=y, shape=shape, fill=fill, tooltip=what)
 
 
-def _ticks(points: list[axes.Row]) -> list[int]:
+def _ticks(points: list[axes.ChartRow]) -> list[int]:
     """Doublings of the smallest count, up to the largest."""
     counts = sorted({row["gpus"] for row in points})
     ticks = [counts[0]]

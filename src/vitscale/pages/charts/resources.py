@@ -14,9 +14,9 @@ from vitscale.pages.resolutions import by_resolution
 from vitscale.pages.tables import start_up_notes, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
-from vitscale.trial.trial import Device, Mode
+from vitscale.trial.trial import DeviceName, Mode
 
 MOST_RANKS_DRAWN = 16
 """Number of ranks of a trial that are drawn one by one; of a larger trial only the lowest and the highest are."""
@@ -35,7 +35,7 @@ class Resource:
     """The trial's figure, with its interval over runs where it has one."""
     show: Callable[[float], str]
     of_rank: Callable[[RankResources], float | None] | None = None
-    device: Device | None = None
+    device: DeviceName | None = None
     """Kind of device of the trials that have the figure; None: any kind."""
     scale: float = 1.0
     """Factor from a value to its axis."""
@@ -57,7 +57,12 @@ class Resource:
 
 
 def _memory(
-    name: str, label: str, whole: Callable[[ResourceFigures], float | None], device: Device, *, by_rank: bool = False
+    name: str,
+    label: str,
+    whole: Callable[[ResourceFigures], float | None],
+    device: DeviceName,
+    *,
+    by_rank: bool = False,
 ) -> Resource:
     of_rank: Callable[[RankResources], float | None] | None = (lambda rank: rank.peak_bytes) if by_rank else None
     show: Callable[[float], str] = lambda value: units.size(round(value))  # noqa: E731 - one expression
@@ -98,7 +103,7 @@ def resource_chart(
     return axes.series_figure("resources", "What each trial used", views)
 
 
-def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
+def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """One row per trial with a known figure, with its lowest and highest rank, else its 95 % interval."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -116,7 +121,7 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
     return rows
 
 
-def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
+def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """One row per rank of each trial with several, as far as there is room."""
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -129,14 +134,16 @@ def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Res
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
+def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.ChartRow, TrialResult]]:
     return [
         ({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, trial)
         for curve, point, trial in analysis.along(curves)
     ]
 
 
-def _resource_view(resource: Resource, mode: Mode, rows: list[axes.Row], points: list[axes.Row]) -> View:
+def _resource_view(
+    resource: Resource, mode: Mode, rows: list[axes.ChartRow], points: list[axes.ChartRow]
+) -> FigureView:
     names = list(dict.fromkeys(row["series"] for row in rows))
     colour, shape = axes.colour_of(names), axes.shape_of(names)
     x = axes.along("gpus", "ranks", [row["gpus"] for row in rows])
@@ -163,9 +170,9 @@ def _resource_view(resource: Resource, mode: Mode, rows: list[axes.Row], points:
         f"({highest['series']}, {units.ranks(highest['gpus'])})."
     )
     over_runs = any(row["of_runs"] and row["low"] is not None for row in rows)
-    return View(
+    return FigureView(
         f"{mode}-{resource.name}",
-        {"batch policy": Choice(mode, mode), "measure": Choice(resource.name, resource.label)},
+        {"batch policy": ControlOption(mode, mode), "measure": ControlOption(resource.name, resource.label)},
         f"{resource.label[:1].upper()}{resource.label[1:]}, {mode}",
         f"small points: ranks; line: {resource.joined}" if points else "bars: 95 % intervals" if over_runs else "",
         plot.spec(summary, 200),
@@ -187,9 +194,9 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
     return axes.series_figure("resolution", "Time and memory by image size", views)
 
 
-def resolution_rows(analysis: Analysis) -> list[axes.Row]:
+def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
     """A row of seconds or bytes for each size, panel and kind that is known."""
-    rows: list[axes.Row] = []
+    rows: list[axes.ChartRow] = []
     for curve in by_resolution(analysis):
         for point in curve.points:
             step, peak = point.result.step_seconds, point.result.peak_bytes
@@ -209,7 +216,7 @@ def resolution_rows(analysis: Analysis) -> list[axes.Row]:
     return rows
 
 
-def _resolution_view(panel: str, rows: list[axes.Row], title: str) -> View:
+def _resolution_view(panel: str, rows: list[axes.ChartRow], title: str) -> FigureView:
     names = list(dict.fromkeys(row["series"] for row in rows))
     colour, shape = axes.colour_of(names), axes.shape_of(names)
     x = axes.along("size", "image size (pixels)", [row["size"] for row in rows])
@@ -227,9 +234,9 @@ def _resolution_view(panel: str, rows: list[axes.Row], title: str) -> View:
     plot.add("rows", filled, measured, x=x, y=y, color=colour, shape=shape, tooltip=told)
     largest = max((row for row in rows if row["measured"]), key=lambda row: row["size"], default=rows[-1])
     summary = f"{largest['series']}, {largest['size']:,} pixels: {largest['shown']}."
-    return View(
+    return FigureView(
         "resolution" if panel == "step" else f"resolution-{panel}",
-        {"measure": Choice(panel, {"step": "step time", "memory": "peak memory"}[panel])},
+        {"measure": ControlOption(panel, {"step": "step time", "memory": "peak memory"}[panel])},
         f"{ {'step': 'Step time', 'memory': 'Peak memory'}[panel] } by image size",
         "dashed, hollow: time by FLOPs from the next smaller size; memory by arithmetic",
         plot.spec(summary),
@@ -238,7 +245,7 @@ def _resolution_view(panel: str, rows: list[axes.Row], title: str) -> View:
     )
 
 
-def startup(analysis: Analysis) -> tuple[list[axes.Row], int]:
+def startup(analysis: Analysis) -> tuple[list[axes.ChartRow], int]:
     """Seconds of each start-up phase of the trials that take longest to start, and how many trials were left out."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
     longest = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))[:_MOST_STARTS_DRAWN]
@@ -286,7 +293,7 @@ def startup_chart(analysis: Analysis) -> Figure | None:
     more = f"; {left_out} trials with a shorter start-up not drawn" if left_out else ""
     more += f"; of {FORKED_RANKS}" if start_up_notes([*analysis.trials.values()]) else ""
     summary = f"The longest start-up: {longest}, {units.seconds(wholes[longest])}."
-    view = View(
+    view = FigureView(
         "start-up",
         {},
         "Start-up",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from vitscale.analysis import Analysis, CurveResult, Point, TrialResult, by_mode
+from vitscale.analysis import Analysis, CurveResult, ScalingPoint, TrialResult, by_mode
 from vitscale.analysis.scaling import curve_name
 from vitscale.pages import sentences
 from vitscale.pages.charts import axes
 from vitscale.pages.tables import hours_unit
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
@@ -41,7 +41,7 @@ class Measure:
     label: str
     title: str
     """Title of the axis, without the unit if it is a time."""
-    value: Callable[[TrialResult, Point], Estimate | None]
+    value: Callable[[TrialResult, ScalingPoint], Estimate | None]
     ideal: Callable[[Estimate, bool, float], float]
     """What perfect scaling would give, from the baseline's value, whether the curve is weak, and N / N_base."""
     show: Callable[[float | None], str]
@@ -52,7 +52,7 @@ class Measure:
     is_time: bool = False
 
 
-def _gpu_hours(trial: TrialResult, point: Point) -> Estimate | None:
+def _gpu_hours(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
     """With the images that `drop_last` leaves out, as what is told to be cheapest."""
     whole = point.gpus / 3600 / (1 - trial.images_left_out)
     return None if trial.epoch_seconds is None else trial.epoch_seconds.times(whole)
@@ -95,7 +95,7 @@ def _measures(analysis: Analysis) -> list[Measure]:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ScalingAxis:
     """What the points of a view are placed along."""
 
     value: str
@@ -109,7 +109,7 @@ class Axis:
     """Whether its values follow one another in equal steps, as epochs do: it is never logarithmic."""
 
 
-RANKS = Axis("ranks", "ranks", "ranks")
+RANKS = ScalingAxis("ranks", "ranks", "ranks")
 YScale = Literal["from zero", "as x", "log2 by log2"]
 """How values stand along ranks: from zero, for what ideally stays level; logarithmic where ranks are, over a wide range
 of these; or both always to base 2, so that what grows as the ranks do is a line."""
@@ -117,7 +117,7 @@ of these; or both always to base 2, so that what grows as the ranks do is a line
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """A view for each batch policy, measure and axis with anything known."""
-    views: list[View] = []
+    views: list[FigureView] = []
     for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
             measures = _measures(analysis)
@@ -128,7 +128,7 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
     return axes.series_figure("scaling", "How it scales", views)
 
 
-def _default(views: Sequence[View]) -> View:
+def _default(views: Sequence[FigureView]) -> FigureView:
     """Speedup by ranks under the first policy; without a second rank count images/s by what was swept."""
     by_ranks = [view for view in views if view.choices["measure"].value == "speedup"]
     swept = [v for v in views if v.choices["along"].value != "ranks" and v.choices["measure"].value == "throughput"]
@@ -136,7 +136,7 @@ def _default(views: Sequence[View]) -> View:
     return (by_ranks or swept or throughput or list(views))[0]
 
 
-def swept_axes(curves: Sequence[CurveResult]) -> list[Axis]:
+def swept_axes(curves: Sequence[CurveResult]) -> list[ScalingAxis]:
     """An axis for each swept number at each rank count, limited to the first fields."""
     numbers: dict[str, set[float]] = {}
     for curve in curves:
@@ -146,7 +146,7 @@ def swept_axes(curves: Sequence[CurveResult]) -> list[Axis]:
     fields = [field for field, values in numbers.items() if len(values) > 1][:_MOST_SWEPT]
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     return [
-        Axis(f"{field}-{gpus}", f"{_field_name(field)}, {units.ranks(gpus)}", _field_name(field), field, gpus)
+        ScalingAxis(f"{field}-{gpus}", f"{_field_name(field)}, {units.ranks(gpus)}", _field_name(field), field, gpus)
         for field in fields
         for gpus in counts
     ]
@@ -158,14 +158,14 @@ def _field_name(field: str) -> str:
 
 
 def measured(
-    analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: Axis = RANKS
-) -> tuple[list[axes.Row], list[axes.Row]]:
+    analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis = RANKS
+) -> tuple[list[axes.ChartRow], list[axes.ChartRow]]:
     """One row per point with the figure, and one per run of each point with too few runs for an interval.
 
     `drift` in a row says how a point's work differs from that of the others; it is empty where it does not.
     """
-    rows: list[axes.Row] = []
-    runs: list[axes.Row] = []
+    rows: list[axes.ChartRow] = []
+    runs: list[axes.ChartRow] = []
     for curve, point, trial in analysis.along(curves):
         value = measure.value(trial, point)
         at = point.gpus if not axis.field else curve.labels.get(axis.field)
@@ -182,7 +182,7 @@ def measured(
     return rows, runs
 
 
-def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.Row:
+def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.ChartRow:
     """A figure for a chart: with its interval, or with the number of runs where these are few."""
     low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
     end = units.form_of_ends(show)
@@ -195,7 +195,7 @@ def _of_few(value: Estimate, runs: int) -> bool:
     return bool(value.note) or runs < _FEW_RUNS
 
 
-def _series(curve: CurveResult, axis: Axis, trial: TrialResult) -> str:
+def _series(curve: CurveResult, axis: ScalingAxis, trial: TrialResult) -> str:
     if not axis.field:
         return curve.name
     return curve_name({name: value for name, value in curve.labels.items() if name != axis.field}, trial.trial)
@@ -210,7 +210,7 @@ def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tupl
     return [(number, value.value * (share if measure.slower_is_more else 1 / share)) for number, share in times]
 
 
-def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.Row]:
+def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
     """Perfect scaling from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
@@ -222,13 +222,15 @@ def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -
     return rows
 
 
-def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.Row]:
+def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.ChartRow]:
     """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: N / N_base to a value."""
     factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
     return [{"series": series, "x": base * times, "value": level(times)} for times in factors if largest > base]
 
 
-def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: Axis) -> View | None:
+def _view(
+    analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
+) -> FigureView | None:
     """None where nothing is known, or where a relative measure has only one rank count."""
     rows, runs = measured(analysis, curves, measure, axis)
     if not rows or (axis.field and len({row["x"] for row in rows}) < 2):
@@ -269,12 +271,12 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     told += [f"{'pale' if side_by_side else 'hollow'}: drifts"] if any(row["drift"] for row in rows) else []
     heading = f"{measure.label[:1].upper()}{measure.label[1:]}, {mode}"
     along_name = "" if not axis.field else f"-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
-    return View(
+    return FigureView(
         f"{mode}-{measure.name}{along_name}",
         {
-            "batch policy": Choice(mode, mode),
-            "measure": Choice(measure.name, measure.label),
-            "along": Choice(axis.value, axis.label),
+            "batch policy": ControlOption(mode, mode),
+            "measure": ControlOption(measure.name, measure.label),
+            "along": ControlOption(axis.value, axis.label),
         },
         heading if not axis.field else f"{heading}, by {axis.label}",
         "; ".join(told),
@@ -286,7 +288,7 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     )
 
 
-def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> None:
+def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.ChartSpec]) -> None:
     """Adds curves that have one rank count, each a bar below the other in the order of `rows`."""
     rows = plot.datasets["rows"]
     order = {row["series"]: index for index, row in enumerate(rows)}
@@ -313,7 +315,9 @@ def _y_scale(measure: Measure, mode: Mode) -> YScale:
     return "from zero" if ideally_level else "as x"
 
 
-def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, y: YScale) -> tuple[axes.Spec, axes.Spec]:
+def both_axes(
+    rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y: YScale
+) -> tuple[axes.ChartSpec, axes.ChartSpec]:
     """Both axes of points at the `x` of these rows; along anything but ranks, values stand from zero."""
     at = sorted({row["x"] for row in rows})
     along_ranks = not axis.field and not axis.is_even
@@ -326,7 +330,7 @@ def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, y: YScale) -> tu
     return x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
 
 
-def far_end(rows: Sequence[axes.Row], label: str, axis: Axis, *, less_is_better: bool) -> str:
+def far_end(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis, *, less_is_better: bool) -> str:
     """Who is best at the far end: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed"."""
     last = max(row["x"] for row in rows)
     there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])

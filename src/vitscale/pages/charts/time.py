@@ -12,7 +12,7 @@ from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.pages.charts import axes
 from vitscale.pages.statements import WATERFALL, claim, worst_loss
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED
 
@@ -116,8 +116,8 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
             some = [bar for bar in own if (bar.batch_order, bar.batch) == (order, batch)]
             of_batch = f"-{order}" if len(batches) > 1 else ""
             unit = units.time_unit([min(bar.seconds for bar in some)])
-            choices = {"batch policy": Choice(mode, mode), "batch": Choice(str(order), batch)}
-            forms = [(unit, Choice("time", "time")), (None, Choice(_SHARES, _SHARES))]
+            choices = {"batch policy": ControlOption(mode, mode), "batch": ControlOption(str(order), batch)}
+            forms = [(unit, ControlOption("time", "time")), (None, ControlOption(_SHARES, _SHARES))]
             if max(bar.seconds for bar in some) > _UNLIKE * min(bar.seconds for bar in some):
                 forms.reverse()
             for scale, as_what in forms:
@@ -128,7 +128,7 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
     return Figure("breakdown", "Where the time of a step goes", tuple(views))
 
 
-def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.Row]:
+def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
     """One row per part with a length: where it begins and ends in its bar.
 
     Args:
@@ -151,8 +151,8 @@ def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes
 
 
 def _stacked_view(
-    name: str, mode: str, bars: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, Choice]
-) -> View:
+    name: str, mode: str, bars: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, ControlOption]
+) -> FigureView:
     rows = stacked(bars, unit=unit)
     longest = max(row["end"] for row in rows)
     bars_in_order = list(dict.fromkeys(row["bar"] for row in rows))
@@ -172,10 +172,10 @@ def _stacked_view(
     plot = axes.Plot({"rows": rows})
     plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=told)
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
-    label: axes.Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
+    label: axes.ChartSpec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
     plot.add("rows", text, x=axes.quantity("middle"), y=y, **label)
     summary = _largest_parts(bars)
-    return View(
+    return FigureView(
         name,
         choices,
         f"Where the time of a step goes, {mode}, {choices['batch'].label}",
@@ -186,7 +186,7 @@ def _stacked_view(
     )
 
 
-def part_colours(rows: Sequence[axes.Row]) -> axes.Spec:
+def part_colours(rows: Sequence[axes.ChartRow]) -> axes.ChartSpec:
     """The colours of the parts that occur, in the order of the stack."""
     parts = {name: COLOURS[part] for part, name in PART_NAMES.items() if any(row["part"] == name for row in rows)}
     legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
@@ -253,7 +253,7 @@ def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
     return worst.waterfall if worst is not None else None
 
 
-def _waterfall_view(waterfall: Waterfall, number: int) -> View:
+def _waterfall_view(waterfall: Waterfall, number: int) -> FigureView:
     rows = waterfall_rows(waterfall)
     steps = [row["step"] for row in rows]
     axes.cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
@@ -284,9 +284,12 @@ def _waterfall_view(waterfall: Waterfall, number: int) -> View:
     plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
     label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
     summary = claim(WATERFALL, waterfall).text
-    return View(
+    return FigureView(
         "waterfall" if number == 1 else f"waterfall-{number}",
-        {"batch policy": Choice(waterfall.mode, waterfall.mode), "trial": Choice(f"{waterfall.mode}-{number}", label)},
+        {
+            "batch policy": ControlOption(waterfall.mode, waterfall.mode),
+            "trial": ControlOption(f"{waterfall.mode}-{number}", label),
+        },
         f"From ideal to measured: {label}, {waterfall.mode}",
         "points of efficiency that each factor takes or gives"
         + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else ""),
@@ -296,7 +299,7 @@ def _waterfall_view(waterfall: Waterfall, number: int) -> View:
     )
 
 
-def waterfall_rows(waterfall: Waterfall) -> list[axes.Row]:
+def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
     """One bar per row, in percent of ideal: ideal, each factor from the end of the one before, and the measured one."""
     reached, interval = waterfall.efficiency or 0.0, waterfall.interval
     sure = interval if interval and not interval.note else None
@@ -312,9 +315,9 @@ def waterfall_rows(waterfall: Waterfall) -> list[axes.Row]:
     return [row | {"next": after} for row, after in zip(rows, following, strict=True)]
 
 
-def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.Row:
+def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.ChartRow:
     """A bar from `start` on by `change`, whose interval lies around the bar's end."""
-    row: axes.Row = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
+    row: axes.ChartRow = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
     row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.value)}
     if change.low is not None and change.high is not None:
         row |= {"low": start + change.low, "high": start + change.high}

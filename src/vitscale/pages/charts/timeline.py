@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
-from vitscale.pages.charts.axes import Plot, Row, quantity, tooltip
+from vitscale.pages.charts.axes import ChartRow, Plot, quantity, tooltip
 from vitscale.pages.charts.time import LONGEST_STEP, PART_NAMES, part_colours
 from vitscale.pages.tables import trial_label
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.store.results import Run
 
 _LANE = {1: 34, 2: 34, 3: 28, 4: 28}
@@ -37,7 +37,7 @@ class Timeline:
     ranks: tuple[int, ...]
     """The ranks that are drawn."""
     unit: units.Unit
-    rows: tuple[Row, ...]
+    rows: tuple[ChartRow, ...]
     """One rectangle each, in `unit` from the beginning of its step."""
     text: tuple[str, ...]
     """A sentence for each step."""
@@ -76,7 +76,7 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
     whole = {(step, rank): seconds[step, rank] for step in steps for rank in parts[step]}
     known = sum(length(spans) for lane in parts.values() for own in lane.values() for spans in own.values())
     unit = units.time_unit(whole.values())
-    rows: list[Row] = []
+    rows: list[ChartRow] = []
     seen = _LEAST_SEEN * max(whole.values())
     for index, step in enumerate(steps):
         for rank, own in parts[step].items():
@@ -155,7 +155,7 @@ def timeline_chart(analysis: Analysis) -> Figure | None:
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 
 
-def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequence[str]) -> View:
+def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequence[str]) -> FigureView:
     rows = [row | {"rank": str(row["rank"])} for row in timeline.rows if row["place"] == order]
     plot = Plot({"rows": rows})
     plot.add(
@@ -170,11 +170,11 @@ def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequ
     how = "; ".join(("each rank's own clock begins at 0 with its step", *timeline.notes))
     more = f" No room for the timelines of: {'; '.join(left_out)}." if left_out else ""
     summary = f"{timeline.text[order]}.{more}"
-    return View(
+    return FigureView(
         f"timeline-{number}" + (f"-step-{step}" if order else ""),
         {
-            "trial": Choice(str(number), f"{timeline.label}, repeat {timeline.repeat + 1}"),
-            "step": Choice(str(order), f"step {step}"),
+            "trial": ControlOption(str(number), f"{timeline.label}, repeat {timeline.repeat + 1}"),
+            "step": ControlOption(str(order), f"step {step}"),
         },
         f"What each rank did when: {timeline.label}, repeat {timeline.repeat + 1}, step {step}",
         how,

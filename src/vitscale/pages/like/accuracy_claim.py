@@ -13,8 +13,8 @@ from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
 from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.pages.like.curves import gpus_text
-from vitscale.pages.like.series import Member, Series, apart_in_micro_batch, names
-from vitscale.pages.like.study import Material, Tested
+from vitscale.pages.like.series import FigureSeries, Member, apart_in_micro_batch, names
+from vitscale.pages.like.study import ClaimOutcome, Material
 from vitscale.present.data import attributes
 from vitscale.store.results import Run
 
@@ -37,14 +37,14 @@ class AccuracyTest:
     result: AccuracyDifference
 
 
-def accuracy_claim(material: Material) -> Tested:
+def accuracy_claim(material: Material) -> ClaimOutcome:
     """N GPUs against the fewest at a fixed micro-batch, and more against fewer at one global batch."""
     fewest, equal = accuracy_tests(material.series)
     entries = {"accuracy": [_entry(test) for test in fewest], "accuracy_at_equal_batch": [_entry(t) for t in equal]}
-    return Tested(tuple(_sentences(fewest, equal)), entries)
+    return ClaimOutcome(tuple(_sentences(fewest, equal)), entries)
 
 
-def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
+def accuracy_tests(series: Sequence[FigureSeries]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
     """Tests of strong scaling against the fewest GPUs, and at one global batch; Holm's correction is for all tests."""
     fewest, equal = _once(_against_fewest(series)), _once(_at_equal_batch(series))
     tests = [*fewest, *equal]
@@ -63,7 +63,7 @@ def _once(tests: Sequence[AccuracyTest | None]) -> list[AccuracyTest]:
     return list(of_pair.values())
 
 
-def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest | None]:
+def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest | None]:
     """For each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
@@ -74,7 +74,7 @@ def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest | None]:
     return tests
 
 
-def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest | None]:
+def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest | None]:
     """Strong series that differ only in micro-batch: more GPUs against fewer wherever the global batch is the same."""
     tests = []
     for name, some in apart_in_micro_batch([curve for curve in series if curve.mode == "strong-micro"]):
@@ -203,14 +203,14 @@ def _points(value: float) -> str:
     return f"{100 * value:+z.1f}"
 
 
-Split = Literal["held-out", "train"]
+ClaimSplit = Literal["held-out", "train"]
 
 
 @dataclass(frozen=True)
 class EqualSamples:
     """Accuracies of two trials after the same number of images, one for each seed."""
 
-    split: Split
+    split: ClaimSplit
     images: int
     """Images that either had seen when the accuracy was taken: the most that every run reached."""
     reference: tuple[float, ...]
@@ -222,7 +222,7 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
 
     Between two epochs, accuracy is linear in the images seen.
     """
-    splits: tuple[Split, ...] = ("held-out", "train")
+    splits: tuple[ClaimSplit, ...] = ("held-out", "train")
     for split in splits:
         courses = [[_course(run, split) for run in runs] for runs in (reference, other)]
         ends = [course[-1][0] for side in courses for course in side if course]
@@ -245,7 +245,7 @@ def _of_seeds(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, 
     return tuple(math.fsum(same) / len(same) for same in of_seed.values())
 
 
-def _course(run: Run, split: Split) -> list[tuple[int, float]]:
+def _course(run: Run, split: ClaimSplit) -> list[tuple[int, float]]:
     """(Images seen so far, accuracy) after each epoch, up to the first epoch without one."""
     lines = {line.epoch: line for rank in sorted(run.ranks, key=lambda r: r.rank, reverse=True) for line in rank.epochs}
     accuracies: list[tuple[int, float]] = []

@@ -8,33 +8,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from vitscale.pages.charts.axes import HEIGHT, Plot, Row, Spec, add_curves, scaled, tooltip
-from vitscale.pages.charts.scaling import Axis, YScale, both_axes, far_end, ideal_line, point_row
+from vitscale.pages.charts.axes import HEIGHT, ChartRow, ChartSpec, Plot, add_curves, scaled, tooltip
+from vitscale.pages.charts.scaling import ScalingAxis, YScale, both_axes, far_end, ideal_line, point_row
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import DATASET_NAMES, Member, PublishedPoints, Series, names
+from vitscale.pages.like.series import DATASET_NAMES, FigureSeries, Member, PublishedPoints, names
 from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 
-_GPUS = Axis("gpus", "GPUs", "GPUs")
+_GPUS = ScalingAxis("gpus", "GPUs", "GPUs")
 _OF_DEVICES = "device: "
 """How the reason begins that devices are unlike."""
 
 
 def curves_view(
-    choices: Mapping[str, Choice],
+    choices: Mapping[str, ControlOption],
     plot: Plot,
     y_title: str,
     notes: Sequence[str],
     *,
-    axis: Axis = _GPUS,
-    y: Spec | None = None,
+    axis: ScalingAxis = _GPUS,
+    y: ChartSpec | None = None,
     y_scale: YScale = "from zero",
     less_is_better: bool = False,
     ordered: bool = False,
     joined: bool = True,
     more: Sequence[str] = (),
-) -> View:
+) -> FigureView:
     """One picture of curves.
 
     Args:
@@ -63,7 +63,7 @@ def curves_view(
     name = "-".join(choice.value for choice in choices.values())
     title = ", ".join(choice.label for choice in reversed(list(choices.values())))
     subtitle = "; ".join(filter(None, notes))
-    return View(name, choices, title[:1].upper() + title[1:], subtitle, plot.spec(summary), told, summary)
+    return FigureView(name, choices, title[:1].upper() + title[1:], subtitle, plot.spec(summary), told, summary)
 
 
 def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
@@ -83,11 +83,11 @@ def _relative_quantity(figure: StudyFigure) -> str:
 
 def times_view(
     figure: StudyFigure, chosen: Selection, labels: Sequence[str], published: PublishedPoints
-) -> View | None:
+) -> FigureView | None:
     """Epoch times beside the ideal, a curve for each series under its label; None where none is known."""
     is_weak = figure.mode == "weak"
-    times: list[Row] = []
-    ideals: list[Row] = []
+    times: list[ChartRow] = []
+    ideals: list[ChartRow] = []
     for series, name in zip(chosen.series, labels, strict=True):
         for member in series.members:
             if (seconds := member.trial.epoch_seconds) is not None:
@@ -101,7 +101,7 @@ def times_view(
     data = {"rows": times, "ideal": ideals, "published": _published(published, chosen, labels, relative=False)}
     plot = Plot({name: scaled(rows, unit.factor) for name, rows in data.items()})
     return curves_view(
-        {"measure": Choice("epoch-seconds", "epoch time")},
+        {"measure": ControlOption("epoch-seconds", "epoch time")},
         plot,
         f"epoch time ({unit.sign})",
         _notes(chosen, times, published, _relative_quantity(figure)),
@@ -119,7 +119,7 @@ def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoi
     return Figure(figure.name, figure.heading, (view,), tuple(names(chosen.series)))
 
 
-def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedPoints, what: str) -> View | None:
+def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedPoints, what: str) -> FigureView | None:
     """Against the smallest GPU count: speedup, or efficiency of weak series or per GPU; None if there is no second."""
     labels, per_gpu = names(chosen.series), what == "efficiency" and figure.mode != "weak"
     rows = [
@@ -149,7 +149,7 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     if without:
         plot.datasets["left_out"] = [{"x": gpus, "text": f"no {what}{why}"} for gpus, why in without.items()]
     return curves_view(
-        {"measure": Choice(what, what)},
+        {"measure": ControlOption(what, what)},
         plot,
         what,
         _notes(chosen, rows, published, what),
@@ -158,12 +158,12 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     )
 
 
-def _has_relatives(series: Series) -> bool:
+def _has_relatives(series: FigureSeries) -> bool:
     """Whether any of its members is compared with the base."""
     return any(member.against_base is not None for member in series.members)
 
 
-def _row(name: str, member: Member, row: Row) -> Row:
+def _row(name: str, member: Member, row: ChartRow) -> ChartRow:
     return {"series": name, "x": member.gpus} | row
 
 
@@ -172,7 +172,9 @@ def _ideal_seconds(base: float, weak: bool, times: float) -> float:
     return base if weak else base / times
 
 
-def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[str], *, relative: bool) -> list[Row]:
+def _published(
+    published: PublishedPoints, chosen: Selection, labels: Sequence[str], *, relative: bool
+) -> list[ChartRow]:
     """The published epoch seconds, each in the shape of the series beside which it stands.
 
     `relative`: speedups, or efficiencies of weak series, against the GPU count of the series' own base; left out where
@@ -191,7 +193,7 @@ def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[s
     return rows
 
 
-def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, relative: str) -> list[str]:
+def _notes(chosen: Selection, rows: Sequence[ChartRow], published: PublishedPoints, relative: str) -> list[str]:
     """What a reader must know; `relative`: the quantity that GPU counts which may not be compared do not have."""
     bases = {base.gpus for series in chosen.series if (base := series.base) is not None}
     unlike = any(_are_unlike_hosts(series) for series in chosen.series)
@@ -206,13 +208,13 @@ def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, r
     ]
 
 
-def _are_unlike_hosts(series: Series) -> bool:
+def _are_unlike_hosts(series: FigureSeries) -> bool:
     """Whether the hosts of a series have GPUs of several kinds by what its records name, its base among them."""
     of_base = series.base.devices if series.base is not None else ()
     return series.hosts != "one host" and len({*series.devices, *of_base}) > 1
 
 
-def bars_note(rows: Sequence[Row]) -> str:
+def bars_note(rows: Sequence[ChartRow]) -> str:
     """What the bars of some rows are, or why there are none."""
     if any(row["low"] is not None for row in rows):
         return "bars: 95 % intervals over runs"
@@ -220,7 +222,7 @@ def bars_note(rows: Sequence[Row]) -> str:
     return "one run each: no intervals" if most == 1 else f"{most} runs at most: no intervals"
 
 
-def _left_out(chosen: Selection) -> list[tuple[Series, Member]]:
+def _left_out(chosen: Selection) -> list[tuple[FigureSeries, Member]]:
     """Members that may not be compared with their base."""
     return [
         (series, member)
@@ -261,7 +263,7 @@ def _without_notes(chosen: Selection, what: str) -> list[str]:
     ]
 
 
-def _short_reason(series: Series, reason: str) -> str:
+def _short_reason(series: FigureSeries, reason: str) -> str:
     """A reason without its values: the summary has these."""
     subject, has_values, _ = reason.partition(": ")
     if reason.startswith(_OF_DEVICES) and series.base is not None:
@@ -272,7 +274,7 @@ def _short_reason(series: Series, reason: str) -> str:
 def _not_compared(chosen: Selection) -> list[str]:
     """Members that are not compared with the base, and why; where not all series have them, for which ones."""
     label_of = {id(series): name for series, name in zip(chosen.series, names(chosen.series), strict=True)}
-    series_of: dict[tuple[int, int, str], list[Series]] = {}
+    series_of: dict[tuple[int, int, str], list[FigureSeries]] = {}
     for series, member in _left_out(chosen):
         if series.base is not None:
             series_of.setdefault((member.gpus, series.base.gpus, member.why_not), []).append(series)

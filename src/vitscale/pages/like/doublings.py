@@ -10,16 +10,16 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
-from vitscale.pages.charts.axes import Plot, Row
+from vitscale.pages.charts.axes import ChartRow, Plot
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import Series, names
-from vitscale.pages.like.study import Material, StudyFigure, Tested
+from vitscale.pages.like.series import FigureSeries, names
+from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
 from vitscale.present.data import attributes
-from vitscale.present.document import Choice, Figure
+from vitscale.present.document import ControlOption, Figure
 from vitscale.present.estimate import Estimate
 
 
@@ -71,7 +71,7 @@ class SeriesDoubling:
     """Runs of the side that has fewer."""
 
 
-def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
+def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
     """Every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them.
 
     A curve that goes on over several hosts is two series, which share what was measured in one: that counts once.
@@ -124,11 +124,13 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     return Transfer(sent.wire_seconds.value, sent.physical_bytes, calls, told)
 
 
-def doublings_claim(material: Material) -> Tested:
+def doublings_claim(material: Material) -> ClaimOutcome:
     """Whether a doubling still shortens training, by how much, and whether transfers explain what is missing."""
     tests = doublings(material.series, material.network)
     told = tuple(_sentence(doubling) for doubling in tests)
-    return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]})
+    return ClaimOutcome(
+        (_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]}
+    )
 
 
 def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | str:
@@ -156,8 +158,12 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     notes = [*chosen.notes, bars_note(rows), "2 is ideal; hollow grey: published"]
     notes += ["dashed: were all transfers to come on top of the step on half the GPUs"] if left else []
     views = [
-        curves_view({"measure": Choice(name, label)}, Plot({"rows": some, "ideal": dashed, "published": published}),
-                    "times as fast as on half the GPUs", notes)
+        curves_view(
+            {"measure": ControlOption(name, label)},
+            Plot({"rows": some, "ideal": dashed, "published": published}),
+            "times as fast as on half the GPUs",
+            notes,
+        )
         for name, label, some, dashed in (("epoch", "gain of an epoch", rows, left),
                                           ("whole-run", "gain of a whole run", whole, []))
         if some
@@ -184,7 +190,7 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
     )
 
 
-def _row(doubling: SeriesDoubling, gain: Estimate) -> Row:
+def _row(doubling: SeriesDoubling, gain: Estimate) -> ChartRow:
     return {"series": doubling.name, "x": 2 * doubling.gpus} | point_row(gain, _times, doubling.runs)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
+from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, ChartRow, Plot, colour_of, cut_bars, quantity
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import PublishedPoints, Series, names
-from vitscale.pages.like.study import Material, StudyFigure, Tested
+from vitscale.pages.like.series import FigureSeries, PublishedPoints, names
+from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.present import units
 from vitscale.present.data import attributes
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class HostPair:
     """One workload, in one host and over several."""
 
     name: str
-    inside: Series
-    spread: Series
+    inside: FigureSeries
+    spread: FigureSeries
     test: HostsTest
 
 
-def host_pairs(series: Sequence[Series]) -> list[HostPair]:
+def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
     """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     pairs = []
@@ -42,7 +42,7 @@ def host_pairs(series: Sequence[Series]) -> list[HostPair]:
     return [HostPair(name, *pair) for name, pair in zip(labels, pairs, strict=True)]
 
 
-def _test(inside: Series, spread: Series) -> HostsTest | None:
+def _test(inside: FigureSeries, spread: FigureSeries) -> HostsTest | None:
     one_host, several = _trials(inside), _trials(spread)
     both = [
         gpus
@@ -55,15 +55,15 @@ def _test(inside: Series, spread: Series) -> HostsTest | None:
     )
 
 
-def _trials(series: Series) -> dict[int, TrialResult]:
+def _trials(series: FigureSeries) -> dict[int, TrialResult]:
     return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
-def hosts_claim(material: Material) -> Tested:
+def hosts_claim(material: Material) -> ClaimOutcome:
     """Tests every workload that was measured both ways."""
     pairs = host_pairs(material.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
-    return Tested(sentences, {"hosts": [_entry(pair) for pair in pairs]})
+    return ClaimOutcome(sentences, {"hosts": [_entry(pair) for pair in pairs]})
 
 
 def hosts_sentence(test: HostsTest) -> str:
@@ -105,7 +105,7 @@ def _both_labels(pair: HostPair, *, says_workload: bool) -> tuple[str, str]:
     return f"{workload}all GPUs in one host", f"{workload}{spread}"
 
 
-def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> View:
+def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureView:
     """Epoch times over several hosts as a multiple of those in one, their means and the margin."""
     rows = [row for pair in pairs for row in _rows(pair)]
     margin, labels = pairs[0].test.margin, [pair.name for pair in pairs]
@@ -131,11 +131,11 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> View:
         bars_note(rows),
     ]
     told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
-    choice = {"measure": Choice("ratio", "several hosts against one")}
+    choice = {"measure": ControlOption("ratio", "several hosts against one")}
     return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
 
 
-def _rows(pair: HostPair) -> list[Row]:
+def _rows(pair: HostPair) -> list[ChartRow]:
     inside = {member.gpus: member.trial for member in pair.inside.members}
     spread = {member.gpus: member.trial for member in pair.spread.members}
     rows = []

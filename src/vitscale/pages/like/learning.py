@@ -6,24 +6,31 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from vitscale.analysis.runs.figures import EpochFigures
-from vitscale.pages.charts.axes import Plot, Row, quantity
-from vitscale.pages.charts.scaling import Axis
+from vitscale.pages.charts.axes import ChartRow, Plot, quantity
+from vitscale.pages.charts.scaling import ScalingAxis
 from vitscale.pages.like.curves import curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import DATASET_NAMES, Member, Series, apart_in_dataset, apart_in_micro_batch, names
+from vitscale.pages.like.series import (
+    DATASET_NAMES,
+    FigureSeries,
+    Member,
+    apart_in_dataset,
+    apart_in_micro_batch,
+    names,
+)
 from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
-from vitscale.present.document import Choice, Figure, View
+from vitscale.present.document import ControlOption, Figure, FigureView
 
-_EPOCHS = Axis("epochs", "epoch", "epochs", is_even=True)
-_MICRO_BATCHES = Axis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
+_EPOCHS = ScalingAxis("epochs", "epoch", "epochs", is_even=True)
+_MICRO_BATCHES = ScalingAxis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
 _MOST_PANELS = 6
 _MOST_COMPARED = 3
 """Most GPU counts at which datasets are drawn beside one another."""
-Split = Literal["held_out", "train"]
+LearningSplit = Literal["held_out", "train"]
 Metric = Literal["loss", "accuracy"]
 _METRICS: tuple[Metric, ...] = ("loss", "accuracy")
-_SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
+_SPLIT_NAMES: dict[LearningSplit, str] = {"held_out": "held-out", "train": "training"}
 _NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
 
 
@@ -41,7 +48,7 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     if not complete_sets:
         dataset_names = units.listed(_dataset_name(dataset) for dataset in sorted(datasets))
         return f"Accuracies of {dataset_names} were not recorded at one micro-batch and in like places."
-    rows: list[Row] = []
+    rows: list[ChartRow] = []
     for panel, series in complete_sets[:_MOST_PANELS]:
         rows += _rows_at_common_counts(figure, series, panel, recorded.split)
     if not rows:
@@ -50,11 +57,13 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _datasets(series: Sequence[Series]) -> set[str]:
+def _datasets(series: Sequence[FigureSeries]) -> set[str]:
     return {curve.dataset for curve in series}
 
 
-def _rows_at_common_counts(figure: StudyFigure, series: Sequence[Series], panel: str, split: Split) -> list[Row]:
+def _rows_at_common_counts(
+    figure: StudyFigure, series: Sequence[FigureSeries], panel: str, split: LearningSplit
+) -> list[ChartRow]:
     """Rows of the accuracy by epoch of each of these series, at the GPU counts to compare of those that all have."""
     rows_by_series = [_learning_rows(curve, panel, split, "accuracy") for curve in series]
     counts_by_series = [{row["gpus"] for row in rows} for rows in rows_by_series]
@@ -96,7 +105,7 @@ def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str
     panels = names(recorded.series)
     views = []
     for metric in _METRICS:
-        rows: list[Row] = []
+        rows: list[ChartRow] = []
         for series, panel in zip(recorded.series, panels, strict=True):
             rows += _learning_rows(series, panel, recorded.split, metric)
         plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
@@ -116,7 +125,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     sets = apart_in_micro_batch(recorded.series)
     if not sets:
         return "Accuracy after whole epochs was recorded at one micro-batch only of any workload."
-    rows: list[Row] = []
+    rows: list[ChartRow] = []
     for panel, series in sets[:_MOST_PANELS]:
         rows += _rows_after_common_epoch(series, panel, recorded.split)
     plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["micro_batch"]} for row in rows]
@@ -125,7 +134,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _first_panels(series: Sequence[Series]) -> list[Series]:
+def _first_panels(series: Sequence[FigureSeries]) -> list[FigureSeries]:
     """The series for which there is room: those of several GPU counts first, those in one host before the others."""
     return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
 
@@ -133,11 +142,11 @@ def _first_panels(series: Sequence[Series]) -> list[Series]:
 class _RecordedAccuracy(NamedTuple):
     """Series that have an accuracy after a whole epoch, all measured on one split of the images."""
 
-    series: list[Series]
-    split: Split
+    series: list[FigureSeries]
+    split: LearningSplit
 
 
-def _recorded_accuracy(series: Sequence[Series]) -> _RecordedAccuracy:
+def _recorded_accuracy(series: Sequence[FigureSeries]) -> _RecordedAccuracy:
     """The series with an accuracy on held-out images; where none has it, those with one on training images."""
     held_out = [curve for curve in series if _has_accuracy(curve, "held_out")]
     if held_out:
@@ -145,11 +154,11 @@ def _recorded_accuracy(series: Sequence[Series]) -> _RecordedAccuracy:
     return _RecordedAccuracy([curve for curve in series if _has_accuracy(curve, "train")], "train")
 
 
-def _has_accuracy(series: Series, split: Split) -> bool:
+def _has_accuracy(series: FigureSeries, split: LearningSplit) -> bool:
     return any(_means_by_epoch(member, split, "accuracy") for member in series.members)
 
 
-def _means_by_epoch(member: Member, split: Split, metric: Metric) -> dict[int, float]:
+def _means_by_epoch(member: Member, split: LearningSplit, metric: Metric) -> dict[int, float]:
     """Epoch, counted from 1, to the mean of a metric over the runs of a trial.
 
     Epochs without it are left out, and so is a fragment of an epoch at a run's end, which holds fewer images.
@@ -162,12 +171,12 @@ def _means_by_epoch(member: Member, split: Split, metric: Metric) -> dict[int, f
     return means
 
 
-def _value(epoch: EpochFigures, split: Split, metric: Metric) -> float | None:
+def _value(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float | None:
     value: float | None = getattr(epoch, f"{split}_{metric}")
     return value
 
 
-def _values_of_runs(member: Member, epoch_number: int, split: Split, metric: Metric) -> list[float]:
+def _values_of_runs(member: Member, epoch_number: int, split: LearningSplit, metric: Metric) -> list[float]:
     """A metric of each run of a trial after an epoch, which is counted from 1; runs without it are left out."""
     values = []
     for run in member.trial.run_figures:
@@ -178,7 +187,7 @@ def _values_of_runs(member: Member, epoch_number: int, split: Split, metric: Met
     return values
 
 
-def _learning_rows(series: Series, panel: str, split: Split, metric: Metric) -> list[Row]:
+def _learning_rows(series: FigureSeries, panel: str, split: LearningSplit, metric: Metric) -> list[ChartRow]:
     """A row for each GPU count and epoch: the mean of a metric over runs, with the lowest and the highest run."""
     rows = []
     for member in series.members:
@@ -209,12 +218,12 @@ class _MeasuredPoint(NamedTuple):
     gpus: int
 
 
-def _rows_after_common_epoch(series: Sequence[Series], panel: str, split: Split) -> list[Row]:
+def _rows_after_common_epoch(series: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
     """Rows of the accuracy after the last epoch that all trials of these series have; empty where they share none.
 
     After the same epoch all have seen the same images.
     """
-    rows_by_epoch: dict[int, list[Row]] = {}
+    rows_by_epoch: dict[int, list[ChartRow]] = {}
     for curve in series:
         for row in _learning_rows(curve, panel, split, "accuracy"):
             rows_by_epoch.setdefault(row["epoch"], []).append(row)
@@ -224,15 +233,17 @@ def _rows_after_common_epoch(series: Sequence[Series], panel: str, split: Split)
     return rows_by_epoch[max(common_epochs)] if common_epochs else []
 
 
-def _measured_points(rows: Sequence[Row]) -> set[_MeasuredPoint]:
+def _measured_points(rows: Sequence[ChartRow]) -> set[_MeasuredPoint]:
     return {_MeasuredPoint(row["micro_batch"], row["gpus"]) for row in rows}
 
 
-def _views(rows: Sequence[Row], split: Split, metric: Metric, axis: Axis, *, ordered: bool = True) -> list[View]:
+def _views(
+    rows: Sequence[ChartRow], split: LearningSplit, metric: Metric, axis: ScalingAxis, *, ordered: bool = True
+) -> list[FigureView]:
     """A view for each workload, which a row names as its "panel"; `ordered`: whether its curves have an order."""
     y = quantity("value", f"{_SPLIT_NAMES[split]} {metric}", scale={"zero": False},
                  axis={"format": "%" if metric == "accuracy" else "~r", "tickCount": 5})  # fmt: skip
-    measure = Choice(metric, metric)
+    measure = ControlOption(metric, metric)
     views = []
     for number, panel in enumerate(dict.fromkeys(row["panel"] for row in rows), start=1):
         panel_rows = [row for row in rows if row["panel"] == panel]
@@ -241,7 +252,7 @@ def _views(rows: Sequence[Row], split: Split, metric: Metric, axis: Axis, *, ord
             f"{_SPLIT_NAMES[split]} figures; equal images at equal epochs, but the global batch grows with the GPUs",
             "bars: lowest and highest run" if is_repeated else "one run each: nothing is known of other seeds",
         ]
-        choices = {"workload": Choice(f"workload-{number}", panel), "measure": measure}
+        choices = {"workload": ControlOption(f"workload-{number}", panel), "measure": measure}
         view = curves_view(
             choices,
             plot=Plot({"rows": panel_rows}),

@@ -21,9 +21,20 @@ from vitscale.pages.like.doublings import doublings_figure
 from vitscale.pages.like.hosts import hosts_figure
 from vitscale.pages.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
 from vitscale.pages.like.selection import Selection, needs_of, select, steps_for
-from vitscale.pages.like.study import Material, PublishedStudy, Quantity, StudyFigure, Tested
+from vitscale.pages.like.study import ClaimOutcome, Material, PublishedStudy, Quantity, StudyFigure
 from vitscale.present.data import envelope
-from vitscale.present.document import Block, Bullets, Choice, Code, Document, Figure, Paragraph, Section, Table, View
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Code,
+    ControlOption,
+    Document,
+    Figure,
+    FigureView,
+    Paragraph,
+    Section,
+    Table,
+)
 from vitscale.present.drawing import FIGURE_FORMATS, pictures
 from vitscale.present.html import to_html
 from vitscale.store import write_whole
@@ -108,7 +119,9 @@ def _write(study: PublishedStudy, material: Material, folder: Path, formats: Seq
     return written
 
 
-def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) -> tuple[dict[str, str], list[Drawn]]:
+def _texts(
+    study: PublishedStudy, material: Material, formats: Sequence[str]
+) -> tuple[dict[str, str], list[FigureOutcome]]:
     drawn, tested = draw_all(study, material), [claim.test(material) for claim in study.claims]
     tables = study.tables(material)
     makers = {
@@ -119,7 +132,11 @@ def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) ->
 
 
 def _to_html(
-    study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
+    study: PublishedStudy,
+    material: Material,
+    drawn: Sequence[FigureOutcome],
+    tested: Sequence[ClaimOutcome],
+    tables: Sequence[Table],
 ) -> str:
     shown = sum(drawing.lack is None for drawing in drawn)
     claims: list[Block] = []
@@ -138,7 +155,7 @@ def _to_html(
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
 
-def _section(drawn: Drawn) -> Section:
+def _section(drawn: FigureOutcome) -> Section:
     """A figure in its place among the others; folded, with what it lacks, where it has no data."""
     if drawn.lack is None:
         return Section(drawn.paper.heading, _on_the_page(drawn))
@@ -146,7 +163,7 @@ def _section(drawn: Drawn) -> Section:
     return Section(f"{drawn.paper.heading}: no data", (lack, Code(steps_for(drawn.paper))), folded=True)
 
 
-def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
+def _on_the_page(drawn: FigureOutcome) -> tuple[Block, ...]:
     """A figure below its heading, which its views do not repeat; a sole view's title says what the figure draws."""
     views = [
         replace(view, title=view.title.removeprefix(drawn.paper.heading).lstrip(": ")) for view in drawn.figure.views
@@ -157,7 +174,9 @@ def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
 
-def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:
+def _to_json(
+    study: PublishedStudy, drawn: Sequence[FigureOutcome], tested: Sequence[ClaimOutcome], tables: Sequence[Table]
+) -> str:
     """The envelope around `source`, `claims`, `figures` and `tables`."""
     content = {
         "source": study.source,
@@ -195,7 +214,7 @@ _LINE, _LETTERS = 17, 86
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FigureOutcome:
     """One figure of the study, and what came of it."""
 
     paper: StudyFigure
@@ -204,18 +223,18 @@ class Drawn:
     """Why the figure is a frame with words in it; None where it shows data."""
 
 
-def draw_all(study: PublishedStudy, material: Material) -> list[Drawn]:
+def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
     """Every figure of a study, in its order."""
     return [draw_one(study, figure, material) for figure in study.figures]
 
 
-def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> Drawn:
+def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> FigureOutcome:
     """One figure of a study."""
     chosen = select(figure, material.series)
     made = chosen if isinstance(chosen, str) else _DRAWN[figure.quantity](study, figure, chosen, material)
     if isinstance(made, str):
-        return Drawn(figure, _missing(figure, made), made)
-    return Drawn(figure, _as_the_studys(figure, made), None)
+        return FigureOutcome(figure, _missing(figure, made), made)
+    return FigureOutcome(figure, _as_the_studys(figure, made), None)
 
 
 def _curves(chosen: Selection) -> list[CurveResult]:
@@ -230,7 +249,7 @@ def _by_micro_batch(study: PublishedStudy, figure: StudyFigure, chosen: Selectio
     parts = breakdown_chart(material.analysis, _curves(chosen))
     if isinstance(drawn, str) or parts is None:
         return drawn
-    measure = {"measure": Choice("parts", "parts of a step")}
+    measure = {"measure": ControlOption("parts", "parts of a step")}
     more = (replace(view, choices=measure | dict(view.choices)) for view in parts.views)
     return replace(drawn, views=(*drawn.views, *more))
 
@@ -300,5 +319,5 @@ def _missing(figure: StudyFigure, lack: str) -> Figure:
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}
     plot.add("rows", mark, x={"value": 0}, y=y, text={"field": "text", "type": "nominal"})
-    view = View("missing", {}, figure.heading, "", plot.spec(lack, _LINE * len(lines)), {"text": ""}, lack)
+    view = FigureView("missing", {}, figure.heading, "", plot.spec(lack, _LINE * len(lines)), {"text": ""}, lack)
     return _as_the_studys(figure, Figure(figure.name, figure.heading, (view,)))

@@ -11,7 +11,7 @@ from functools import partial
 from vitscale.pages.like.accuracy_claim import accuracy_claim
 from vitscale.pages.like.hosts import hosts_claim
 from vitscale.pages.like.series import published_points
-from vitscale.pages.like.study import Claim, PublishedStudy, StudyFigure
+from vitscale.pages.like.study import PublishedStudy, StudyClaim, StudyFigure
 from vitscale.published import published
 
 _figure = partial(StudyFigure, study="paper")
@@ -144,7 +144,7 @@ PAPER = PublishedStudy(
     f"{published().source.workload}; {published().source.raw_data}.",
     figures=FIGURES,
     claims=(
-        Claim(
+        StudyClaim(
             "Is accuracy at 4 and 8 GPUs that of one?",
             "After equally many images. The micro-batch per GPU is fixed, so that the global batch grows with the "
             "GPUs: fewer, larger steps over the same images. Where two series reach one global batch with unlike "
@@ -154,7 +154,7 @@ PAPER = PublishedStudy(
             "Not tested: no strong-scaling curve of these results has an accuracy on two GPU counts. Train for an "
             "epoch or more (train.epochs) on 1, 4 and 8 GPUs.",
         ),
-        Claim(
+        StudyClaim(
             "Is there a difference between one host and several?",
             "Ratio of epoch times at equal GPU counts. Epochs of one run are no repeats: a GPU count is the unit of "
             "the interval (Student's t on logarithms), and equivalence is tested by two one-sided tests at 5 %. What "

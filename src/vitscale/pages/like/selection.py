@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from vitscale.pages.like.series import DATASET_NAMES, Hosts, Series
+from vitscale.pages.like.series import DATASET_NAMES, FigureSeries, Hosts
 from vitscale.pages.like.study import Quantity, StudyFigure
 from vitscale.present import units
 from vitscale.trial.trial import Mode
@@ -44,7 +44,7 @@ _HOSTS_OF_ONE_KIND = "over several hosts"
 class Selection:
     """What a figure draws."""
 
-    series: tuple[Series, ...]
+    series: tuple[FigureSeries, ...]
     notes: tuple[str, ...] = ()
     """Departures from the study's own figure."""
 
@@ -58,15 +58,15 @@ class _Workload:
     dataset: str | None
     micro_batch: int | None
 
-    def fits(self, curve: Series) -> bool:
+    def fits(self, curve: FigureSeries) -> bool:
         """Whether a curve has all four properties."""
         return all(self._matches(curve))
 
-    def likeness(self, curve: Series) -> int:
+    def likeness(self, curve: FigureSeries) -> int:
         """The number of the four properties that a curve has."""
         return sum(self._matches(curve))
 
-    def _matches(self, curve: Series) -> tuple[bool, ...]:
+    def _matches(self, curve: FigureSeries) -> tuple[bool, ...]:
         return (
             self.mode == curve.mode,
             self.hosts in (None, curve.hosts),
@@ -75,7 +75,7 @@ class _Workload:
         )
 
 
-def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
+def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | str:
     """Selects the series of a figure; returns a sentence on what is missing where these results lack one of them."""
     if not series:
         return "No trial of these results has completed."
@@ -86,7 +86,7 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
     if len(set(datasets)) < len(datasets):
         return f"These results hold one dataset only, {datasets[0]}: there is none to set beside it."
     micro_batch = _drawn_micro_batch(figure, candidates, datasets)
-    selected: list[Series] = []
+    selected: list[FigureSeries] = []
     for hosts, dataset in product(figure.hosts or (None,), datasets or (None,)):
         workload = _Workload(figure.mode, hosts, dataset, micro_batch)
         fitting = [curve for curve in candidates if workload.fits(curve)]
@@ -98,11 +98,11 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
     return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
 
 
-def _gpu_counts(curve: Series) -> set[int]:
+def _gpu_counts(curve: FigureSeries) -> set[int]:
     return {member.gpus for member in curve.members}
 
 
-def _is_base_of_some(curve: Series, others: Sequence[Series]) -> bool:
+def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> bool:
     """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
     trials = [member.trial for member in curve.members[:1]]
     return curve.hosts != "one host" and any(
@@ -110,18 +110,18 @@ def _is_base_of_some(curve: Series, others: Sequence[Series]) -> bool:
     )
 
 
-def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
+def _is_of_another_cluster(figure: StudyFigure, curve: FigureSeries) -> bool:
     """Whether a curve was measured on another of the study's clusters than the figure's."""
     cluster = curve.cluster.lower()
     return bool(figure.cluster) and cluster in _STUDY_CLUSTERS and cluster != figure.cluster.lower()
 
 
-def _lack_study_datasets(series: Sequence[Series]) -> bool:
+def _lack_study_datasets(series: Sequence[FigureSeries]) -> bool:
     """Whether no series is of a dataset of the study."""
     return not any(curve.dataset in _STUDY_DATASETS for curve in series)
 
 
-def _drawn_datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
+def _drawn_datasets(figure: StudyFigure, series: Sequence[FigureSeries]) -> list[str]:
     """The datasets to draw, in the order of the figure's.
 
     Where the results hold none of the study's datasets, theirs stand in: the first for the first of the study's, the
@@ -134,7 +134,7 @@ def _drawn_datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
     return [measured[min(_STUDY_DATASETS.index(name), last)] for name in figure.datasets]
 
 
-def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Sequence[str]) -> int | None:
+def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[FigureSeries], datasets: Sequence[str]) -> int | None:
     """The micro-batch to draw, or the smallest or largest that was measured in its place; None: each separately.
 
     Another stands in where the results are of other datasets than the study's, or have neither of its micro-batches.
@@ -150,7 +150,7 @@ def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[Series], datase
     return min(measured) if micro_batch == min(_STUDY_MICRO_BATCHES) else max(measured)
 
 
-def _fits_but_for_micro_batch(curve: Series, figure: StudyFigure, datasets: Sequence[str]) -> bool:
+def _fits_but_for_micro_batch(curve: FigureSeries, figure: StudyFigure, datasets: Sequence[str]) -> bool:
     """Whether a curve has the mode, one of the places and one of the datasets of a figure; none named: any."""
     if curve.mode != figure.mode:
         return False
@@ -171,7 +171,7 @@ def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int |
     return tuple(replaced)
 
 
-def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[Series]) -> str:
+def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[FigureSeries]) -> str:
     """A sentence on the workload that no series has, and on those that the results hold instead, the likest first."""
     parts = [_MODE_NAMES[workload.mode]]
     if workload.hosts is not None:
@@ -187,7 +187,7 @@ def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence
     return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
 
 
-def _hosts_of_series(curve: Series) -> str:
+def _hosts_of_series(curve: FigureSeries) -> str:
     """Where its GPUs are; they are called unlike only where the records name several kinds of them."""
     if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
         return _HOSTS_OF_ONE_KIND
@@ -209,7 +209,7 @@ class _WorkloadWords(NamedTuple):
     """ "2 GPUs alone" where it was measured at one GPU count only, else empty."""
 
 
-def _measured_workloads(series: Sequence[Series]) -> list[str]:
+def _measured_workloads(series: Sequence[FigureSeries]) -> list[str]:
     """The workloads of the results in words, in their order: those that differ only in micro-batch together.
 
     Example: "strong scaling in one host on CIFAR-10 (micro-batch 16 and 64)".
@@ -226,7 +226,7 @@ def _measured_workloads(series: Sequence[Series]) -> list[str]:
     return workloads
 
 
-def _workload_words(curve: Series, *, says_cluster: bool) -> _WorkloadWords:
+def _workload_words(curve: FigureSeries, *, says_cluster: bool) -> _WorkloadWords:
     counts = _gpu_counts(curve)
     return _WorkloadWords(
         workload=f"{_MODE_NAMES[curve.mode]} {_hosts_of_series(curve)} on {_dataset_name(curve.dataset)}",

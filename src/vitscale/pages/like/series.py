@@ -14,7 +14,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult, base_of
 from vitscale.analysis.scaling import times_as_fast
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.published import Fact, Layout, published
+from vitscale.published import ClusterLayout, PublishedFact, published
 from vitscale.trial.trial import Mode
 
 Hosts = Literal["one host", "one GPU a host", "several like hosts", "several unlike hosts"]
@@ -53,7 +53,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Series:
+class FigureSeries:
     """One curve, with the properties by which figures choose."""
 
     curve: CurveResult
@@ -93,7 +93,7 @@ class Series:
         return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
 
 
-def all_series(analysis: Analysis) -> list[Series]:
+def all_series(analysis: Analysis) -> list[FigureSeries]:
     """Every curve with a measurement; a curve that begins in one host and goes on over several makes two series.
 
     A series over several hosts that lacks one GPU borrows it from its twin in one host, whose GPU is of the same kind:
@@ -119,7 +119,7 @@ def all_series(analysis: Analysis) -> list[Series]:
     return [_compared(series, analysis.combine_unlike) for series in based]
 
 
-def _base_elsewhere(series: Series, others: Sequence[Series]) -> Member | None:
+def _base_elsewhere(series: FigureSeries, others: Sequence[FigureSeries]) -> Member | None:
     """The base of the same workload on other devices, if it has fewer GPUs than all of `series`; one whose devices are
     among those of `series` comes first."""
     first = series.members[0]
@@ -132,7 +132,7 @@ def _base_elsewhere(series: Series, others: Sequence[Series]) -> Member | None:
     return min(smaller, key=lambda base: (base.gpus, not set(base.devices) <= set(series.devices)), default=None)
 
 
-def names(some: Sequence[Series]) -> list[str]:
+def names(some: Sequence[FigureSeries]) -> list[str]:
     """What tells these series apart, in a reader's words; the full name where that is not enough."""
     differences = _Differences.of(some)
     shorts = [differences.name(series) for series in some]
@@ -163,7 +163,7 @@ class _Differences:
     """Clusters whose names tell their devices."""
 
     @classmethod
-    def of(cls, some: Sequence[Series]) -> _Differences:
+    def of(cls, some: Sequence[FigureSeries]) -> _Differences:
         hosts_differ = len({series.hosts for series in some}) > 1
         told_otherwise = (*_SAID_OTHERWISE, *(_OF_HOSTS if hosts_differ else ()))
         fields = dict.fromkeys(field for series in some for field in series.curve.labels)
@@ -182,7 +182,7 @@ class _Differences:
             told_clusters=frozenset(_clusters_of_one_kind(some) if "cluster" in labels else ()),
         )
 
-    def name(self, series: Series, *, all_devices: bool = False) -> str:
+    def name(self, series: FigureSeries, *, all_devices: bool = False) -> str:
         """What tells a series from the others. `all_devices`: name its devices also where they are of several kinds."""
         dataset, micro_batch = DATASET_NAMES.get(series.dataset, series.dataset), f"micro-batch {series.micro_batch:,}"
         parts = [dataset] if self.dataset else []
@@ -198,14 +198,14 @@ class _Differences:
         return ", ".join(dict.fromkeys(parts)) or f"{dataset}, {micro_batch}"
 
 
-def _kind(series: Series) -> str:
+def _kind(series: FigureSeries) -> str:
     """A series' kind of device in a few words."""
     if len(series.devices) > 1:
         return "unlike GPUs"
     return series.devices[0] if series.devices else "unknown device"
 
 
-def _clusters_of_one_kind(some: Sequence[Series]) -> set[str]:
+def _clusters_of_one_kind(some: Sequence[FigureSeries]) -> set[str]:
     """The clusters whose series all have the same kind of device."""
     kinds_of: dict[str, set[str]] = {}
     for series in some:
@@ -213,9 +213,9 @@ def _clusters_of_one_kind(some: Sequence[Series]) -> set[str]:
     return {cluster for cluster, kinds in kinds_of.items() if len(kinds) == 1}
 
 
-def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
+def apart_in_micro_batch(some: Sequence[FigureSeries]) -> list[tuple[str, list[FigureSeries]]]:
     """Sets of two or more series that differ only in micro-batch, each with a name that leaves it out."""
-    sets: dict[tuple[Any, ...], list[Series]] = {}
+    sets: dict[tuple[Any, ...], list[FigureSeries]] = {}
     for series in some:
         sets.setdefault((series.dataset, *_labels_without(series, "train.micro_batch")), []).append(series)
     several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
@@ -223,9 +223,9 @@ def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
 
 
-def apart_in_dataset(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
+def apart_in_dataset(some: Sequence[FigureSeries]) -> list[tuple[str, list[FigureSeries]]]:
     """Sets of two or more series that differ only in dataset, each with a name that leaves it out."""
-    sets: dict[tuple[Any, ...], list[Series]] = {}
+    sets: dict[tuple[Any, ...], list[FigureSeries]] = {}
     for series in some:
         sets.setdefault((series.micro_batch, *_labels_without(series, "data.name")), []).append(series)
     several = [members for members in sets.values() if len({member.dataset for member in members}) > 1]
@@ -234,7 +234,7 @@ def apart_in_dataset(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
     return list(zip(names([replace(members[0], dataset="") for members in several]), several, strict=True))
 
 
-def _labels_without(series: Series, left_out: str) -> tuple[Any, ...]:
+def _labels_without(series: FigureSeries, left_out: str) -> tuple[Any, ...]:
     """What else a curve is of: its mode, where its GPUs are, and its labels but one."""
     labels = tuple((field, str(value)) for field, value in series.curve.labels.items() if field != left_out)
     return series.mode, series.hosts, labels
@@ -250,7 +250,7 @@ def _said(field: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{field.rpartition('.')[2]} {value}"
 
 
-def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
+def _of_curve(analysis: Analysis, curve: CurveResult) -> list[FigureSeries]:
     members = [
         Member(point.gpus, trial)
         for point in sorted(curve.points, key=lambda point: point.gpus)
@@ -264,7 +264,7 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
     if several:
         parts.append((_kind_of_hosts(curve, members), members))
     return [
-        Series(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(some))
+        FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(some))
         for hosts, some in parts
         for largest in [members[-1].trial.trial]
     ]
@@ -295,7 +295,7 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     return False
 
 
-def _is_among(facts: Sequence[Fact], member: Member) -> bool:
+def _is_among(facts: Sequence[PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time that was published of its workload and GPU count."""
     trial = member.trial.trial
     return any(
@@ -305,7 +305,7 @@ def _is_among(facts: Sequence[Fact], member: Member) -> bool:
     )
 
 
-def _compared(series: Series, combine_unlike: bool) -> Series:
+def _compared(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
     """`series` with every member compared with its smallest, as the analysis compares the points of a curve."""
     base = series.base
     if base is None:
@@ -330,12 +330,12 @@ _MODEL, _IMAGE_SIZE = "vit-b16", 224
 class PublishedPoints:
     """Published facts for the series of a figure."""
 
-    facts: tuple[tuple[Series, tuple[Fact, ...]], ...] = ()
+    facts: tuple[tuple[FigureSeries, tuple[PublishedFact, ...]], ...] = ()
     note: str = ""
     """What sets the facts apart, or why none are drawn; empty where there is nothing to say."""
 
 
-def published_points(series: Sequence[Series]) -> PublishedPoints:
+def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
     """What was published of the workloads of these series, but for what they draw already."""
     beside = []
     other_work: list[str] = []
@@ -361,10 +361,10 @@ def published_points(series: Sequence[Series]) -> PublishedPoints:
     return PublishedPoints(tuple(beside), "; ".join(filter(None, notes)))
 
 
-def _facts(series: Series) -> tuple[Fact, ...]:
+def _facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
     if series.mode == "strong-global" or series.hosts == "several like hosts":
         return ()
-    layout: Layout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
+    layout: ClusterLayout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
     weak = series.mode == "weak"
     unlike = series.hosts == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
@@ -377,7 +377,7 @@ def _facts(series: Series) -> tuple[Fact, ...]:
     return (*(fact for fact in of(layout="single-node") if fact.gpus == 1), *measured)
 
 
-def _other_work(series: Series) -> str:
+def _other_work(series: FigureSeries) -> str:
     """How what was published differs from what a trial of a series trains; empty where it is the same.
 
     Compared are the model, its images, how many of them, and accumulation.
@@ -395,7 +395,7 @@ def _other_work(series: Series) -> str:
     return ""
 
 
-def _themselves_note(series: Sequence[Series]) -> str:
+def _themselves_note(series: Sequence[FigureSeries]) -> str:
     """At which GPU counts all that is drawn is a published measurement itself, by its value; empty where at none."""
     is_published: dict[int, bool] = {}
     for curve in series:
@@ -412,7 +412,7 @@ def _themselves_note(series: Sequence[Series]) -> str:
     return f"at {units.listed(counts)} GPU{'s' if max(counts) > 1 else ''} {themselves}"
 
 
-def _are_all_published(series: Series, facts: Sequence[Fact]) -> bool:
+def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> bool:
     """Whether a series draws the published measurements: the same time at every GPU count that was published, if any
     of these was measured."""
     fact_of = _by_gpus(facts)
@@ -424,11 +424,11 @@ def _are_all_published(series: Series, facts: Sequence[Fact]) -> bool:
     return bool(same) and all(same)
 
 
-def _by_gpus(facts: Sequence[Fact]) -> dict[int, Fact]:
+def _by_gpus(facts: Sequence[PublishedFact]) -> dict[int, PublishedFact]:
     return {fact.gpus: fact for fact in facts}
 
 
-def _is_one_of(fact_of: Mapping[int, Fact], member: Member) -> bool:
+def _is_one_of(fact_of: Mapping[int, PublishedFact], member: Member) -> bool:
     """Whether a member is what was published for its GPU count: the same epoch time of the same share of the images."""
     fact, seconds = fact_of.get(member.gpus), member.trial.epoch_seconds
     if fact is None or seconds is None:

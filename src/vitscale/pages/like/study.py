@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis
-from vitscale.pages.like.series import Hosts, PublishedPoints, Series, all_series
+from vitscale.pages.like.series import FigureSeries, Hosts, PublishedPoints, all_series
 from vitscale.prediction.network.links import Network
 from vitscale.present.document import Table
 from vitscale.trial.trial import Mode
@@ -71,7 +71,7 @@ class Material:
     """What figures, tables and claims are made from."""
 
     analysis: Analysis
-    series: tuple[Series, ...]
+    series: tuple[FigureSeries, ...]
     network: Network | None = None
     """The network between the ranks, as it was checked or declared; None: not asked for."""
 
@@ -82,7 +82,7 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Tested:
+class ClaimOutcome:
     """The outcome of testing a claim."""
 
     sentences: tuple[str, ...]
@@ -92,13 +92,13 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Claim:
+class StudyClaim:
     """Something that the study says, as a question to the results at hand."""
 
     question: str
     """The claim as a question, the heading of its test."""
     meaning: str
-    test: Callable[[Material], Tested]
+    test: Callable[[Material], ClaimOutcome]
     untested: str
     """Text where a test has no sentences: what is missing, and what would produce it."""
 
@@ -116,8 +116,10 @@ class PublishedStudy:
     reading: str
     """How the figures relate to the study's own, which is named in it."""
     figures: tuple[StudyFigure, ...]
-    claims: tuple[Claim, ...]
-    published_points: Callable[[Sequence[Series]], PublishedPoints] = field(default=lambda _series: PublishedPoints())
+    claims: tuple[StudyClaim, ...]
+    published_points: Callable[[Sequence[FigureSeries]], PublishedPoints] = field(
+        default=lambda _series: PublishedPoints()
+    )
     """Published points of the workloads of some series."""
     tables: Callable[[Material], Sequence[Table]] = field(default=lambda _material: ())
 

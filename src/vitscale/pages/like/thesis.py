@@ -17,11 +17,11 @@ from vitscale.analysis.time.breakdown import COMPUTE
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.pages.like.doublings import doublings_claim
-from vitscale.pages.like.series import Member, Series, names
-from vitscale.pages.like.study import Claim, Material, PublishedStudy, StudyFigure
+from vitscale.pages.like.series import FigureSeries, Member, names
+from vitscale.pages.like.study import Material, PublishedStudy, StudyClaim, StudyFigure
 from vitscale.pages.tables import batch_text, interval_cell
 from vitscale.present import units
-from vitscale.present.document import Cell, Column, Group, Table
+from vitscale.present.document import Cell, Column, RowGroup, Table
 from vitscale.present.estimate import Estimate
 
 _SOURCE = (
@@ -95,13 +95,13 @@ def _table(
 ) -> Table:
     series = _strong(material)
     groups = [
-        Group(name, tuple(cells(member) for member in curve.members))
+        RowGroup(name, tuple(cells(member) for member in curve.members))
         for curve, name in zip(series, names(series), strict=True)
     ]
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
-def _strong(material: Material) -> list[Series]:
+def _strong(material: Material) -> list[FigureSeries]:
     """One series for each strong-micro curve: of one that goes on over several hosts, that with all its members."""
     strong = [series for series in material.series if series.mode == "strong-micro"]
     widest = {id(series.curve): series for series in sorted(strong, key=lambda series: len(series.members))}
@@ -179,7 +179,7 @@ THESIS = PublishedStudy(
         ),
     ),
     claims=(
-        Claim(
+        StudyClaim(
             "Does a doubling of the GPUs still shorten training, and by less than transfers would leave?",
             "Published, as 26 % faster from 1 to 2 GPUs and 1.9 % and 2.9 % from 2 to 4 and 4 to 8: it scales poorly. "
             "Epoch seconds on N GPUs over those on 2 N, of light steps, with Welch's 95 % interval over runs and "

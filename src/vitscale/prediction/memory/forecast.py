@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
 from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optimizer_of_states
@@ -21,11 +22,10 @@ from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_tur
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.shares import Share
-from vitscale.prediction.step.model import Array
 from vitscale.trial.facts import fields_where
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
-from vitscale.trial.trial import Device, TrainSpec, Trial, World
+from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
 
 NOT_COVERED: Mapping[str, str] = {
     "libraries": "a CUDA context, kernels, workspaces of cuBLAS or oneDNN; NCCL's or gloo's buffers; Python itself",
@@ -149,7 +149,7 @@ def forecast_bytes(trial: Trial) -> int | None:
 
 def peak_bytes_of_many(
     template: Trial, gpus: NDArray[np.int_], grad_accum: int, micro_batches: NDArray[np.int_]
-) -> Array:
+) -> FloatArray:
     """Peak bytes of a rank of `template` in each configuration of ranks and micro-batch, (configurations,).
 
     The result is that of `forecast_bytes` for each such trial, some hundred times as fast: every moment of a step takes
@@ -165,7 +165,7 @@ def peak_bytes_of_many(
     Returns:
         Bytes; NaN where they are unknown.
     """
-    peaks: Array = np.full(len(gpus), np.nan)
+    peaks: FloatArray = np.full(len(gpus), np.nan)
     labelling = template.parallel.sequence if template.model.task == "segmentation" else 1
     counts = (1, labelling, 2 * labelling) if labelling > 1 else (1, 2)
     of_one, *of_more = (_with_batch(template, grad_accum, micro_batch) for micro_batch in counts)
@@ -175,7 +175,7 @@ def peak_bytes_of_many(
     kept = [] if vit is None else [activations(trial.model, trial.train, vit) for trial in (of_one, *of_more)]
     whole = _shapes(of_one)
     holding, at_one = None, np.empty(0)
-    more: list[Array] = []
+    more: list[FloatArray] = []
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
@@ -290,7 +290,7 @@ FORECAST_SPREAD = 0.02
 """Standard deviation of a forecast's logarithm: more than twice what `benchmarks/memory.py` finds, which runs small
 models and one version of each library."""
 
-LEFT_OUT: dict[Device, _LeftOut] = {
+LEFT_OUT: dict[DeviceName, _LeftOut] = {
     # 90 % of factors between 1.02 and 1.15: blocks of the caching allocator that no tensor fits into. 1.11 is reported
     # in pytorch/pytorch issue 40989; where memory is short the allocator gives back wholly free blocks before it fails.
     # 90 % of the rest between 0.7 and 2.1 GB: a context with kernels loaded as they are used (0.29 GB of it at start:
@@ -304,8 +304,8 @@ LEFT_OUT: dict[Device, _LeftOut] = {
 }
 
 
-def _normal_below(values: Array) -> Array:
-    below: Array = np.frompyfunc(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)), 1, 1)(values).astype(float)
+def _normal_below(values: FloatArray) -> FloatArray:
+    below: FloatArray = np.frompyfunc(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)), 1, 1)(values).astype(float)
     return below
 
 
@@ -314,10 +314,10 @@ _NODES = tuple(NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15))
 
 
 @overload
-def oom_chance(forecast_bytes: float, capacity_bytes: float, device: Device) -> float: ...
+def oom_chance(forecast_bytes: float, capacity_bytes: float, device: DeviceName) -> float: ...
 @overload
-def oom_chance(forecast_bytes: Array, capacity_bytes: float, device: Device) -> Array: ...
-def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Device) -> float | Array:
+def oom_chance(forecast_bytes: FloatArray, capacity_bytes: float, device: DeviceName) -> FloatArray: ...
+def oom_chance(forecast_bytes: float | FloatArray, capacity_bytes: float, device: DeviceName) -> float | FloatArray:
     """The chance, in [0, 1], that tensors of `forecast_bytes` and all beside them exceed `capacity_bytes`.
 
     Needed are `forecast x F + R` bytes, with F and R lognormal. F is the error of forecasts times reserved over used
@@ -337,5 +337,5 @@ def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Dev
     with np.errstate(divide="ignore"):
         # No tensors need no bytes: the logarithm is minus infinity, and the chance is that the rest does not fit.
         above = (np.log(needed) - np.log(np.maximum(room, 1.0))) / spread
-    chance: Array = np.where(room > 0, _normal_below(above), np.where(np.isnan(needed), np.nan, 1.0)).mean(axis=-1)
+    chance: FloatArray = np.where(room > 0, _normal_below(above), np.where(np.isnan(needed), np.nan, 1.0)).mean(axis=-1)
     return chance if isinstance(forecast_bytes, np.ndarray) else float(chance)

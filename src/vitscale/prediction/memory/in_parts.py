@@ -18,7 +18,7 @@ from vitscale.prediction.memory.in_stages import StageBytes
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
-from vitscale.trial.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
+from vitscale.trial.model_counts import DecoderLayer, DecoderShape, SwinShape, SwinStage
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec, Trial
@@ -69,7 +69,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
 
-def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
+def own_blocks(swin: SwinShape, share: Share) -> list[SwinStage]:
     """The stage of Swin of each block that a rank has."""
     every = [stage for stage in model_counts.stages(swin, share.parallel.sequence) for _ in range(stage.depth)]
     return [every[block] for chunk in share.chunks for block in chunk] if share.chunks else every
@@ -203,20 +203,22 @@ def _embedding(shape: SwinShape, train: TrainSpec, images: int, narrow: int, sha
     return Part(embedded + _statistics(train) * tokens, (0,), (embedded,), model_counts.swin(shape)[0].modules)
 
 
-def _merge(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
+def _merge(stage: SwinStage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
     kept = images * model_counts.merge_kept_bytes(stage, train.precision)
     passed = narrow * images * stage.merged * 6 * stage.width
     return Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage))
 
 
-def _head(last: Stage, classes: int, images: int, narrow: int, train: TrainSpec, share: Share) -> Part:
+def _head(last: SwinStage, classes: int, images: int, narrow: int, train: TrainSpec, share: Share) -> Part:
     of_token = narrow * last.width + _statistics(train)
     kept = images * last.tokens * of_token + images * (narrow * last.width + 8 * classes)
     classifier = model_counts.linear(last.width, classes, 1, "outputs").part(share.parallel.tensor)
     return Part(kept, modules=(model_counts.norm(last.width), classifier), block=-1)
 
 
-def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec, share: Share, waiting: int) -> Part:
+def _block(
+    stage: SwinStage, number: int, images: int, narrow: int, train: TrainSpec, share: Share, waiting: int
+) -> Part:
     """A block of Swin, with the moments at which it can be widest.
 
     In backward it can be widest in three places. The first is its MLP's second layer: what is passed on, and the

@@ -15,13 +15,13 @@ from functools import reduce
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vitscale.base.arrays import FloatArray
 from vitscale.errors import RequestError, shown
 
 Level = Literal["inside", "across"]
 """Inside a host, or across hosts."""
-Source = Literal["check", "declared", "assumed"]
+LinkSource = Literal["check", "declared", "assumed"]
 """check: measured by `vitscale check`. declared: the user named the network. assumed: a prior about clusters."""
 
 
@@ -36,7 +36,7 @@ class Link:
     bandwidth_spread: float
     """Standard deviation of the logarithm of the bandwidth: how surely it is known."""
     latency_spread: float
-    source: Source
+    source: LinkSource
     described: str
     """For messages: "check of 2026-11-20, all_reduce over 2 hosts", "25GbE", "nothing measured between hosts"."""
     hosts: int | None = None
@@ -140,8 +140,6 @@ def _refused(text: str, why: str) -> RequestError:
     )
 
 
-Array = NDArray[np.float64]
-
 OPERATIONS = frozenset(
     {
         "all_reduce",
@@ -170,34 +168,34 @@ for hops, of which large jobs make thousands."""
 class LinkDraws:
     """One level of a network, (draws, 1) or scalars as arrays; see `links.Link`."""
 
-    bandwidth_bytes_per_second: Array
+    bandwidth_bytes_per_second: FloatArray
     """Greater than 0. Across hosts it is a host's, and its ranks share it."""
-    latency_seconds: Array
+    latency_seconds: FloatArray
     """Latency of one hop. A call of NCCL takes 2.5 hops more before the first."""
 
 
 @dataclass(frozen=True)
-class Line:
+class AffineCost:
     """One algorithm of one operation: `seconds + seconds_per_byte x bytes of the tensor`."""
 
-    seconds: Array
-    seconds_per_byte: Array
+    seconds: FloatArray
+    seconds_per_byte: FloatArray
 
 
-def cheapest(algorithms: Iterable[Line], tensor_bytes: float | Array) -> Array:
+def cheapest(algorithms: Iterable[AffineCost], tensor_bytes: float | FloatArray) -> FloatArray:
     """Seconds of the cheapest of some algorithms."""
     return reduce(np.minimum, (line.seconds + line.seconds_per_byte * tensor_bytes for line in algorithms))
 
 
 def lines(
     operation: str,
-    ranks: Array,
-    ranks_per_node: Array,
+    ranks: FloatArray,
+    ranks_per_node: FloatArray,
     inside: LinkDraws,
     across: LinkDraws,
     backend: str,
-    tree_advantage: Array | float = 1.0,
-) -> tuple[Line, ...]:
+    tree_advantage: FloatArray | float = 1.0,
+) -> tuple[AffineCost, ...]:
     """The algorithms that the backend has for one call of an operation, to ask for many sizes (`cheapest`).
 
     Both of a line's numbers are (draws, configs), and exactly 0 for one rank. The tensor whose bytes are asked for is
@@ -235,54 +233,54 @@ def lines(
     begin = 0.0 if backend == "gloo" else _CALL * hop
     alone = count <= 1.0
     costs = ((begin + line.seconds, line.seconds_per_byte) for line in algorithms)
-    return tuple(Line(np.where(alone, 0.0, fixed), np.where(alone, 0.0, per_byte)) for fixed, per_byte in costs)
+    return tuple(AffineCost(np.where(alone, 0.0, fixed), np.where(alone, 0.0, per_byte)) for fixed, per_byte in costs)
 
 
 @dataclass(frozen=True)
 class _Group:
     """N ranks, g of them on each of n hosts."""
 
-    ranks: Array
-    local: Array
-    nodes: Array
+    ranks: FloatArray
+    local: FloatArray
+    nodes: FloatArray
     inside: LinkDraws
     across: LinkDraws
-    tree_advantage: Array
+    tree_advantage: FloatArray
 
     @property
-    def slowest(self) -> Array:
+    def slowest(self) -> FloatArray:
         """Bandwidth of the slowest link that a ring over all ranks crosses."""
         b_in, b_ax = self.inside.bandwidth_bytes_per_second, self.across.bandwidth_bytes_per_second
         both = np.where(self.local > 1.0, np.minimum(b_in, b_ax), b_ax)
         return np.where(self.nodes > 1.0, both, b_in)
 
 
-def _of(operation: str, group: _Group, *, gloo: bool) -> tuple[Line, ...]:
+def _of(operation: str, group: _Group, *, gloo: bool) -> tuple[AffineCost, ...]:
     if operation == "all_to_all":
         return (_all_to_all(group),)
     if operation == "send":
         # From each rank to the next: the slowest of those boundaries sets the pace.
         hop = np.where(group.nodes > 1.0, group.across.latency_seconds, group.inside.latency_seconds)
-        return (Line(hop, 1.0 / group.slowest),)
+        return (AffineCost(hop, 1.0 / group.slowest),)
     if operation == "all_reduce":
         return (_ring(group, 2.0),) if gloo else (_ring(group, 2.0), _tree(group))
     if operation == "barrier":
         # gloo has a dissemination barrier (gloo/barrier.cc), NCCL an all-reduce of one element.
         tree = _tree(group)
-        return (Line(tree.seconds, np.zeros_like(tree.seconds)),)
+        return (AffineCost(tree.seconds, np.zeros_like(tree.seconds)),)
     return (_ring(group, 1.0),)
 
 
-def _ring(group: _Group, turns: float) -> Line:
+def _ring(group: _Group, turns: float) -> AffineCost:
     """`turns` x ((N - n) a_in + (n - 1) a_ax + (N - 1)/N S/B): an all-reduce goes around twice, all others once."""
     hops_inside, hops_across = group.ranks - group.nodes, group.nodes - 1.0
-    return Line(
+    return AffineCost(
         turns * (hops_inside * group.inside.latency_seconds + hops_across * group.across.latency_seconds),
         turns * (group.ranks - 1.0) / group.ranks / group.slowest,
     )
 
 
-def _tree(group: _Group) -> Line:
+def _tree(group: _Group) -> AffineCost:
     """`2 ((g - 1) a_in + ceil(log2 n) a_ax)`, and the bytes: a chain inside each host, a tree of hosts, up and down.
 
     Inside, a rank sends 2 S. So does an adapter at its worst, among more than two hosts. Between two hosts it sends as
@@ -293,16 +291,16 @@ def _tree(group: _Group) -> Line:
     depth = np.ceil(np.log2(group.nodes))
     over = np.where(group.nodes > 2.0, 2.0, 2.0 - group.tree_advantage) / group.across.bandwidth_bytes_per_second
     inside = np.where(group.local > 1.0, 2.0 / group.inside.bandwidth_bytes_per_second, 0.0)
-    return Line(
+    return AffineCost(
         2.0 * ((group.local - 1.0) * group.inside.latency_seconds + depth * group.across.latency_seconds),
         np.maximum(inside, np.where(group.nodes > 1.0, over, 0.0)) / _TREE,
     )
 
 
-def _all_to_all(group: _Group) -> Line:
+def _all_to_all(group: _Group) -> AffineCost:
     """Each rank sends S/N to each other: (g - 1)/N S inside, and a host's g ranks together g (N - g)/N S across."""
     ranks, local = group.ranks, group.local
     within = (local - 1.0) / ranks / group.inside.bandwidth_bytes_per_second
     beyond = local * (ranks - local) / ranks / group.across.bandwidth_bytes_per_second
     hops = (local - 1.0) * group.inside.latency_seconds + (group.nodes - 1.0) * group.across.latency_seconds
-    return Line(hops, np.maximum(within, beyond))
+    return AffineCost(hops, np.maximum(within, beyond))

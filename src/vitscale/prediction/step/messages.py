@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
-from vitscale.engines.messages import Array, Group, Kind, Message
+from vitscale.engines.messages import Message, MessageKind, RankGroup
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
@@ -23,11 +24,11 @@ from vitscale.trial.trial import Trial
 
 def exposed_seconds(
     messages: Sequence[Message],
-    collective: Callable[[Message], Array],
-    forward_seconds: Array,
-    backward_seconds: Array,
-    grad_accum: int | Array,
-) -> Array:
+    collective: Callable[[Message], FloatArray],
+    forward_seconds: FloatArray,
+    backward_seconds: FloatArray,
+    grad_accum: int | FloatArray,
+) -> FloatArray:
     """Exposed transfer time of one optimizer step, (draws, configs): how much longer it takes than its computing.
 
     Where messages are not sent in every step, it is the mean over steps.
@@ -58,22 +59,22 @@ def exposed_seconds(
 
 def _exposed_in_a_step(
     messages: Sequence[Message],
-    collective: Callable[[Message], Array],
-    forward_seconds: Array,
-    backward_seconds: Array,
-    grad_accum: int | Array,
-) -> Array:
+    collective: Callable[[Message], FloatArray],
+    forward_seconds: FloatArray,
+    backward_seconds: FloatArray,
+    grad_accum: int | FloatArray,
+) -> FloatArray:
     """`exposed_seconds` of a step that sends all of these messages."""
-    known: dict[tuple[Kind, float], Array] = {}
+    known: dict[tuple[MessageKind, float], FloatArray] = {}
 
-    def seconds(message: Message) -> Array:
+    def seconds(message: Message) -> FloatArray:
         key = (message.kind, message.calls)
         if key not in known:
             known[key] = collective(message) * message.calls
         return known[key]
 
     lengths = {"forward": forward_seconds, "backward": backward_seconds, "after": np.zeros_like(backward_seconds)}
-    total: Array = np.zeros(np.broadcast_shapes(forward_seconds.shape, backward_seconds.shape))
+    total: FloatArray = np.zeros(np.broadcast_shapes(forward_seconds.shape, backward_seconds.shape))
     for phase, length in lengths.items():
         of_phase = [message for message in messages if message.phase == phase]
         each = [message for message in of_phase if message.every_micro_step]
@@ -86,15 +87,17 @@ def _exposed_in_a_step(
     return total
 
 
-def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Array], length: Array) -> Array:
+def _sticking_out(
+    messages: Iterable[Message], seconds: Callable[[Message], FloatArray], length: FloatArray
+) -> FloatArray:
     """How much longer a phase takes than its `length` seconds of computing.
 
     It is assumed that a message that computing waits for holds up the later messages too. That is so where each is
     asked for when the one before has come.
     """
-    serial: Array | float = 0.0
-    waited: Array | float = 0.0
-    ended: Array | float = 0.0
+    serial: FloatArray | float = 0.0
+    waited: FloatArray | float = 0.0
+    ended: FloatArray | float = 0.0
     for message in messages:
         if message.ready is None:
             serial = serial + seconds(message)
@@ -106,7 +109,7 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
         ended = np.add(begin, takes, out=begin if takes.shape == begin.shape else None)
         if message.needed is not None:
             waited = np.maximum(waited, ended - length * message.needed)
-    exposed: Array = serial + np.maximum(waited, ended - length)
+    exposed: FloatArray = serial + np.maximum(waited, ended - length)
     return exposed
 
 
@@ -191,7 +194,7 @@ def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
     synchronised = trial.train.batch_norm == "synchronised"
     shared = trial.parallel.sequence > 1 and trial.model.task == "segmentation"
     channels = batch_norms(trial.model) if synchronised or shared else ()
-    group: Group = "replicas" if synchronised else "sequence"
+    group: RankGroup = "replicas" if synchronised else "sequence"
     if channels is None:
         return None
     return tuple(

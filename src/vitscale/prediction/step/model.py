@@ -32,21 +32,21 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.engines.messages import Group, Kind, Message
-from vitscale.prediction.network.links import Level, Line, LinkDraws, Network, cheapest, lines
+from vitscale.base.arrays import FloatArray
+from vitscale.engines.messages import Message, MessageKind, RankGroup
+from vitscale.prediction.network.links import AffineCost, Level, LinkDraws, Network, cheapest, lines
 from vitscale.prediction.step.messages import exposed_seconds
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 
-Array = NDArray[np.float64]
-Draws = Mapping[str, Array]
+Draws = Mapping[str, FloatArray]
 """Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
-Calls = Mapping[Kind, Array]
+Calls = Mapping[MessageKind, FloatArray]
 ALIKE_ACROSS = 0.5
 """The transfer share between hosts goes with this power of the one inside: who sends much inside sends much between."""
 _MOST_LEFT_OUT = 3.0
 
 
-def expected_slowest(ranks: Array) -> Array:
+def expected_slowest(ranks: FloatArray) -> FloatArray:
     """Expected largest of N independent standard normals: `Phi^-1((N - 0.375) / (N + 0.25))`; 0 at one rank.
 
     Blom, "Statistical Estimates and Transformed Beta-Variables" (1958). Within 0.03 of the exact value (Harter,
@@ -68,16 +68,16 @@ _SLOWER_OF_TWO = float(expected_slowest(np.array([2.0]))[0])
 class Worlds:
     """The configurations whose steps are asked for: arrays of one length, with a place for each configuration."""
 
-    ranks: Array
-    ranks_per_node: Array
-    micro_batch: Array
+    ranks: FloatArray
+    ranks_per_node: FloatArray
+    micro_batch: FloatArray
     """Images per micro-step of a rank."""
-    grad_accum: Array
-    slowdown: Array
+    grad_accum: FloatArray
+    slowdown: FloatArray
     """How much slower the slowest device type is than the one that `compute` stands for; 1 where all are alike."""
 
     @cached_property
-    def slowest(self) -> Array:
+    def slowest(self) -> FloatArray:
         """`expected_slowest` of the ranks, kept because a fit asks for it hundreds of times."""
         return expected_slowest(self.ranks)
 
@@ -93,21 +93,21 @@ class Worlds:
 class StepTimes:
     """Seconds of a step, (draws, configurations)."""
 
-    compute: Array
+    compute: FloatArray
     """Compute of a rank of median speed."""
-    optimizer: Array
-    data_wait: Array
-    wait: Array
+    optimizer: FloatArray
+    data_wait: FloatArray
+    wait: FloatArray
     """Waiting for the slowest rank."""
-    wire: Array
+    wire: FloatArray
     """Exposed transfers."""
-    norm: Array
+    norm: FloatArray
     """Transfers of synchronised norms, which are not in `wire`."""
-    bubble: Array
+    bubble: FloatArray
     """Waiting for other stages."""
 
     @property
-    def total(self) -> Array:
+    def total(self) -> FloatArray:
         """The whole step."""
         return self.compute + self.optimizer + self.data_wait + self.wait + self.wire + self.norm + self.bubble
 
@@ -179,7 +179,7 @@ class StepModel:
         rest = compute + wait + wire + norm + optimizer + bubble
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm, bubble)
 
-    def left_out(self, draws: Draws, worlds: Worlds, measured: Worlds) -> Array:
+    def left_out(self, draws: Draws, worlds: Worlds, measured: Worlds) -> FloatArray:
         """Factor on a step, (draws, configurations), for what no part of the model covers beyond the measured counts.
 
         A step may become slower with each doubling of ranks on as many hosts, and with each doubling of hosts: fewer
@@ -193,18 +193,18 @@ class StepModel:
         inside = doublings - np.minimum(doublings, np.log2(np.maximum(1.0, hosts / most_hosts)))
         slower = np.exp(draws["slower inside"]) * inside + np.exp(draws["slower across"]) * across
         slower = np.minimum(slower * self._further(draws), _MOST_LEFT_OUT)
-        factor: Array = np.exp(slower + draws["either way"] * doublings)
+        factor: FloatArray = np.exp(slower + draws["either way"] * doublings)
         return factor
 
-    def _data_wait(self, worlds: Worlds, rest: Array) -> Array:
+    def _data_wait(self, worlds: Worlds, rest: FloatArray) -> FloatArray:
         if self.loading is None:
             return np.zeros_like(rest)
         loading = self.loading.seconds_per_image * worlds.micro_batch * worlds.grad_accum
         return np.maximum(0.0, loading - rest) if self.loading.ahead else loading + 0 * rest
 
     def _transfers(
-        self, draws: Draws, worlds: Worlds, micro_step: Array, known: Calls | None
-    ) -> tuple[Array, Array, Array]:
+        self, draws: Draws, worlds: Worlds, micro_step: FloatArray, known: Calls | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(exposed, hidden) seconds of a step's transfers, and in a pipeline a micro-step's that nothing hides."""
         shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
         hidden, filling = np.zeros(shape), np.zeros(shape)
@@ -218,7 +218,7 @@ class StepModel:
             slowest * self.backward_share,
             worlds.grad_accum,
         )
-        calls: dict[Kind, float | Array] = {}
+        calls: dict[MessageKind, float | FloatArray] = {}
         for message in self.messages:
             micro_steps = worlds.grad_accum if message.every_micro_step else 1.0
             sent = message.calls * micro_steps / message.steps_between
@@ -251,7 +251,7 @@ class StepModel:
         shape = len(draws["compute"]), len(first)
         return {kind: np.broadcast_to(of_kind, shape)[:, again] for kind, of_kind in seconds.items()}
 
-    def _lines(self, draws: Draws, worlds: Worlds, operation: str, group: Group) -> tuple[Line, ...]:
+    def _lines(self, draws: Draws, worlds: Worlds, operation: str, group: RankGroup) -> tuple[AffineCost, ...]:
         advantage = _share(draws["tree advantage"])
         ranks, per_node, sharing = self._group(worlds, group)
 
@@ -280,7 +280,7 @@ class StepModel:
             advantage,
         )
 
-    def _group(self, worlds: Worlds, group: Group) -> tuple[Array, Array, Array]:
+    def _group(self, worlds: Worlds, group: RankGroup) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(ranks of a group, how many of them are on one host, groups of a host that send beyond it at once).
 
         Ranks lie in a row as in `RankLayout`: tensor counts fastest, then sequence, data, pipeline.
@@ -298,11 +298,11 @@ class StepModel:
         per_node = np.clip(np.floor(local / stride), 1.0, ranks)
         return ranks, per_node, np.where(ranks > per_node, np.maximum(1.0, np.floor(local / per_node)), 1.0)
 
-    def _further(self, draws: Draws) -> Array | float:
+    def _further(self, draws: Draws) -> FloatArray | float:
         """How much there is of what makes steps longer as ranks join, beyond a ring's bytes; 1 for known messages."""
         return 1.0 if self.messages is not None else _share(draws["further growth"])
 
-    def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
+    def _as_a_ring(self, draws: Draws, worlds: Worlds) -> FloatArray:
         """Shares of the reference micro-step's compute, because what is sent does not grow with the images."""
         ranks, hosts = worlds.ranks, _hosts(worlds)
         inside = np.exp(draws["transfer share"])
@@ -312,17 +312,17 @@ class StepModel:
         across = further * np.exp(draws["across share"]) * inside**ALIKE_ACROSS * among_hosts
         growth = 1 + further * np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))
         of_each = further * np.exp(draws["share of each rank"]) * (ranks - 1)
-        wire: Array = np.exp(draws["compute"]) * ((inside * 2 * (ranks - 1) / ranks + across) * growth + of_each)
+        wire: FloatArray = np.exp(draws["compute"]) * ((inside * 2 * (ranks - 1) / ranks + across) * growth + of_each)
         return wire
 
 
-def _share(logit: Array) -> Array:
+def _share(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)), dtype=np.float64)
 
 
-def _hosts(worlds: Worlds) -> Array:
+def _hosts(worlds: Worlds) -> FloatArray:
     return np.asarray(np.ceil(worlds.ranks / worlds.ranks_per_node), dtype=np.float64)
 
 
-def _looked_up(known: Calls, message: Message) -> Array:
+def _looked_up(known: Calls, message: Message) -> FloatArray:
     return known[message.kind]

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitscale.engines import wrapper_facts
 from vitscale.engines.messages import Message
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
 from vitscale.prediction.shares import filling
 from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
@@ -25,7 +25,7 @@ _LEAST_LOADING = 0.01
 """Share of a step; a shorter wait for data is not taken for waiting for the loader."""
 
 
-def fitted_points(series: Series) -> tuple[tuple[Point, ...], str]:
+def fitted_points(series: Series) -> tuple[tuple[MeasuredPoint, ...], str]:
     """(points that a fit may rest on, why others are left out).
 
     Ranks on one device type say nothing about ranks on a mixture of types, unless the speeds of types were compared.
@@ -38,7 +38,7 @@ def fitted_points(series: Series) -> tuple[tuple[Point, ...], str]:
     return tuple(mixtures), f"{counts} ranks ran on one device type, the others on a mixture" if left_out else ""
 
 
-def device_factors(points: Sequence[Point]) -> dict[str, float]:
+def device_factors(points: Sequence[MeasuredPoint]) -> dict[str, float]:
     """Device name -> its time for an image over the fastest type's; empty where no point compares types.
 
     The largest point that has unlike devices and timed each rank is taken.
@@ -53,7 +53,7 @@ def device_factors(points: Sequence[Point]) -> dict[str, float]:
     return {}
 
 
-def slowdown(point: Point, factors: Mapping[str, float]) -> float:
+def slowdown(point: MeasuredPoint, factors: Mapping[str, float]) -> float:
     """With equal shares, the slowest rank's time for an image over the fastest device type's; 1 where nothing tells
     ranks apart.
 
@@ -62,7 +62,7 @@ def slowdown(point: Point, factors: Mapping[str, float]) -> float:
     return max(_slowdowns(point, factors), default=1.0)
 
 
-def _slowdowns(point: Point, factors: Mapping[str, float]) -> tuple[float, ...]:
+def _slowdowns(point: MeasuredPoint, factors: Mapping[str, float]) -> tuple[float, ...]:
     """`slowdown` of each rank; empty where nothing tells ranks apart."""
     if factors:
         return tuple(factors.get(name, 1.0) for name in point.devices)
@@ -72,7 +72,7 @@ def _slowdowns(point: Point, factors: Mapping[str, float]) -> tuple[float, ...]:
     return tuple(statistics.median(speeds) / speed for speed in speeds)
 
 
-def _as_measured(point: Point, factors: Mapping[str, float]) -> tuple[int, float]:
+def _as_measured(point: MeasuredPoint, factors: Mapping[str, float]) -> tuple[int, float]:
     """(images per micro-step, slowdown) of the rank that a point's step waited for: with unequal shares the one whose
     images take longest, which need not be the slowest."""
     train, slower = point.trial.train, _slowdowns(point, factors)
@@ -81,7 +81,7 @@ def _as_measured(point: Point, factors: Mapping[str, float]) -> tuple[int, float
     return max(zip(train.micro_batches, slower, strict=True), key=lambda rank: (rank[0] * rank[1], rank[1]))
 
 
-def typical_slowdown(point: Point, factors: Mapping[str, float]) -> float:
+def typical_slowdown(point: MeasuredPoint, factors: Mapping[str, float]) -> float:
     """The median rank, whose parts are `Point.parts`, beside one of slowdown 1 with the images of `worlds_of`."""
     train, slower = point.trial.train, _slowdowns(point, factors)
     if train.micro_batches is not None and len(slower) == len(train.micro_batches):
@@ -91,7 +91,7 @@ def typical_slowdown(point: Point, factors: Mapping[str, float]) -> float:
     return statistics.median(slower) if factors and slower else 1.0
 
 
-def worlds_of(points: Sequence[Point]) -> Worlds:
+def worlds_of(points: Sequence[MeasuredPoint]) -> Worlds:
     """The configurations that points were measured at."""
 
     def column(values: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -108,7 +108,7 @@ def worlds_of(points: Sequence[Point]) -> Worlds:
     )
 
 
-def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
+def model_of(points: Sequence[MeasuredPoint], evidence: Evidence) -> StepModel:
     """The model of the points' step: the engine's messages by arithmetic, with the bytes that were counted."""
     largest = points[-1]
     sent = messages(largest.trial)
@@ -137,7 +137,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
     )
 
 
-def _counted_norms(counted: Point | None) -> tuple[Message, ...]:
+def _counted_norms(counted: MeasuredPoint | None) -> tuple[Message, ...]:
     """What norms were counted to exchange, for a model that arithmetic does not know."""
     calls = counted.sent_calls.get(_OF_NORMS, 0) if counted is not None else 0
     if counted is None or not calls:
@@ -146,7 +146,7 @@ def _counted_norms(counted: Point | None) -> tuple[Message, ...]:
     return (Message("all_reduce", each, calls / counted.trial.train.grad_accum, "after", None, True),)
 
 
-def _loading(points: Sequence[Point], evidence: Evidence) -> Loading | None:
+def _loading(points: Sequence[MeasuredPoint], evidence: Evidence) -> Loading | None:
     """How long a rank takes to read an image: from steps that waited for it, else from a check of the loader alone."""
     waits = [
         (point.parts.data_wait, statistics.median(point.step_seconds), point.trial.train)

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vitscale.engines import wrapper_facts
-from vitscale.engines.messages import Group, Message, Phase
+from vitscale.engines.messages import Message, RankGroup, StepPhase
 from vitscale.prediction.shares import Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import VitShape, swin_shape, vit_shape
-from vitscale.trial.model_counts import Stage, SwinShape
+from vitscale.trial.model_counts import SwinShape, SwinStage
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec, Trial
 
 _NORM_BYTES = 8
 """A squared norm, in float64."""
-_BOTH: tuple[Phase, Phase] = ("forward", "backward")
+_BOTH: tuple[StepPhase, StepPhase] = ("forward", "backward")
 
 
 def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
@@ -79,7 +79,9 @@ class _Made(NamedTuple):
     weights: int
     products: int
 
-    def message(self, operation: str, size: float, calls: float, phase: Phase, group: Group = "tensor") -> Message:
+    def message(
+        self, operation: str, size: float, calls: float, phase: StepPhase, group: RankGroup = "tensor"
+    ) -> Message:
         """A message of `size` bytes for the micro-batch."""
         return Message(operation, size, calls, phase, None, True, group=group, images=self.images)
 
@@ -122,7 +124,7 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
                 yield made.message("all_to_all", size * passed, 1, phase, "sequence")
 
 
-def _of_swins_heads(trial: Trial, made: _Made, passed: int, own: Counter[Stage]) -> Iterator[Message]:
+def _of_swins_heads(trial: Trial, made: _Made, passed: int, own: Counter[SwinStage]) -> Iterator[Message]:
     """What tensor ranks send for a Swin's blocks: attention's tokens, in whole windows where a rank has all of an
     image, and the gradient of what each block's position biases are made of, as large for any number of images.
 

@@ -262,7 +262,9 @@ def compared(folder: Path, bandwidth: str, series: Series) -> list[Row]:
     )
     truth = analysis.analyse(store.load(folder / "truth"))
     measured = {
-        (engine_of(one.trial), one.trial.world.size): statistics.median(run.step_seconds or 0.0 for run in one.run_figures)
+        (engine_of(one.trial), one.trial.world.size): statistics.median(
+            run.step_seconds or 0.0 for run in one.run_figures
+        )
         for some in (known, truth)
         for one in some.trials.values()
         if one.run_figures

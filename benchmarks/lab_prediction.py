@@ -76,7 +76,7 @@ steps = {steps}
 warmup_steps = 2
 repeats = {repeats}
 evaluate = false
-{probes}"""
+{meters}"""
 ENGINES = """\
   { engine = "ddp", bucket_mib = 2 },
   { engine = "deepspeed", zero_stage = 1, bucket_mib = 4, gather_bucket_mib = 4 },
@@ -126,7 +126,7 @@ class Series:
             heads=self.heads,
             oversubscribe="oversubscribe = true\n" * (self.ranks_per_host > 1),
             ranks_per_host=self.ranks_per_host,
-            probes='probes = ["sleeping-stages"]\n' * self.stages_sleep,
+            meters='meters = ["sleeping-stages"]\n' * self.stages_sleep,
         )
 
 
@@ -164,7 +164,7 @@ def sleeping(compute, seconds):
 
     return longer
 """
-"""A probe of another package: each stage sleeps in a micro-batch's forward, and twice as long in its backward, beside
+"""A meter of another package: each stage sleeps in a micro-batch's forward, and twice as long in its backward, beside
 the little that it computes."""
 
 
@@ -221,10 +221,10 @@ def main() -> None:
 
 def measure(folder: Path, bandwidth_mbit: float, series: Series) -> None:
     """Makes the results folders `fit`, with a check of its hosts, and `truth`."""
-    probe = folder / "sleeping_stages-1.dist-info"
-    probe.mkdir(parents=True, exist_ok=True)
-    (probe / "METADATA").write_text("Name: sleeping-stages\nVersion: 1\n")
-    (probe / "entry_points.txt").write_text("[vitscale.probes]\nsleeping-stages = sleeping_stages:Stages\n")
+    package = folder / "sleeping_stages-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text("Name: sleeping-stages\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[vitscale.meters]\nsleeping-stages = sleeping_stages:Stages\n")
     (folder / "sleeping_stages.py").write_text(SLEEPING)
     os.environ["PYTHONPATH"] = str(folder)
     with laboratory(series.hosts, bandwidth_mbit, series.cores_per_host, series.ranks_per_host) as lab:
@@ -287,7 +287,7 @@ def engine_of(trial: Trial) -> str:
     """As the table has it."""
     train = trial.train
     engine = {"ddp": "DDP", "fsdp2": "FSDP2"}.get(train.engine) or f"ZeRO-{train.zero_stage}"
-    return ", ".join(filter(None, (engine, split_name(trial.parallel), "sleeping" * bool(trial.window.probes))))
+    return ", ".join(filter(None, (engine, split_name(trial.parallel), "sleeping" * bool(trial.window.meters))))
 
 
 def machine(every: Iterable[Series]) -> str:

@@ -2,10 +2,10 @@
 
     python benchmarks/light_window_cost.py [--pairs 30] [--steps 400]
 
-The training loop runs over an engine that computes nothing, once as it is and once with the clock, the record and the
-idle explainer taken out; pairs alternate, so that drift falls on both. Their difference is the measurement, the writing
-thread included. It is set against the median step of a small model at a small batch, which is a short step. Exit code 1
-where the upper bound exceeds 0.5 % of it.
+The training loop runs over an engine that computes nothing, once as it is and once with its recorder taken out, which
+drives the clock, the record and the idle explainer; pairs alternate, so that drift falls on both. Their difference is
+the measurement, the writing thread included. It is set against the median step of a small model at a small batch, which
+is a short step. Exit code 1 where the upper bound exceeds 0.5 % of it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from vitscale import models, sources
-from vitscale.engines import Engine
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.base import Engine
+from vitscale.engines.plain.wrap import PlainEngine
 from vitscale.store import RankLog
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.rank_process import RankInfo
+from vitscale.worker.recorder import EpochMeasures
 from vitscale.worker.training import Training
 
 LIMIT_SHARE = 0.005
@@ -68,17 +70,21 @@ class Idle(Engine):
         return lambda *_, **__: None
 
 
-class Nothing:
-    """Stands for the clock, the log and the explainer: every call returns at once."""
+class Unrecorded:
+    """Stands for the recorder: it counts steps, and records nothing."""
 
-    explaining = False
-    path = Path(tempfile.gettempdir()) / "none"
+    window = "light"
+    has_profile = False
+    backend = None
+    resources = SimpleNamespace(peak_bytes=lambda _: None)
+    begin_epoch = begin_step = close = staticmethod(lambda *_: None)
+    end_epoch = staticmethod(lambda: EpochMeasures(wall_seconds=0.0, resources=None))  # type: ignore[arg-type]  # unread
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *_, **__: []
+    def __init__(self) -> None:
+        self.step = 0
 
-    def step(self, _number: int) -> AbstractContextManager[None]:
-        return _NULL
+    def end_step(self, _images: int, _loss: torch.Tensor) -> None:
+        self.step += 1
 
     def phase(self, _name: str) -> AbstractContextManager[None]:
         return _NULL
@@ -104,7 +110,7 @@ def trial(steps: int) -> Trial:
         train=TrainSpec(engine="none", precision="fp32", device="cpu", micro_batch=8),
         world=World(ranks_per_node=1, threads_per_rank=1),
         window=WindowSpec(steps=steps, warmup_steps=0, evaluate=False, explain=False),
-        launcher="in-process",
+        launcher="local",
     )
 
 
@@ -112,16 +118,16 @@ def seconds_per_step(steps: int, measured: bool) -> float:
     """The loop over the idle engine."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = trial(steps)
-        log: Any = RankLog(Path(folder), 0) if measured else Nothing()
+        log = RankLog(Path(folder), 0)
         training = Training(wanted, PLACE, sources.load(wanted.data), Idle(), CPU, log, 0)
         if not measured:
-            training.clock = Nothing()  # type: ignore[assignment]  # stands for it
-            training.explainer = Nothing()  # type: ignore[assignment]  # stands for it
+            training.recorder.close()
+            training.recorder = Unrecorded()  # type: ignore[assignment]  # stands for it
+            training.log = SimpleNamespace(write=lambda _: None)  # type: ignore[assignment]  # stands for it
         training.passes.preprocess = Taken()  # type: ignore[assignment]  # stands for it
         began = time.perf_counter()
         training.run()
-        if measured:
-            log.close()  # what the writing thread has still to do belongs to the measurement
+        log.close()  # what the writing thread has still to do belongs to the measurement
         return (time.perf_counter() - began) / steps
 
 

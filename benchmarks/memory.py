@@ -236,7 +236,8 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     import torch
     from tensor_memory import tensor_memory
 
-    from vitscale import engines, models
+    from vitscale import models
+    from vitscale.engines import building
     from vitscale.models.named import AuxiliaryLogits
     from vitscale.worker.passes import label_losses, slot_loss
 
@@ -269,7 +270,7 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
 
     found = {}
     with memory.watch() if steps_on_gloo >= STEPS_ON_GLOO else nullcontext():
-        engine = engines.build(models.build(wanted.model), wanted, device)
+        engine = building.build(models.build(wanted.model), wanted, device)
         auxiliary = AuxiliaryLogits(engine.module, wanted.model.auxiliary_weight) if segments else None
         step(engine)
     if steps_on_gloo >= STEPS_ON_GLOO:
@@ -294,13 +295,14 @@ def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int,
     """
     import torch
 
-    from vitscale import engines, models
+    from vitscale import models
+    from vitscale.engines import building
 
     torch.set_num_threads(1)
     cases = lacking(rows, chosen(only, ranks, kind))
     for wanted in cases.values():
         models.preload(wanted.model)
-        engines.preload(wanted.train)
+        building.preload(wanted.train)
     gc.freeze()  # DeepSpeed looks for garbage when it builds an engine: not among what is imported
     for (engine, variant), wanted in cases.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ from tensor_memory import tensor_memory
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from vitscale.engines.splits import split_tokens
+from vitscale.engines.shared.splits import split_tokens
 from vitscale.models.named import Attention, VisionTransformer
 from vitscale.probes.traffic import TrafficCounter
 from vitscale.trial.model_spec import ModelSpec, resolve

@@ -44,7 +44,8 @@ def main(launcher: str, hostfile: Path, folder: Path) -> None:
         last = WORLD.size - 1
         (folder / f"kill-{last}").touch()
         wait_until(
-            lambda: (status := started.heartbeats.statuses().get(last)) and status.lost, "the driver hears of the loss"
+            lambda: (status := started.heartbeats.statuses().get(last)) and status.disconnection,
+            "the driver hears of the loss",
         )
         exit_code = started.wait(3.0)
     finally:

@@ -205,6 +205,26 @@ class _Calls:
         return self.call
 
 
+class _CallsThenSets:
+    """Pickles as a call whose result then gets a state."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], state: tuple[Any, ...]) -> None:
+        self.call = (function, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def object_outside_its_array() -> bytes:
+    """A pickle of allowed names alone: items of 8 bytes whose one field, an object, lies a gigabyte beyond them.
+
+    numpy 2.4 believes the offset: making the array writes there.
+    """
+    fields = {"a": (np.dtype("O"), 1 << 30)}
+    element = _CallsThenSets(np.dtype, ("V8", False, True), (3, "|", None, ("a",), fields, 8, 1, 63))
+    return pickle.dumps({"data": _Calls(np.ndarray, (2,), element)}, 2)
+
+
 def malicious_pickles(trace: Path) -> dict[str, bytes]:
     """Name -> a pickle that makes the file `trace`, or takes the process down, where it is unpickled carelessly."""
     touch = f"touch {trace}"
@@ -237,6 +257,7 @@ def malicious_pickles(trace: Path) -> dict[str, bytes]:
         "build with a dict": b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb.",
         "array of a terabyte": empty + b"\x8a\x06" + (1 << 40).to_bytes(6, "little") + b"\x85U\x01b\x87R.",
         "array of another type": empty.replace(b"ndarray", b"dtype") + b"K\x00\x85U\x01b\x87R.",
+        "an object outside its array": object_outside_its_array(),
         "bytes of an exabyte": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.",
         "memo index of 2^31": b"\x80\x02]r" + struct.pack("<I", (1 << 32) - 1) + b".",
         "nested a hundred thousand deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",

@@ -15,7 +15,6 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
-import vl_convert  # noqa: F401 - a report that finds it loaded starts no process to draw its figures
 from threadpoolctl import threadpool_limits
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -55,7 +54,7 @@ APART = (
 )
 """Long tests of the longest file that share nothing with its others: any process may run them."""
 COMPUTING = (
-    "advice", "analysis", "base", "deepspeed_lint", "importers", "models", "present", "prediction", "profiles",
+    "advice", "analysis", "api", "base", "deepspeed_lint", "importers", "models", "present", "prediction", "profiles",
     "published", "pages", "sources", "store", "study", "trial", "test_cli_advise.py", "test_cli_bad_input.py",
     "test_cli_option_values.py", "test_cli_predict.py", "test_documented_commands.py", "test_docs_site.py",
     "test_fuzzing.py", "test_json_forms.py", "test_measures.py", "test_packaging.py", "test_readme.py",

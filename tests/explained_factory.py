@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from results_factory import explained_run, make_curve, make_results, make_trial
+from results_factory import explained_run, make_curve, make_results, make_trial, steps_of_epoch
 from vitscale.analysis.runs.compute import SHORTEST_SECONDS
 from vitscale.store.records import EnergyReading, GpuSamples, GradientLine, MatmulLine, RankRecord, ResourcesLine
 from vitscale.store.results import Results, Run
@@ -69,6 +69,7 @@ def _with_resources(trial: Trial, rank: RankRecord) -> RankRecord:
     lines = tuple(
         ResourcesLine(
             epoch=epoch.epoch,
+            steps=steps_of_epoch(rank, epoch.epoch),
             seconds=max(epoch.seconds, SHORTEST_SECONDS),
             cpu_seconds=max(epoch.seconds, SHORTEST_SECONDS) * max(0.1, 0.8 - 0.1 * rank.rank),
             cpu_throttled_seconds=None,

@@ -50,9 +50,12 @@ _IMPORTED = {
         # Those of examples of own scripts too.
         "transformers.models.vit.modeling_vit",
     ),
-    "commands": ("vitscale.cli", "vitscale.lab.enter", "vl_convert"),
+    "commands": ("vitscale.cli", "vitscale.lab.enter"),
 }  # fmt: skip
-_WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
+_WORKER_PLANE = (
+    "vitscale.worker", "vitscale.models", "vitscale.datasets", "vitscale.probes",
+    "vitscale.engines.base", "vitscale.engines.building", "vitscale.engines.shared",
+)  # fmt: skip
 _PR_SET_PDEATHSIG = 1
 _popen = subprocess.Popen
 AT_FIRST = dict(os.environ)
@@ -432,12 +435,12 @@ def main(path: str, kind: str) -> None:
         importlib.import_module(name)
     if kind == "commands":
         for module in pkgutil.walk_packages(importlib.import_module("vitscale").__path__, "vitscale."):
-            if not module.name.startswith(_WORKER_PLANE) and not module.name.endswith("__main__"):
+            if not module.name.startswith(_WORKER_PLANE) and not module.name.endswith(("__main__", ".wrap")):
                 with contextlib.suppress(ImportError):  # whoever needs what is not installed is told by the command
                     importlib.import_module(module.name)
     if kind == "ranks" and BRIEF in before:
+        from vitscale.engines.packages import installed_versions
         from vitscale.probes import matmul
-        from vitscale.trial.engines import installed_versions
         from vitscale.worker.session import _thread_pools
 
         installed_versions()

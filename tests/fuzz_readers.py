@@ -25,6 +25,7 @@ from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import analysis, sources, store
 from vitscale.deepspeed_lint import Setting, lint_file
+from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import StoreError
 from vitscale.importers.contents import LinkFormat, Options
 from vitscale.importers.importing import import_logs
@@ -45,7 +46,6 @@ from vitscale.store.checks import read_check, write_check
 from vitscale.store.packs import pack_runs, read_outcomes, read_pack
 from vitscale.store.records import ExplainedLine
 from vitscale.study.file import StudyFile, read_site
-from vitscale.trial import deepspeed_config
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec
 
@@ -257,7 +257,7 @@ def _pack(path: Path) -> object:
 def _checkpoint_seed(name: str) -> bytes:
     import torch
 
-    from vitscale.engines.checkpoint import Description, write_description, write_tensors
+    from vitscale.engines.shared.checkpoint import Description, write_description, write_tensors
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -278,7 +278,7 @@ def _checkpoint_seed(name: str) -> bytes:
 
 def _checkpoint(name: str) -> Read:
     def read(path: Path) -> object:
-        from vitscale.engines.checkpoint import TensorFile, read_description
+        from vitscale.engines.shared.checkpoint import TensorFile, read_description
 
         path = path.rename(path.with_name(name))
         if path.suffix == ".json":

@@ -5,16 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from study_factory import expanded
 from vitscale.launchers import Launcher, Spawn
+from vitscale.launchers.base import lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import Trial, World
 
 PYTHON = sys.executable
 FOLDER = Path("/results/with a space/runs/0123456789ab-r0-a0")
 PLAIN_FOLDER = Path("/results/runs/0123456789ab-r0-a0")
+
+
+class BareLauncher(Launcher):
+    """Starts one rank by its own command, with nothing in between: the lightest start, for tests of all around it."""
+
+    def launch(self, world: World, spawn: Spawn) -> Spawn:
+        del world
+        return replace(spawn, per_host=bool(spawn.hosts))
+
+    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
+        return lacking(world, hosts) if world.size == 1 else f"it starts one rank, not {world.size}"
 
 
 def world(nodes: int, ranks_per_node: int) -> World:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale import store
+from vitscale.engines.step_schedule import windows
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     Device,
@@ -27,7 +28,6 @@ from vitscale.store.records import (
 from vitscale.store.results import Curve, CurvePoint, Outcome, OutcomeKind, Results, Run, RunHeader, StudyRecord
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import micro_batches
-from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, samples_used, steps_per_epoch
 
 TRAIN_SAMPLES = 1024
@@ -151,6 +151,12 @@ def make_rank(
         ended=True,
         broken=(),
     )
+
+
+def steps_of_epoch(record: RankRecord, epoch: int) -> tuple[int, int]:
+    """The first and the last step of an epoch, as a line of resources has them."""
+    numbers = [line.step for line in record.steps if line.epoch == epoch]
+    return numbers[0], numbers[-1]
 
 
 def make_run(

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from vitscale import cli
-from vitscale.cli.base import hours, money, rank_counts, seconds, share_of, share_of_whole, size_bytes
+from vitscale.api.arguments import size_bytes
+from vitscale.cli.base import hours, money, rank_counts, seconds, share_of, share_of_whole
 from vitscale.errors import RequestError
 from vitscale.prediction.layouts import MOST_RANKS
 

@@ -15,7 +15,7 @@ import typer
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
-from vitscale.cli.asking import AdviseAsking, PredictAsking
+from vitscale.api.asking import AdviseAsking, PredictAsking
 from vitscale.cli.predicting import advise, predict
 from vitscale.prediction.remarks import OptionWithoutEffect, Remarks, change_nothing, options_without_effect
 from vitscale.present.document import Bullets

@@ -53,7 +53,7 @@ def test_a_verb_waits_for_no_library_that_it_has_no_use_for(tmp_path: Path, verb
 
 
 def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vitscale", "plan", str(study(tmp_path, "in-process"))]
+    command = [sys.executable, "-m", "vitscale", "plan", str(study(tmp_path, "local"))]
     for more in ([], ["--json"]):
         with Path("/dev/full").open("w") as full:
             answer = subprocess.run([*command, *more], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

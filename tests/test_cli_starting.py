@@ -18,6 +18,7 @@ from PIL import Image
 
 from driving import vitscale
 from vitscale import cli, store
+from vitscale.api import running
 from vitscale.cli import studies
 from vitscale.runner import Plan
 from vitscale.study.file import StudyFile
@@ -241,7 +242,8 @@ def test_a_number_of_ranks_is_one_or_more(call: Call) -> None:
 
 def test_a_length_of_the_command_line_is_the_length(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Plan] = []
-    monkeypatch.setattr(studies, "carry_out", lambda plan, *_, **__: done.append(plan))
+    monkeypatch.setattr(running, "carry_out", lambda plan, *_, **__: done.append(plan))
+    monkeypatch.setattr(studies, "show_runs", lambda *_, **__: None)
     assert call("train", "--gpus", "1", "train.epochs=2")[::2] == (0, "")
     (trial,) = done[0].record.trials.values()
     assert (trial.train.epochs, trial.window.steps) == (2, None)
@@ -270,7 +272,8 @@ def test_on_a_terminal_it_asks_for_what_was_not_given(
 def test_train_makes_one_trial_of_what_is_asked(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the running, which `run` does of any plan."""
     done: list[tuple[Plan, Path]] = []
-    monkeypatch.setattr(studies, "carry_out", lambda plan, results, *_, **__: done.append((plan, results)))
+    monkeypatch.setattr(running, "carry_out", lambda plan, results, *_, **__: done.append((plan, results)))
+    monkeypatch.setattr(studies, "show_runs", lambda *_, **__: None)
     tiny = ("train", "--gpus", "1", "model.layers=1")
     for arguments in (tiny, tiny, (*tiny, "train.micro_batch=4")):
         assert call(*arguments)[0] == 0

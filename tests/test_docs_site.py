@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from types import ModuleType
 import pytest
 from typer.main import get_command
 
+import vitscale
 from vitscale import cli
 from vitscale.study.sections import SECTIONS
 
@@ -93,6 +95,19 @@ def test_references_hold_every_verb_and_every_key(hook: ModuleType) -> None:
     for section, kind in SECTIONS.items():
         part = keys.partition(f"## [{section}]")[2].partition("\n## ")[0]
         assert set(re.findall(r"^\| `(\w+)`", part, re.M)) == set(kind.model_fields)
+
+
+def test_the_reference_of_python_holds_every_name_and_every_argument(hook: ModuleType) -> None:
+    page = hook.python_api()
+    for name in vitscale.__all__:
+        assert f"`vitscale.{name}`" in page or f"### vitscale.{name}\n" in page
+    for name in ("advise", "import_results"):
+        part = page.partition(f"### vitscale.{name}\n")[2].partition("\n### ")[0]
+        assert re.findall(r"^- `(\w+)`: ", part.partition("**Returns**")[0], re.M) == [
+            *inspect.signature(getattr(vitscale, name)).parameters
+        ]
+    limits = page.partition("### vitscale.AdviceLimits\n")[2].partition("\n### ")[0]
+    assert re.findall(r"^\| `(\w+)`", limits, re.M) == ["deadline_seconds", "budget", "min_efficiency"]
 
 
 @pytest.mark.parametrize("symptom", SYMPTOMS)

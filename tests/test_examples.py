@@ -19,7 +19,7 @@ from cifar_factory import pack, write_cifar10
 from driving import vitscale
 from image_files import blocks, encoded, photograph, write_scene
 from vitscale import models, store
-from vitscale.engines.stages import Stage, stage_plan
+from vitscale.engines.shared.stages import Stage, stage_plan
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -143,7 +143,7 @@ def test_stages_of_an_own_model_are_its_forward(
         assert torch.equal(hidden, model(images))
         blocks = list[torch.nn.Module]()
         for rank in range(ranks):
-            monkeypatch.setattr("vitscale.engines.stages.dist.get_rank", lambda rank=rank: rank)
+            monkeypatch.setattr("vitscale.engines.shared.stages.dist.get_rank", lambda rank=rank: rank)
             blocks += plan.blocks_of(model, trial)
         assert blocks == [module for module in model.modules() if type(module).__name__ == "Block"]
         widths |= set(handed_on)

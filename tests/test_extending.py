@@ -20,7 +20,7 @@ import torch
 from forks import Prepared
 from vitscale import store
 from vitscale.launchers import Launcher
-from vitscale.probes import Probe
+from vitscale.probes import EpochMeter
 from vitscale.sources import Source
 
 PACKAGE = Path(__file__).parent / "example_package"
@@ -47,9 +47,9 @@ oversubscribe = true
 repeats = 1
 warmup_steps = 1
 explain = false
-probes = ["switches"]
+meters = ["switches"]
 [sweep]
-"train.engine" = ["ddp", "summed"]
+"train.engine" = ["ddp", "summed", "averaged"]
 """
 
 
@@ -60,7 +60,7 @@ def test_what_the_page_imports_is_there(tmp_path: Path) -> None:
     names: dict[str, Any] = {"Path": Path, "Mapping": Mapping, "Sequence": Sequence, "torch": torch}
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
     names = runpy.run_path(str(tmp_path / "page.py"), names)
-    for kind, methods in ((Launcher, "launch unavailable unfit"), (Source, "check load"), (Probe, "begin end")):
+    for kind, methods in ((Launcher, "launch unavailable unfit"), (Source, "check load"), (EpochMeter, "begin end")):
         for method in methods.split():
             real = inspect.signature(getattr(kind, method), eval_str=True)
             assert inspect.signature(names[method]) == real, method
@@ -98,7 +98,7 @@ def results(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 def test_a_study_trains_with_what_another_package_brings(environment: dict[str, str], results: Path) -> None:
     loaded = store.load(results)
     trials = {trial.train.engine: (identity, trial) for identity, trial in loaded.study.trials.items()}
-    assert set(trials) == {"ddp", "summed"}
+    assert set(trials) == {"ddp", "summed", "averaged"}
     assert {trial.model.factory for _, trial in trials.values()} == {"vitscale_example.model:flat"}
     assert loaded.study.versions["vitscale-example"] == "1.0"
     runs = {run.header.trial_id: run for run in loaded.runs}
@@ -109,21 +109,36 @@ def test_a_study_trains_with_what_another_package_brings(environment: dict[str, 
         assert len(run.ranks) == 2
         losses[engine] = [step.loss for step in run.ranks[0].steps]
         for rank in run.ranks:
-            (line,) = rank.probes
-            assert (line.probe, line.epoch) == ("switches", 0)
+            (line,) = rank.meters
+            assert (line.meter, line.epoch) == ("switches", 0)
             assert (line.values["niceness"] or 0) >= 1, "its launcher started it"
             assert line.values["noted"] == 1, "its scheduler adapted what is started"
     assert losses["summed"] == pytest.approx(losses["ddp"], rel=1e-5), "the engine computes what DDP does"
 
 
 @pytest.mark.ranks
-def test_results_are_read_where_the_package_is_not(results: Path) -> None:
-    said = json.loads(vitscale(dict(os.environ), "report", results, "--json"))
-    assert {trial["engine"] for trial in said["trials"]} == {"ddp", "summed"}
+def test_an_engine_that_trains_otherwise_is_not_called_wrong(environment: dict[str, str], results: Path) -> None:
+    """It says so itself; and where its package is not, nobody knows."""
+    here, elsewhere = (
+        {trial["engine"]: trial for trial in json.loads(vitscale(shell, "report", results, "--json"))["trials"]}
+        for shell in (environment, dict(os.environ))
+    )
+    assert {engine: trial["drift"] for engine, trial in here.items()} == {
+        "ddp": "reference", "summed": "agrees", "averaged": "unknown",
+    }  # fmt: skip
+    assert here["averaged"]["drift_reason"] == "no other trial of the study computes the same"
+    assert elsewhere["averaged"]["drift_reason"] == "whom averaged trains alike with is not known"
+    assert elsewhere["summed"]["drift"] == "unknown"
 
 
 @pytest.mark.ranks
-def test_a_chart_shows_what_its_probe_recorded(environment: dict[str, str], results: Path, tmp_path: Path) -> None:
+def test_results_are_read_where_the_package_is_not(results: Path) -> None:
+    said = json.loads(vitscale(dict(os.environ), "report", results, "--json"))
+    assert {trial["engine"] for trial in said["trials"]} == {"ddp", "summed", "averaged"}
+
+
+@pytest.mark.ranks
+def test_a_chart_shows_what_its_meter_recorded(environment: dict[str, str], results: Path, tmp_path: Path) -> None:
     vitscale(environment, "report", results, "--chart", "switches", "--format", "md,svg", "-o", tmp_path)
     assert "## From other packages" in (tmp_path / "report.md").read_text()
     assert "context switches an epoch" in (tmp_path / "switches.svg").read_text()
@@ -154,7 +169,7 @@ def test_a_log_is_imported(environment: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        (('["ddp", "summed"]', '["ddp", "broken"]'), "engine"),
+        (('["ddp", "summed", "averaged"]', '["ddp", "broken"]'), "engine"),
         (('name = "stripes"', 'name = "broken"'), "dataset"),
         (('"niced"', '"broken"'), "launcher"),
         (('"noted"', '"broken"'), "scheduler"),
@@ -173,7 +188,7 @@ def test_a_broken_one_is_named_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('["ddp", "summed"]', '["ddp", "sumed"]'), "summed"),
+        (('["ddp", "summed", "averaged"]', '["ddp", "sumed"]'), "summed"),
         (('name = "flat"', 'name = "flatt"'), "flat"),
         (('name = "stripes"', 'name = "stripe"'), "stripes"),
         (('"niced"', '"nice"'), "niced"),

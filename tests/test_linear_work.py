@@ -11,11 +11,11 @@ import pytest
 
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, write_study
-from vitscale.cli import importing
 from vitscale.errors import RequestError
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
+from vitscale.pages import imported
 from vitscale.prediction.memory.forecast import forecast_bytes, totals
 from vitscale.present import document, terminal, terminal_table
 from vitscale.runner import plan_estimate, planning, preview
@@ -219,7 +219,7 @@ def test_the_table_of_an_import() -> None:
             trials=dict.fromkeys(ids, trial),
         )
         done = SimpleNamespace(study=study, runs=[Imported(trial_id) for trial_id in ids for _ in range(2)])
-        rows = importing._series(cast("Any", done))
+        rows = imported.series_fields(cast("Any", done))
         assert [(row["runs"], row["steps"]) for row in rows] == [(2, 4)] * series
         return looks.count
 

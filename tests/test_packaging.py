@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
@@ -148,9 +149,18 @@ def test_torch_comes_with_the_extra_that_trains_alone(packages: dict[str, Path])
         lines = archive.read(name).decode().splitlines()
     torch = [line for line in lines if re.match(r"Requires-Dist: torch\b", line)]
     assert [line.split(";")[1].strip() for line in torch] == ['extra == "train"']
-    assert {"energy", "hf", "images", "megatron", "mpi", "train"} <= {
+    assert {"energy", "hf", "images", "megatron", "train"} <= {
         line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")
     }
+
+
+def test_the_quickstart_says_what_every_extra_brings() -> None:
+    """Those of `make test` aside: a user needs none of them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    table = page[page.index("| extra |") :].split("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall("`([a-z]+)`", row.split("|")[1])}
+    assert named == project["optional-dependencies"].keys() - {"dev"}
 
 
 def test_every_version_that_make_installs_runs_on_the_oldest_python() -> None:

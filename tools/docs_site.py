@@ -1,10 +1,11 @@
 """What MkDocs does not know of these docs (a hook of mkdocs.yml): the README is the site's first page, files outside of
-docs/ that a page links to come along, and two references are written from the code."""
+docs/ that a page links to come along, and three references are written from the code."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from typer.testing import CliRunner
 
 from vitscale import cli
 from vitscale.study.schema import study_schema
+
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads a hook by its path alone
+from api_pages import python_api
 
 ROOT = Path(__file__).parent.parent
 MOVED = {"README.md": "index.md", "examples/": "examples/index.md", "docs/decisions/": "decisions/index.md"}
@@ -33,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "decisions/index.md": listed("Decisions", "docs/decisions", "0*.md"),
         "examples/index.md": listed("Examples", "examples", "**/*.toml"),
         "reference/commands.md": commands(),
+        "reference/python-api.md": python_api(),
         "reference/study-keys.md": study_keys(),
     }
     for path, text in pages.items():

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from vitscale.cli.base import positive, seconds_of
+from vitscale.api.arguments import positive
+from vitscale.cli.base import seconds_of
 from vitscale.errors import RequestError
 
 

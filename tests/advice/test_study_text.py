@@ -85,13 +85,12 @@ def test_several_hosts_and_an_engine_with_a_stage(tmp_path: Path) -> None:
     assert (trial.train.engine, trial.train.zero_stage, trial.train.activation_checkpointing) == ("deepspeed", 3, True)
 
 
-@pytest.mark.parametrize("measured", ["local", "in-process"])
-def test_a_launcher_of_one_host_gives_way_where_the_advice_has_several(tmp_path: Path, measured: str) -> None:
+def test_a_launcher_of_one_host_gives_way_where_the_advice_has_several(tmp_path: Path) -> None:
     """The study starts there, as the job files start it: with a hostfile."""
     advice = advised(replace(ASKED, gpus=(8,), ranks_per_node=4))
     option = advice.chosen
     assert option is not None
-    local = advice.trials[option.series].model_copy(update={"launcher": measured})
+    local = advice.trials[option.series].model_copy(update={"launcher": "local"})
     hostfile = tmp_path / "hosts"
     hostfile.write_text("HOST1 slots=4\nHOST2 slots=4\n", encoding="utf-8")
 
@@ -99,11 +98,11 @@ def test_a_launcher_of_one_host_gives_way_where_the_advice_has_several(tmp_path:
     plan = planned(tmp_path, text, launch={"hostfile": str(hostfile)})
 
     assert only_trial(plan).launcher == "torchrun"
-    assert f'# Measured under launcher = "{measured}", which starts ranks on one host alone: "torchrun"' in text
+    assert '# Measured under launcher = "local", which starts ranks on one host alone: "torchrun"' in text
     assert len(launch_lines(advised_trial(option, local, advice.work))) == 2
     one_host = advised(replace(ASKED, gpus=(8,)))
-    kept = text_of(one_host, one_host.trial.model_copy(update={"launcher": measured}))
-    assert tomllib.loads(kept)["launch"]["launcher"] == measured
+    kept = text_of(one_host, one_host.trial.model_copy(update={"launcher": "local"}))
+    assert tomllib.loads(kept)["launch"]["launcher"] == "local"
     assert "Measured under" not in kept
 
 

@@ -13,6 +13,7 @@ from results_factory import (
     make_results,
     make_trial,
     steady_run,
+    steps_of_epoch,
 )
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.runs.repeats import components, groups, observations
@@ -96,7 +97,13 @@ def test_what_explains_a_trial_counts_allocations_as_its_times_do() -> None:
             run = explained_run(trial, [parts], repeat=len(runs), environments=around)
             energy = {"joules": TRAIN_SAMPLES * factor, "source": "NVML", "reason": None, "devices": ("GPU-a",)}
             memory = {"cpu_throttled_seconds": None, "rss_bytes": 1, "peak_rss_bytes": 1}
-            line = {"epoch": 1, "seconds": 100.0, "cpu_seconds": 1.0, "energy": energy} | memory
+            line = {
+                "epoch": 1,
+                "steps": steps_of_epoch(run.ranks[0], 1),
+                "seconds": 100.0,
+                "cpu_seconds": 1.0,
+                "energy": energy,
+            } | memory
             resources = (ResourcesLine.model_validate(line),)
             runs.append(run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"resources": resources}),)}))
     (found,) = analyse(make_results([(make_curve([trial]), [trial])], runs)).trials.values()

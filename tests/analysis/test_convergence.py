@@ -23,8 +23,7 @@ from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import Run
-from vitscale.trial.step_schedule import StepWindow
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import StepWindow, Trial
 
 TWO_RANKS = make_trial("ddp", 2, micro_batch=4)
 WITH_TARGET = make_trial("ddp", 1, target_accuracy=0.5)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_factory import make_trial
-from vitscale.analysis.scaling import curve_name, engine_name, trial_name
+from vitscale.analysis.scaling import curve_name, trial_name
+from vitscale.engines.names import engine_name
 from vitscale.study.sections import TrainSection
 from vitscale.trial.trial import AccelerateBackend, GradientDtype, Offload
 

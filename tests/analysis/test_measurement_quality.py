@@ -8,7 +8,7 @@ from report_forms import terminal
 from results_factory import make_curve, make_results, make_trial, steady_run
 from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
 from vitscale.analysis import analyse
-from vitscale.store.records import PARTS, ProbeLine
+from vitscale.store.records import PARTS, MeterLine
 from vitscale.store.results import Results
 
 
@@ -57,18 +57,18 @@ def test_a_script_without_a_probe_is_said_to_be_timed_as_a_whole() -> None:
     assert "timed as a whole" in said
 
 
-def test_a_probe_that_told_nothing_is_a_note_with_its_reason() -> None:
+def test_a_meter_that_told_nothing_is_a_note_with_its_reason() -> None:
     trial = make_trial("ddp")
     run = steady_run(trial, 0.1)
     (rank,) = run.ranks
-    lines = [ProbeLine(probe="meter", epoch=0, values={"watts": 2.0})]
-    lines += [ProbeLine(probe="meter", epoch=e, values={}, reason="probe 'meter': end: unplugged") for e in (1, 2)]
-    untold = run.model_copy(update={"ranks": (rank.model_copy(update={"probes": tuple(lines)}),)})
-    found = verdict(of_one_trial(trial, untold), "probe-unavailable")
+    lines = [MeterLine(meter="meter", epoch=0, values={"watts": 2.0})]
+    lines += [MeterLine(meter="meter", epoch=e, values={}, reason="meter 'power': end: unplugged") for e in (1, 2)]
+    untold = run.model_copy(update={"ranks": (rank.model_copy(update={"meters": tuple(lines)}),)})
+    found = verdict(of_one_trial(trial, untold), "meter-unavailable")
     assert found.severity == "note"
-    assert found.message.startswith("probe unavailable: probe 'meter': end: unplugged (epoch 1 of rank 0, ")
+    assert found.message.startswith("meter unavailable: meter 'power': end: unplugged (epoch 1 of rank 0, ")
     assert found.message.endswith("; 2 readings in all")
-    assert "probe-unavailable" not in kinds(of_one_trial(trial, run))
+    assert "meter-unavailable" not in kinds(of_one_trial(trial, run))
 
 
 def test_a_profile_that_was_not_asked_for_is_a_note() -> None:

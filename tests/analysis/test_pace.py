@@ -15,8 +15,7 @@ from vitscale.analysis.runs.steps import FIRST, SHORT, WHOLE, RunSteps, elapsed_
 from vitscale.store.lines import Steps
 from vitscale.store.records import StepLine
 from vitscale.store.results import Run
-from vitscale.trial.step_schedule import StepWindow
-from vitscale.trial.trial import effective_steps
+from vitscale.trial.trial import StepWindow, effective_steps
 
 STEP = 0.5
 

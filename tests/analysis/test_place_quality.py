@@ -4,13 +4,30 @@ from typing import Any
 
 import pytest
 
-from results_factory import VERSIONS, failed_run, make_curve, make_environment, make_results, make_trial, steady_run
+from results_factory import (
+    VERSIONS,
+    failed_run,
+    make_curve,
+    make_environment,
+    make_results,
+    make_trial,
+    steady_run,
+    steps_of_epoch,
+)
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.runs.environments import RunEnvironment, differences, run_environments
 from vitscale.analysis.runs.repeats import allocation_of
 from vitscale.base.program import MEASURING_NAME
-from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
+from vitscale.store.records import (
+    Collective,
+    Device,
+    GpuSamples,
+    GpuSettings,
+    RankRecord,
+    ResourcesLine,
+    TrafficLine,
+)
 from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial, World
 
@@ -308,11 +325,15 @@ def with_use(**use: Any) -> Results:
     """Three repeats of two ranks, which used something of their machine in each epoch of 12.8 s."""
     results = three_repeats()
     fields: dict[str, Any] = {"cpu_throttled_seconds": None, "rss_bytes": 1, "peak_rss_bytes": 1} | use
-    lines = tuple(ResourcesLine(epoch=epoch, seconds=10.0, cpu_seconds=9.0, **fields) for epoch in range(3))
-    runs = tuple(
-        run.model_copy(update={"ranks": tuple(rank.model_copy(update={"resources": lines}) for rank in run.ranks)})
-        for run in results.runs
-    )
+
+    def with_lines(rank: RankRecord) -> RankRecord:
+        lines = tuple(
+            ResourcesLine(epoch=epoch, steps=steps_of_epoch(rank, epoch), seconds=10.0, cpu_seconds=9.0, **fields)
+            for epoch in range(3)
+        )
+        return rank.model_copy(update={"resources": lines})
+
+    runs = tuple(run.model_copy(update={"ranks": tuple(map(with_lines, run.ranks))}) for run in results.runs)
     return results.model_copy(update={"runs": runs})
 
 
@@ -344,12 +365,10 @@ def test_less_than_a_hundredth_of_the_time_is_no_throttling(use: dict[str, Any])
     assert "throttled" not in kinds(with_use(**use))
 
 
-@pytest.mark.parametrize("old", [True, False])
-def test_a_power_cap_is_a_note_with_limit_and_clock_and_no_throttling(old: bool) -> None:
-    """Older records have it among the reasons of throttling."""
-    samples = gpu_samples(0.9, "power cap") if old else gpu_samples(0.0)
-    capped = {} if old else {"limits": ("power cap",), "limited_share": 0.9}
-    samples = samples.model_copy(update={"sm_clock_mhz_median": 1400.0, "sm_clock_mhz_min": 1300.0} | capped)
+def test_a_power_cap_is_a_note_with_limit_and_clock_and_no_throttling() -> None:
+    capped = {"limits": ("power cap",), "limited_share": 0.9}
+    clocks = {"sm_clock_mhz_median": 1400.0, "sm_clock_mhz_min": 1300.0}
+    samples = gpu_samples(0.0).model_copy(update=clocks | capped)
     found = with_use(gpu=samples)
     said = verdict(found, "power-limit")
     assert (said.severity, said.message) == (

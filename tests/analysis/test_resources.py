@@ -26,6 +26,7 @@ def line(epoch: int, seconds: float = 10.0, cpu_seconds: float = 5.0, **fields: 
     return ResourcesLine.model_validate(
         {
             "epoch": epoch,
+            "steps": (epoch * STEPS, (epoch + 1) * STEPS - 1),
             "seconds": seconds,
             "cpu_seconds": cpu_seconds,
             "cpu_throttled_seconds": None,
@@ -202,8 +203,8 @@ def test_gpus() -> None:
     ]
     second = [
         line(0, gpu=gpu(20, utilisation=0.5, sm_clock_mhz_min=900.0, temperature_celsius_max=88.0,
-                        throttle_reasons=("thermal (driver)", "power cap"), throttled_share=0.25)),
-        line(1, gpu=gpu(20, utilisation=0.5, throttle_reasons=("power cap",), throttled_share=0.75)),
+                        throttle_reasons=("thermal (driver)", "power brake"), throttled_share=0.25)),
+        line(1, gpu=gpu(20, utilisation=0.5, limits=("power cap",), limited_share=0.75)),
     ]  # fmt: skip
     found = figures_of(run_of(first, second, device="cuda"))
     assert [rank.gpu_utilisation for rank in found.by_rank] == [pytest.approx(0.9), pytest.approx(0.5)]
@@ -212,7 +213,7 @@ def test_gpus() -> None:
     assert found.sm_clock_mhz_min == 900
     assert found.temperature_celsius_max == 88
     assert found.power_watts == pytest.approx((550 + 500) / 2)
-    assert found.throttle_reasons == ("power cap", "thermal (driver)")
+    assert found.throttle_reasons == ("power brake", "thermal (driver)")
     # The second epoch of rank 1 was at its power limit alone, which is no throttling: 20 x 0.25 of 40 samples are.
     assert found.throttled_share == pytest.approx(0.125)
     assert (found.limits, found.limited_share) == (("power cap",), pytest.approx(0.75))

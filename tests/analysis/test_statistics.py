@@ -20,7 +20,6 @@ from vitscale.analysis.statistics import (
     interval,
     jackknife,
     mean_interval,
-    quantile,
     ratio,
 )
 from vitscale.present.estimate import Estimate
@@ -244,13 +243,6 @@ def test_of_many_equal_pairs_holm_claims_a_difference_in_few_studies() -> None:
 @given(st.lists(costs, min_size=3, max_size=12))
 def test_equal_work_relabelled_makes_no_difference(values: list[float]) -> None:
     assert compare(values, list(reversed(values))).verdict == "no significant difference"
-
-
-def test_quantiles_are_linear_between_neighbours() -> None:
-    assert quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.5) == 3.0
-    assert quantile([float(k) for k in range(101)], 0.95) == 95.0
-    assert quantile([1.0, 2.0], 0.95) == pytest.approx(1.95)
-    assert quantile([7.0], 0.99) == 7.0
 
 
 # --- simulated studies ---------------------------------------------------------------------------------------------

@@ -33,11 +33,11 @@ from vitscale.analysis.runs.repeats import (
 from vitscale.analysis.statistics import interval
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.trials import TargetStatus, target_status
+from vitscale.engines.step_schedule import FEWEST_LIGHT
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
-from vitscale.trial.step_schedule import FEWEST_LIGHT
 
 EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"
 TRIAL = make_trial()

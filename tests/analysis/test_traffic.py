@@ -175,14 +175,6 @@ def test_a_rank_that_is_alone_sends_nothing_and_that_is_known() -> None:
     assert found.gradient_dtype is None
 
 
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_an_old_record_of_ranks_that_sent_nothing_to_each_other_is_unknown_and_not_0(backend: str) -> None:
-    found = alike(backend=backend)
-    assert (found.sent, found.calls, found.logical_bytes, found.physical_bytes) == ((), None, None, None)
-    assert found.reason == f"the recorder of {backend} was found empty, though 2 ranks trained together"
-    assert found.bytes_per_second is None
-
-
 def test_the_bandwidth_is_the_wires_bytes_over_its_seconds() -> None:
     run = run_of(make_trial("ddp", 2, epochs=3))
     lines = (sent(one()),)

@@ -136,7 +136,7 @@ def test_a_package_that_was_never_installed_says_so(monkeypatch: pytest.MonkeyPa
 
 
 def test_in_a_clone_the_clone_is_installed() -> None:
-    assert install_command("mpi") == f"pip install -e '{ROOT}[mpi]'"
+    assert install_command("images") == f"pip install -e '{ROOT}[images]'"
 
 
 @pytest.mark.parametrize("kind", ["skypilot", "jobset"])
@@ -185,7 +185,7 @@ def test_nothing_tells_anybody_to_install_by_name() -> None:
         ("pip install vitscale[energy]", True),
         ("uv pip install --quiet vitscale==0.1", True),
         ("pip install '/path/to/vitscale[train]'", False),
-        ("pip install -e '.[mpi]'", False),
+        ("pip install -e '.[images]'", False),
         ("pip install ~/'vitscale-0.1.0-py3-none-any.whl[train]'", False),
     ],
 )

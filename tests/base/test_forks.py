@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +22,20 @@ def test_each_item_is_worked_on_once_and_its_result_stands_in_its_place(three_co
     done = spread(lambda item: (item * item, os.getpid()), range(count), fewest=2)
     assert [square for square, _ in done] == [item * item for item in range(count)]
     assert len({process for _, process in done}) == min(count, 3)
+
+
+_A_THREAD_OF_PYTHON = "ends = threading.Event(); threading.Thread(target=ends.wait, daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"), [("pass", False), (_A_THREAD_OF_PYTHON, True), ("import polars", True)]
+)
+def test_other_threads_are_python_s_and_those_that_a_library_starts(statement: str, expected: bool) -> None:
+    code = (
+        f"import threading; from vitscale.base.forks import has_other_threads; {statement}; print(has_other_threads())"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout == f"{expected}\n"
 
 
 def test_below_the_fewest_nothing_is_forked(three_cores: None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from launching import hosts, launch, world
 from results_factory import rich_study
 from study_factory import expanded
-from vitscale import sources
+from vitscale import engines, sources
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
@@ -21,7 +21,6 @@ from vitscale.pages.outputs import Reported, brought
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import Local, made
 from vitscale.study.sections import LaunchSection, SlurmSection
-from vitscale.trial import engines
 from vitscale.trial.trial import DataSpec
 
 PLUGIN = """
@@ -182,7 +181,7 @@ def test_one_that_raises_or_returns_something_else_is_a_message(
 
 
 ENGINE = """
-from vitscale.trial.engines import EngineFacts
+from vitscale.engines.facts import EngineFacts
 
 Flux = EngineFacts(engine="flux_plugin:{}", packages=({}))
 
@@ -210,7 +209,7 @@ def test_what_an_engine_needs_is_told_with_the_package_that_offers_it(install: I
     )
 
 
-PROBE = "class Flux:\n    def begin(self, device): ...\n"
+METER = "class Flux:\n    def begin(self, device): ...\n"
 MODEL = "def Flux({}): ...\n"
 
 
@@ -218,11 +217,11 @@ MODEL = "def Flux({}): ...\n"
 @pytest.mark.parametrize(
     ("kind", "changes", "source", "said"),
     [
-        ("probe", {"measure": {"probes": ["flux"]}}, PROBE, "has no end"),
-        ("probe", {"measure": {"probes": ["flux"]}}, "Flux = 'x'", "is a constant"),
-        ("probe", {"measure": {"probes": ["flux"]}}, "Fluxx = 'x'", "has no 'Flux'. Valid: Fluxx"),
-        ("probe", {"measure": {"probes": ["flux"]}}, PROBE + "    def end(self): ...", ""),
-        ("probe", {"measure": {"probes": ["flux"]}}, "class Flux(Base): ...\nclass Base: ...", ""),
+        ("meter", {"measure": {"meters": ["flux"]}}, METER, "has no end"),
+        ("meter", {"measure": {"meters": ["flux"]}}, "Flux = 'x'", "is a constant"),
+        ("meter", {"measure": {"meters": ["flux"]}}, "Fluxx = 'x'", "has no 'Flux'. Valid: Fluxx"),
+        ("meter", {"measure": {"meters": ["flux"]}}, METER + "    def end(self): ...", ""),
+        ("meter", {"measure": {"meters": ["flux"]}}, "class Flux(Base): ...\nclass Base: ...", ""),
         ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Enginee", ""), "has no 'Enginee'"),
         ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Engine", ""), ""),
         ("model", {"model": {"name": "flux"}}, "Flux = 'x'", "is a constant"),

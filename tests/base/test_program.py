@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.present.data import envelope
-from vitscale.trial.engines import installed_versions
 
 DECIDES_NOTHING = ("base", "errors", "present", "store", "study")
 """Rooms that ranks import and that decide nothing of what is recorded: words, what is read, what a study may say.

@@ -170,7 +170,7 @@ def test_advice_on_the_files_of_others_holds(case: str) -> None:
     file = Path(__file__).parents[2] / f"../shared/cases/{case}/ds.json"
     if not file.exists():
         pytest.skip("the files of others are not here")
-    from vitscale.trial.deepspeed_config import load
+    from vitscale.engines.deepspeed.config import load
 
     config = load(file, next_step="").values
     for setting in (Setting(gpus=8), Setting(parameters=304_000_000, gpus=8), Setting(deepspeed="0.18.2")):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.deepspeed_lint import Setting, lint
-from vitscale.trial.deepspeed_config import load
+from vitscale.engines.deepspeed.config import load
 
 FILE = Path(__file__).parent / "appendix_b.json"
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from hjson_files import hjson_file, mutated
 from vitscale.cli import app
 from vitscale.deepspeed_lint.key_lines import lines_of_keys
+from vitscale.engines.deepspeed.config import parse
 from vitscale.errors import RequestError
-from vitscale.trial.deepspeed_config import parse
 
 
 def test_each_key_has_the_line_that_it_was_written_to() -> None:

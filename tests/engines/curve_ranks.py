@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from torch.distributed.tensor import DTensor
 from engines import curves
 from engines.curves import Job
 from engines.forgetting import forget_engines
-from vitscale import engines, models, sources
-from vitscale.datasets.batches import Batch, Batches
-from vitscale.engines import base, deepspeed
-from vitscale.engines.deepspeed import configuration
-from vitscale.engines.megatron import MegatronEngine
-from vitscale.engines.splits import clip
+from vitscale import models, sources
+from vitscale.datasets.batches import Batch
+from vitscale.engines import base, building
+from vitscale.engines.deepspeed import wrap as deepspeed
+from vitscale.engines.deepspeed.wrap import configuration
+from vitscale.engines.megatron.wrap import MegatronEngine
+from vitscale.engines.shared.splits import clip
 from vitscale.probes.steps import no_phase
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter
 from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
@@ -40,7 +43,6 @@ from vitscale.worker.group import device_of, join
 from vitscale.worker.passes import Passes, slot_loss
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.session import measured_checkpoint
-from vitscale.worker.training import counted_traffic
 
 OWN_MODELS = str(Path(__file__).parents[2] / "examples" / "own_models")
 PLACE = RankInfo(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
@@ -107,7 +109,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     for name, weights in module.named_parameters():
         if weights.dim() in (2, 4) and "position_bias" not in name:
             weights.data *= job.get("grown", 1.0)
-    engine = engines.build(module, trial, device)
+    engine = building.build(module, trial, device)
     own = Passes(trial, PLACE, sources.load(trial.data), engine, device, trial.train.seed)
     first = engine.load_checkpoint(Path(job["load"])) if "load" in job else 0
     if job.get("forget"):
@@ -145,18 +147,25 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         held_out = own.evaluate(lambda: None)
         found["scores"] = [held_out.loss, held_out.accuracy]
     if job.get("traffic"):
-
-        def take_step(epoch: int, batches: Batches) -> None:
-            for number, batch in enumerate(own.step(batches, epoch=epoch, phase=no_phase), start=1):
-                own.micro_step(batch, sums, last=number == trial.train.grad_accum, phase=no_phase)
-            engine.step()
-
-        lines = counted_traffic(own, take_step, job["steps"], job["steps"], job["steps"], lambda: None)
-        found["traffic"] = [line.model_dump(mode="json") for line in lines]
+        found["traffic"] = counted_traffic(own, engine, job["steps"])
     if job.get("measure"):
         line = measured_checkpoint(engine, device, folder, job["steps"], lambda: None)
         found["checkpoint"] = line.model_dump(mode="json")
     return found
+
+
+def counted_traffic(own: Passes, engine: base.Engine, done: int) -> list[dict[str, Any]]:
+    """Trains some steps more than the `done` ones, and counts what they send, as the worker does."""
+    counter = TrafficCounter()
+    first = max(done, FIRST_USUAL_STEP)
+    grad_accum = own.trial.train.grad_accum
+    sums = torch.zeros(3, dtype=torch.float64, device=own.device)
+    for step, epoch, micro_batches in batches_of(own, done, first + COUNTED_STEPS):
+        with counter.step(step) if step >= first else nullcontext():
+            for number, batch in enumerate(own.step(iter(micro_batches), epoch=epoch, phase=no_phase), start=1):
+                own.micro_step(batch, sums, last=number == grad_accum, phase=no_phase)
+            engine.step()
+    return [line.model_dump(mode="json") for line in counter.lines()]
 
 
 def save_gradients(engine: base.Engine, path: Path) -> None:
@@ -216,7 +225,7 @@ def main(folder: Path) -> None:
     device = jobs[0]["train"].get("device", "cpu")
     os.environ[RECORDER_RING[0]] = "2048"  # enough for one job; a ring that holds them all is read anew for each
     on_host = any(job["train"]["engine"] == "fsdp2" and "offload" in job["train"] for job in jobs)
-    join("ddp", PLACE, device_of(device, PLACE), gradients_on_host=on_host)
+    join(PLACE, device_of(device, PLACE), gradients_on_host=on_host)
     found = {}
     for job in jobs:
         print(job["name"], round(time.monotonic()), flush=True)

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from engines.forgetting import forget_engines
-from vitscale import engines, models
+from vitscale import models
+from vitscale.engines import building
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter
 from vitscale.processes.launch_file import RECORDER_RING
@@ -65,7 +66,7 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
     """The traffic of one engine."""
     trial = trial_of(case, dist.get_world_size())
     torch.manual_seed(0)
-    engine = engines.build(models.build(trial.model), trial, CPU)
+    engine = building.build(models.build(trial.model), trial, CPU)
     segments = trial.model.task == "segmentation"
     auxiliary = AuxiliaryLogits(engine.module, None) if segments else None
     counter = TrafficCounter()

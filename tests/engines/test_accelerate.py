@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from forks import prepared_here
 from results_factory import make_trial
-from vitscale.engines.accelerate import AccelerateEngine, fsdp2_plugin
+from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin
 
 
 class Model(nn.Module):
@@ -78,7 +78,8 @@ import torch
 import torch.distributed as dist
 from results_factory import make_trial
 from engines.curves import SWIN
-from vitscale import engines, models
+from vitscale import models
+from vitscale.engines import building
 
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -87,7 +88,7 @@ for name, more in (("deepspeed", {}), ("accelerate", {"accelerate_backend": "dee
     trial = make_trial(name, 1, zero_stage=1, precision="bf16-params", bucket_mib=1, **more)
     trial = trial.model_copy(update={"model": SWIN})
     torch.manual_seed(0)
-    engine = engines.build(models.build(SWIN), trial, torch.device("cpu"))
+    engine = building.build(models.build(SWIN), trial, torch.device("cpu"))
     images = torch.randn(2, 3, 16, 16)
     losses.append(float(engine.micro_step(images, lambda logits: logits.float().square().mean(), last=True)))
     engine.step()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
-from vitscale.engines import build as build_engine
 from vitscale.engines.base import blocks_of, weight_dtype, with_options
-from vitscale.engines.stages import Stage, StagePlan, _repeated, stage_plan
+from vitscale.engines.building import build as build_engine
+from vitscale.engines.shared.stages import Stage, StagePlan, _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.models.batch_norm import over_real_images

@@ -9,7 +9,7 @@ import torch
 
 from results_factory import make_trial
 from vitscale.engines.base import known_gpu
-from vitscale.engines.deepspeed import configuration, quiet_import
+from vitscale.engines.deepspeed.wrap import configuration, quiet_import
 
 
 def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:
@@ -87,15 +87,6 @@ def test_the_old_name_of_bf16_is_handed_over_under_the_new_one_alone(
     found = configuration(make_trial("deepspeed", 2, precision="bf16-params", deepspeed_config=file))
     assert "bfloat16" not in found
     assert found["bf16"] == handed_over
-
-
-def test_one_bit_adam_is_deepspeed_s_own_and_begins_to_compress_when_the_study_says() -> None:
-    trial = make_trial(
-        "deepspeed", 2, optimizer="onebit-adam", onebit_freeze_steps=7, learning_rate=0.5, weight_decay=0.25
-    )
-    assert configuration(trial)["optimizer"] == {
-        "type": "OneBitAdam", "params": {"lr": 0.5, "weight_decay": 0.25, "freeze_step": 7},
-    }  # fmt: skip
 
 
 def test_importing_deepspeed_tries_no_kernel() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale.engines.base import optimizer_of
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.plain.wrap import PlainEngine
 
 
 def model() -> nn.Linear:

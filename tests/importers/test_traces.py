@@ -16,11 +16,11 @@ from kineto_traces import A100, ALEXNET, MI300X, V100, trace_path
 from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import breakdown
 from vitscale.cli import app
-from vitscale.cli.importing import waited_for
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
 from vitscale.pages.contract import trial_rows
+from vitscale.pages.imported import waited_for
 from vitscale.store import load
 
 LATE_US = 500

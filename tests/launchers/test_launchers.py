@@ -4,16 +4,8 @@ import pytest
 
 from launching import FOLDER, PYTHON, hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, find_launcher, launcher_named
+from vitscale.launchers import LAUNCHERS, launcher_named
 from vitscale.machine.hosts import Host
-
-
-def test_in_process_is_the_rank_itself() -> None:
-    argv = (PYTHON, "-P", "-m", "vitscale.worker", str(FOLDER))
-    here = launch(find_launcher("in-process"), world(1, 1))
-    assert (here.commands, here.per_host) == ((argv,), False)
-    there = launch(find_launcher("in-process"), world(1, 1), hosts(1))
-    assert (there.commands, there.per_host) == ((argv,), True)
 
 
 def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
@@ -40,7 +32,7 @@ def test_what_needs_only_our_own_packages_starts_one_rank(launcher: str) -> None
             "unknown launcher 'aprun'. Did you mean 'mpirun'? Valid: deepspeed, local, mpirun, srun, torchrun",
         ),
         ("torchrum", 1, 1, "Did you mean 'torchrun'?"),
-        ("in-process", 2, 1, "it starts one rank, not 2; use launcher = 'local', or scaling.gpus = [1]"),
+        ("in-process", 1, 1, "unknown launcher 'in-process'. Valid: deepspeed, local, mpirun, srun, torchrun. Write "),
         ("local", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),
         ("torchrun", 1, 2, "2 nodes need 2 hosts, and none are named; name them with launch.hostfile = 'FILE'"),
         ("deepspeed", 1, 2, "2 nodes need 2 hosts, and none are named"),

@@ -9,8 +9,8 @@ import torch
 
 from vitscale import models
 from vitscale.engines.base import blocks_of
+from vitscale.engines.gradients import tensors
 from vitscale.models.named import AuxiliaryLogits
-from vitscale.prediction.step.gradients import tensors
 from vitscale.trial import model_cost
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_spec import ModelSpec, resolve

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from vitscale.engines.swin_split import _Rows
+from vitscale.engines.shared.swin_split import _Rows
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
 from vitscale.models.named import swin_configuration

@@ -16,7 +16,8 @@ from prediction_factory import resolved_study
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run, write_results
 from vitscale import cli
 from vitscale.analysis.counterparts import _short
-from vitscale.cli import comparing
+from vitscale.api import comparing
+from vitscale.cli.base import ProgramConsole
 from vitscale.errors import RequestError
 from vitscale.runner import alternating
 from vitscale.store.results import Run
@@ -328,7 +329,8 @@ def test_runs_in_turn_that_did_not_complete_are_counted_in_words(
     report = SimpleNamespace(failures=dict.fromkeys(range(failures)))
     monkeypatch.setattr(alternating, "sides_of", lambda *_: [])
     monkeypatch.setattr(alternating, "run_in_turn", lambda *_: [report])
-    assert comparing._run_in_turn([], None, None, json=False).has_failures
+    console = ProgramConsole()
+    assert comparing.run_in_turn([], None, comparing.DEFAULT_FOLDER, console).failures == failures
     assert f"{says}: vitscale report says why" in " ".join(capsys.readouterr().out.split())
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from published_folder import Entry, Table
 from sampler import DRAWS, density
 
-from vitscale.prediction.sampling import ENOUGH, FEW, Array, Sample, StudentT, effective_size, sample
+from vitscale.prediction.sampling import (
+    ENOUGH,
+    FEW,
+    Array,
+    Sample,
+    StudentT,
+    effective_size,
+    sample,
+    spread_out_normals,
+    spread_out_student_t,
+)
 
 SIZE = 6
 LogDensity = Callable[[Array], Array]
@@ -97,3 +108,14 @@ def test_the_evidence_is_the_integral_of_the_density() -> None:
     found = drawn(normal(mean, spread), (0.0, 1.0), (1.0, 2.0))
     # `normal` leaves out the constant of a normal density.
     assert found.log_evidence == pytest.approx(SIZE / 2 * math.log(2 * math.pi), abs=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 8, 501])
+def test_spread_out_draws_lie_in_the_middles_of_equally_likely_parts(count: int) -> None:
+    """By the distribution functions: the normal one, and Student's t of 4 degrees of freedom in closed form."""
+    middles = (np.arange(count) + 0.5) / count
+    normals = np.sort(spread_out_normals(np.random.default_rng(2), count)[:, 0])
+    assert [NormalDist().cdf(value) for value in normals] == pytest.approx(middles)
+    values = np.sort(spread_out_student_t(np.random.default_rng(2), count, freedom=4)[:, 0])
+    stretched = values / np.sqrt(4 + values**2)
+    assert 0.5 + 0.75 * (stretched - stretched**3 / 3) == pytest.approx(middles)

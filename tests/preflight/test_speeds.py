@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, compute, record
-from vitscale.preflight.pace_verdicts import rank_speeds, rates, relative_speeds
+from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
 
 
 def test_a_rate_is_the_median_over_repeats_of_the_same_work() -> None:
@@ -46,13 +46,13 @@ def test_others_leave_the_rank_itself_out(found: dict[int, float]) -> None:
 
 def test_the_line_for_the_study_has_the_fastest_at_one() -> None:
     whole = record(checked(0, pace=100.0), checked(1, pace=31.0))
-    assert rank_speeds(whole) == (1.0, 0.31)
+    assert checked_rank_speeds(whole) == (1.0, 0.31)
 
 
 def test_without_all_ranks_there_is_no_line_for_the_study() -> None:
-    assert rank_speeds(record(checked(0), checked(1, compute=None))) is None
-    assert rank_speeds(record()) is None
+    assert checked_rank_speeds(record(checked(0), checked(1, compute=None))) is None
+    assert checked_rank_speeds(record()) is None
 
 
 def test_a_rank_that_hardly_moves_still_has_a_speed_that_a_study_takes() -> None:
-    assert rank_speeds(record(checked(0, pace=1e6), checked(1, pace=1.0))) == (1.0, 0.01)
+    assert checked_rank_speeds(record(checked(0, pace=1e6), checked(1, pace=1.0))) == (1.0, 0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 
@@ -16,7 +15,6 @@ SPECS = [{"data": {"values": [{"x": x}]}, "mark": "point", "encoding": {"x": {"f
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "vl_convert", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(drawing, "still", lambda spec: f"here: {spec['data']['values'][0]['x']}")
     drawing.draw_beside()
@@ -42,14 +40,20 @@ def test_what_draws_beside_may_be_ended(ended: str) -> None:
     assert drawn() == ["here: 1", "here: 2"]
 
 
-def test_on_one_core_and_where_the_library_is_loaded_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_one_core_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.delitem(sys.modules, "vl_convert", raising=False)
     drawing.draw_beside()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setitem(sys.modules, "vl_convert", sys)
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_process_that_has_drawn_begins_one_for_its_next_page() -> None:
+    """Whatever it has loaded by then."""
+    drawing.stills(SPECS)()
     drawing.draw_beside()
+    (process,) = drawing._beside
+    assert process.poll() is None
+    assert drawing.stills(SPECS)()[0].startswith("<svg")
 
 
 ODD = ("\x01", "\x1b[31m", "\ufffe", "\uffff", "\udcff", "\x00", "\u202e")

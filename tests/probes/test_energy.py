@@ -298,6 +298,6 @@ def test_a_slice_of_a_gpu_is_asked_for_by_its_own_name(kind: str, monkeypatch: p
     """CUDA tells a slice's UUID without the word by which NVML knows it (MIG mode)."""
     bare = "a65afc88-50b5-5ccf-b0a8-f93b3247ae9e"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=bare))
-    monkeypatch.setattr(resources, "known_gpu", lambda uuid: uuid if uuid == f"{kind}-{bare}" else None)
+    monkeypatch.setattr(resources, "gpu_with_uuid", lambda uuid: uuid if uuid == f"{kind}-{bare}" else None)
     assert resources.gpu_uuid(torch.device("cuda")) == f"{kind}-{bare}"
     assert resources.gpu_uuid(torch.device("cpu")) is None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from results_factory import make_trial
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.plain.wrap import PlainEngine
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line, squared_norm
 from vitscale.worker.passes import slot_loss
 

@@ -69,7 +69,7 @@ def test_the_last_sign_of_each_rank_is_kept(heartbeats: HeartbeatServer) -> None
         assert (first.host, first.pid, first.phase) == ("node1", 77, "forward")
         assert (second.host, second.pid, second.step, second.phase) == ("node2", 78, -1, "start-up")
         assert set(heartbeats.statuses()) == {1, 12}, "an agent is no rank"
-        assert [(status.ended_seconds, status.lost) for status in (first, second)] == [(None, None)] * 2
+        assert [(status.ended_seconds, status.disconnection) for status in (first, second)] == [(None, None)] * 2
 
 
 def test_a_rank_that_leaves_is_not_lost(tmp_path: Path, heartbeats: HeartbeatServer) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_leaves_is_not_lost(tmp_path: Path, heartbeats: HeartbeatSer
         (tmp_path / "leave-0").touch()
         rank.wait(60.0)
         wait_until(lambda: heartbeats.statuses()[0].ended_seconds, "its last word is heard")
-        assert heartbeats.statuses()[0].lost is None
+        assert heartbeats.statuses()[0].disconnection is None
         assert heartbeats.statuses()[1].ended_seconds is None
 
 
@@ -89,9 +89,9 @@ def test_a_rank_that_is_killed_is_lost_at_once(tmp_path: Path, heartbeats: Heart
     with held(tmp_path) as rank:
         heard(heartbeats)
         rank.kill()
-        wait_until(lambda: heartbeats.statuses()[0].lost, "the driver hears of it")
+        wait_until(lambda: heartbeats.statuses()[0].disconnection, "the driver hears of it")
         status = heartbeats.statuses()[0]
-        assert (status.lost, status.pid) == ("ended", rank.pid)
+        assert (status.disconnection, status.pid) == ("ended", rank.pid)
         assert status.ended_seconds is not None
         assert status.ended_seconds >= status.heard_seconds
 
@@ -108,7 +108,7 @@ def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(heart
     (connection,) = heartbeats._buffers
     heartbeats._tell(connection, b"\n")
     status = heartbeats.statuses()[0]
-    assert (status.ended_seconds is not None, status.lost) == (True, None)
+    assert (status.ended_seconds is not None, status.disconnection) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_closing_lets_go_of_all_and_takes_nobody_in(heartbeats: HeartbeatServer)
         assert let_go(unknown)
     with pytest.raises(ConnectionRefusedError):
         connected(heartbeats)
-    assert heartbeats.statuses()[0].lost is None, "who was let go of is not lost"
+    assert heartbeats.statuses()[0].disconnection is None, "who was let go of is not lost"
 
 
 # --- hostile callers -----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_second_process_that_takes_itself_for_a_rank_is_let_go_of(heartbeats: 
         first.sendall(line(step=1))
         at_step(heartbeats, 0, 1)
         status = heartbeats.statuses()[0]
-        assert (status.pid, status.lost, status.ended_seconds) == (1, None, None)
+        assert (status.pid, status.disconnection, status.ended_seconds) == (1, None, None)
 
 
 @pytest.mark.parametrize("role", ["rank -1", "rank 1000000", "rank 1 ", "rank one", "rank", "", "agent\n"])
@@ -290,11 +290,11 @@ def test_ranks_are_let_in_behind_more_that_say_nothing_than_there_are_places(mon
             ranks = [callers.enter_context(connected(crowded)) for _ in range(3)]
             for number, rank in enumerate(ranks, start=1):
                 rank.sendall(hello(number))
-            assert [heard(crowded, number).lost for number in (1, 2, 3)] == [None] * 3
+            assert [heard(crowded, number).disconnection for number in (1, 2, 3)] == [None] * 3
             assert let_go(silent[0]), "who says nothing makes room"
             first.sendall(line(step=1))
             at_step(crowded, 0, 1)
-            assert crowded.statuses()[0].lost is None, "those inside notice nothing"
+            assert crowded.statuses()[0].disconnection is None, "those inside notice nothing"
     finally:
         crowded.close()
 
@@ -324,7 +324,7 @@ def test_files_are_left_for_the_driver_itself(monkeypatch: pytest.MonkeyPatch) -
             first.sendall(hello(0))
             second.sendall(hello(1))
             assert let_go(third)
-            assert {heard(crowded, 0).lost, heard(crowded, 1).lost} == {None}
+            assert {heard(crowded, 0).disconnection, heard(crowded, 1).disconnection} == {None}
     finally:
         crowded.close()
 

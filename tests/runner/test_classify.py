@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitscale.processes.heartbeat_server import Loss, RankStatus
+from vitscale.processes.heartbeat_server import Disconnection, RankStatus
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Ending, Evidence, last_words, log_tail
 from vitscale.runner.watch import kernel_oom_kills
@@ -357,7 +357,7 @@ STATUSES = st.dictionaries(
         step=st.integers(-1, 9),
         phase=st.sampled_from(["start-up", "forward", "somewhere"]),
         ended_seconds=st.none() | st.floats(0.0, 130.0),
-        lost=st.sampled_from([None, "ended", "silent"]),
+        disconnection=st.sampled_from([None, "ended", "silent"]),
     ),
 )
 
@@ -394,10 +394,10 @@ def test_every_ending_has_exactly_one_outcome_with_its_reason(
 LOST = error("gloo/transport/tcp/pair.cc: Connection closed by peer", error_type="RuntimeError")
 
 
-def status(ended: float | None = None, lost: Loss | None = None, **changes: Any) -> RankStatus:
+def status(ended: float | None = None, disconnection: Disconnection | None = None, **changes: Any) -> RankStatus:
     """Of a rank last heard at 100 s."""
     fields: dict[str, Any] = {"host": "node0", "pid": 77, "heard_seconds": 100.0, "step": 4, "phase": "backward"}
-    return RankStatus(ended_seconds=ended, lost=lost, **(fields | changes))
+    return RankStatus(ended_seconds=ended, disconnection=disconnection, **(fields | changes))
 
 
 def statuses(*each: RankStatus) -> dict[int, RankStatus]:

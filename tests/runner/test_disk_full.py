@@ -29,7 +29,7 @@ micro_batch = 1
 [scaling]
 gpus = [1]
 [launch]
-launcher = "in-process"
+launcher = "local"
 [measure]
 steps = 60
 repeats = 1

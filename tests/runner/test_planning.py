@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from launching import BareLauncher
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError
+from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Task, new_attempt
@@ -19,7 +22,6 @@ from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
-from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 
 
@@ -139,9 +141,10 @@ def test_an_unknown_launcher_is_refused_before_data_are_asked_for(
         plan(write_study(tmp_path, changes), EIGHT_CORES, check)
 
 
-def test_a_launcher_that_cannot_start_the_world_is_refused(tmp_path: Path) -> None:
+def test_a_launcher_that_cannot_start_the_world_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAUNCHERS, "bare", BareLauncher())
     with pytest.raises(RequestError, match="it starts one rank, not 2"):
-        planned(tmp_path, {"launch": {"launcher": "in-process"}})
+        planned(tmp_path, {"launch": {"launcher": "bare"}})
 
 
 def test_an_unknown_dataset_is_refused_by_the_sources(tmp_path: Path) -> None:

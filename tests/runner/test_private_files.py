@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launching import world
+from launching import BareLauncher, world
 from prediction_factory import resolved_study
 from processes import wait_until
 from results_factory import write_results
+from vitscale.launchers import LAUNCHERS
 from vitscale.processes import launch_file
 from vitscale.runner.batch_file import BatchTask, JobFile
 from vitscale.runner.one_run import launch_plan, start_ranks
@@ -27,6 +28,12 @@ from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 
 KEY = "very-secret-key"
 NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def bare_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bare` starts a rank by its own command."""
+    monkeypatch.setitem(LAUNCHERS, "bare", BareLauncher())
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def as_another_user(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def started(folder: Path) -> launch_file.LaunchFile:
     """A run with a secret in its study's variables, ended."""
     section = LaunchSection(environment={"WANDB_API_KEY": KEY})
-    spawn = launch_plan(Local(), section, "in-process", world(1, 1), folder, "platform")
+    spawn = launch_plan(Local(), section, "bare", world(1, 1), folder, "platform")
     job = start_ranks(spawn, Local(), section, environment={})
     try:
         wait_until(lambda: job.exit_code is not None, "it ends")

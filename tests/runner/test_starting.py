@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from launching import hosts, world
+from launching import BareLauncher, hosts, world
 from processes import wait_until
 from vitscale.errors import RequestError
-from vitscale.launchers import Spawn
+from vitscale.launchers import LAUNCHERS, Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
@@ -25,6 +25,12 @@ from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.study.sections import LaunchSection
 
 ELSEWHERE = Host("198.51.100.7", 4)  # set aside for documentation (RFC 5737)
+
+
+@pytest.fixture(autouse=True)
+def bare_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bare` starts a rank by its own command."""
+    monkeypatch.setitem(LAUNCHERS, "bare", BareLauncher())
 
 
 def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
@@ -41,7 +47,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
     for name, value in (given | kept | apart).items():
         monkeypatch.setenv(name, value)
     section = LaunchSection(interface="eth0", environment={"HF_HOME": "/mine", "COLOUR": "blue"})
-    spawn = launch_plan(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
+    spawn = launch_plan(Local(), section, "bare", world(1, 1), tmp_path, "platform")
     started = start_ranks(spawn, Local(), section, environment={"OMP_NUM_THREADS": "2"})
     try:
         wait_until(lambda: started.exit_code is not None, "it ends")
@@ -69,7 +75,7 @@ def test_the_study_s_search_path_comes_before_the_driver_s(
     tmp_path: Path, of_driver: dict[str, str], of_ranks: str
 ) -> None:
     section = LaunchSection(environment={"PYTHONPATH": "/mine"})
-    spawn = launch_plan(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
+    spawn = launch_plan(Local(), section, "bare", world(1, 1), tmp_path, "platform")
     start_ranks(spawn, Local(), section, environment=of_driver).end()
     written = launch_file.read(tmp_path)
     assert written is not None
@@ -113,7 +119,7 @@ def test_a_port_that_is_taken_here_is_left_out() -> None:
 def test_a_host_that_cannot_be_found_is_named_and_nothing_listens_any_more(tmp_path: Path, name: str) -> None:
     section = LaunchSection()
     scheduler = Hostfile((Host(name),))
-    spawn = launch_plan(scheduler, section, "in-process", world(1, 1), tmp_path, "x")
+    spawn = launch_plan(scheduler, section, "bare", world(1, 1), tmp_path, "x")
     before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(RequestError, match=f"host {name} cannot be found: .*This machine must know the name"):
         start_ranks(spawn, scheduler, section, environment={})

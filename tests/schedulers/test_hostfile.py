@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from launching import FOLDER, PYTHON, launch, world
+from launching import FOLDER, PYTHON, BareLauncher, launch, world
 from processes import wait_until
 from study_factory import EIGHT_CORES
 from vitscale.errors import RequestError
+from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hardware import this_machine
@@ -169,10 +170,16 @@ class Elsewhere:
         run.mkdir()
         scheduler = Hostfile((Host(ELSEWHERE, 1),))
         section = LaunchSection(environment={"ARRIVING": 'it\'s "quoted"; $(exit)\nand more'})
-        spawn = launch_plan(scheduler, section, "in-process", world(1, 1), run, "arriving_ranks")
+        spawn = launch_plan(scheduler, section, "bare", world(1, 1), run, "arriving_ranks")
         self.started.append(start_ranks(spawn, scheduler, section, environment={}))
         wait_until(lambda: (run / "arrived-0.json").exists(), "the rank arrives")
         return self.started[-1], run
+
+
+@pytest.fixture(autouse=True)
+def bare_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bare` starts a rank by its own command."""
+    monkeypatch.setitem(LAUNCHERS, "bare", BareLauncher())
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_runs_side_by_side_have_nodes_of_their_own(
 
 def test_what_is_refused(allocation: SlurmAllocation) -> None:
     assert "past Slurm" in (allocation.refuses("deepspeed", TWO) or "")
-    assert [allocation.refuses(name, TWO) for name in ("srun", "torchrun", "mpirun", "in-process")] == [None] * 4
+    assert [allocation.refuses(name, TWO) for name in ("srun", "torchrun", "mpirun")] == [None] * 3
 
 
 def test_tasks_per_node_limit_the_ranks_where_they_were_asked_for(

@@ -40,7 +40,6 @@ def test_the_interpreter_is_that_of_the_nodes() -> None:
         ("srun", 1, True),
         ("srun", 2, True),
         ("torchrun", 1, True),
-        ("in-process", 1, True),
         ("torchrun", 2, False),
         ("mpirun", 1, False),
         ("deepspeed", 2, False),

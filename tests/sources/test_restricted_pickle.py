@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifar_factory import STYLES, Style, malicious_pickles, pickled
+from cifar_factory import STYLES, Style, malicious_pickles, object_outside_its_array, pickled
 from vitscale.errors import RequestError
 from vitscale.sources.restricted_pickle import read_pickle
 
@@ -151,6 +152,16 @@ def test_an_allow_list_lets_a_small_file_fill_memory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], input=small, check=False)
     assert done.returncode == 3
+
+
+def test_names_of_the_allow_list_alone_write_outside_an_array() -> None:
+    """Why no child process takes its place: `dtype` and `ndarray` let a file choose where numpy writes. The child is
+    the user's, and may do what the user may."""
+    content = object_outside_its_array()
+    names = {argument for opcode, argument, _ in pickletools.genops(content) if opcode.name == "GLOBAL"}
+    assert names == {"numpy dtype", "numpy ndarray"}
+    with pytest.raises(RequestError, match="was refused"):
+        read_pickle(content, "x")
 
 
 @given(st.binary(max_size=300))

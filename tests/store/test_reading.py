@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from results_factory import error_line, make_environment, make_run, make_trial, one_curve, rich_study, write_results
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, new_run_folder, read_rank, read_ranks, read_study, write_outcome, write_study
-from vitscale.store.lines import Record
-from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, StartLine, StepLine
+from vitscale.store.lines import Record, Steps, read_lines, refuse_unwritable_numbers
+from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, RankRecord, StartLine, StepLine
 from vitscale.store.results import Outcome
 
 GOOD: list[Record] = [
@@ -348,3 +349,24 @@ def test_an_empty_folder_holds_no_runs(tmp_path: Path) -> None:
     assert read_study(tmp_path) is None
     write_study(tmp_path, one_curve({1: [0.1]}).study)
     assert load(tmp_path).runs == ()
+
+
+VALUES: list[Any] = [
+    None, True, False, -1, 0, 3, 2**63 - 1, 2**63, 10**30, 3.0, -0.0, 0.5, -0.1, 1e308, math.inf, math.nan,
+    "", "3", "0.5", "true", "light", "dark", "explained", [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*STEP, "unknown"])
+def test_steps_read_at_once_are_those_read_line_by_line(tmp_path: Path, field: str) -> None:
+    """All of a file's steps are parsed together, by another library than single lines are."""
+    without_field = {key: value for key, value in STEP.items() if key != field}
+    changed = [STEP | {field: value} for value in VALUES]
+    texts = [json.dumps(step, separators=(",", ":")) for step in (STEP, without_field, *changed)]
+    overflowing = json.dumps(STEP | {field: "number"}, separators=(",", ":")).replace('"number"', "1e999")
+    for text in (*texts, overflowing):
+        path = rank_file(tmp_path, text)
+        line_by_line = read_lines(path, RankRecord, lambda _, line: refuse_unwritable_numbers(line))
+        at_once = read_rank(path)
+        assert at_once.broken == tuple(f"{tmp_path.name}/{line}" for line in line_by_line.broken)
+        assert at_once.steps == Steps.of(line_by_line.steps), text

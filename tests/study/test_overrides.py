@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from study_factory import EIGHT_CORES, summary, write_study
-from vitscale import sources
+from vitscale import engines, sources
 from vitscale.errors import RequestError, StoreError
 from vitscale.launchers import find_launcher
 from vitscale.runner import Plan, plan
@@ -17,7 +17,7 @@ from vitscale.runner.planning import check_folder
 from vitscale.store.writing import write_study as write_record
 from vitscale.study.file import StudyFile, overlay, overridden
 from vitscale.study.sections import SECTIONS, Study
-from vitscale.trial import engines, hints
+from vitscale.trial import hints
 from vitscale.trial.trial import DataSpec
 
 SWEPT: dict[str, dict[str, Any]] = {"sweep": {"train.engine": ["ddp", "fsdp2"]}}
@@ -105,7 +105,7 @@ def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:
         ("train.compile=True", "command line: train.compile is 'True', but should be true or false. Write true."),
         ("scaling.gpus=1,2", "scaling.gpus is '1,2', but should be a list. Write 'scaling.gpus=[1, 2]'."),
         ("scaling.gpus=2", "Write 'scaling.gpus=[2]'."),
-        ("measure.probes=a,b", """Write 'measure.probes=["a", "b"]'."""),
+        ("measure.meters=a,b", """Write 'measure.meters=["a", "b"]'."""),
         ("train.micro_bach=2", "unknown key 'micro_bach' in [train]"),
         ("train.lr=0.1", "unknown key 'lr' in [train]. Write learning_rate in [train]."),
         ("lr=0.1", "unknown key 'lr' on the command line. Write train.learning_rate=VALUE."),

@@ -11,13 +11,14 @@ import pytest
 from study_factory import EIGHT_CORES, expanded, gpus, summary, write_study
 from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
+from vitscale.engines import checks
+from vitscale.engines.checks import norms_unknown
+from vitscale.engines.megatron import facts as megatron
 from vitscale.errors import RequestError
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.study.expand import expand
 from vitscale.study.file import StudyFile
-from vitscale.trial import engines
-from vitscale.trial.engines import norms_unknown
 from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import Trial
 
@@ -180,7 +181,7 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
 
 def test_tensor_ranks_of_megatron_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs; what it cannot do is refused with what can. Its classifier is whole; blocks send what DTensor's do."""
-    monkeypatch.setattr(engines, "versions_of", lambda names: dict.fromkeys(names, "0.16"))
+    monkeypatch.setattr(megatron, "versions_of", lambda names: dict.fromkeys(names, "0.16"))
     of_four = replace(EIGHT_CORES, gpus=gpus(4))
 
     def own(parallel: dict[str, Any], model: dict[str, Any] = MODEL) -> Trial:
@@ -193,7 +194,7 @@ def test_tensor_ranks_of_megatron_core(tmp_path: Path, monkeypatch: pytest.Monke
 
     trial = own({"tensor": 2})
     assert (trial.layout.data, forecast(trial)) == (2, None)
-    engines.check_checkpoint(trial.train)
+    checks.check_checkpoint(trial.train)
     by_dtensor = trial.model_copy(update={"train": trial.train.model_copy(update={"engine": "fsdp2"})})
     sent = [[one for one in messages(of) or () if one.group == "tensor"] for of in (trial, by_dtensor)]
     blocks, ends = sent[0], sent[1][len(sent[0]) :]

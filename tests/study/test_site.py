@@ -155,7 +155,7 @@ def test_what_is_put_over_is_not_varied(tmp_path: Path) -> None:
         StudyFile.read(path, put_over(None, launcher="torchrun"))
 
 
-@pytest.mark.parametrize("key", ["scheduler", "hostfile", "interface", "environment", "mpi_discovery"])
+@pytest.mark.parametrize("key", ["scheduler", "hostfile", "interface", "environment"])
 def test_where_a_study_runs_is_not_varied(tmp_path: Path, key: str) -> None:
     message = refusal(tmp_path, {}, {"sweep": {f"launch.{key}": ["a", "b"]}})
     assert f"sweep.'launch.{key}' is no field that can be swept" in message

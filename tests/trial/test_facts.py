@@ -14,10 +14,10 @@ import pytest
 import vitscale
 from study_factory import expanded
 from vitscale.base.plugins import referred
+from vitscale.engines import ENGINES, OPTIONS, readers_of
 from vitscale.study.sections import SWEEPABLE, TrainSection
-from vitscale.trial.engines import ENGINES
-from vitscale.trial.facts import fact_of, fields_where
-from vitscale.trial.trial import OF_THE_WRAPPER, TrainFields, TrainSpec
+from vitscale.trial.facts import fact_of
+from vitscale.trial.trial import TrainFields, TrainSpec
 
 OF_ONE = {"global_batch", "rank_speeds", "micro_batches"}
 """Fields that only a study or only a trial has: the one says what the other comes to."""
@@ -32,11 +32,7 @@ def test_a_study_and_a_trial_have_the_same_fields() -> None:
 def test_facts_hold_together(field: str) -> None:
     fact = fact_of(TrainSpec, field)
     assert fact == fact_of(TrainSection, field), "what narrows a field's type keeps its facts"
-    assert set(fact.taken_by) <= set(ENGINES)
-    assert fact.role == "wrapper" or not fact.taken_by
     assert f"train.{field}" in SWEEPABLE
-    if fact.since > 1:
-        assert not TrainSpec.model_fields[field].is_required(), "older trials lack it"
     if fact.needs is not None:
         other, values = fact.needs
         for value in values:
@@ -45,14 +41,14 @@ def test_facts_hold_together(field: str) -> None:
         assert not fact.short or "{" in fact.short
 
 
-def test_the_wrapper_s_fields_are_all_but_the_engine_s_own_taken_by_someone() -> None:
-    assert OF_THE_WRAPPER - set(fields_where(TrainSpec, lambda fact: fact.taken_by)) == {"engine", "accelerate_backend"}
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_engines_is_read_by_one(option: str) -> None:
+    assert readers_of(option)
 
 
-NEW = """    dry_gather: Annotated[
-        bool, Fact(since=9, role="wrapper", taken_by=("fsdp2",), short=("dry gather", "wet gather"))
-    ] = False
-    boost: Annotated[float, Fact(since=9, needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
+NEW = """    dry_gather: Annotated[bool, wrapping(short=("dry gather", "wet gather"))] = False
+    hollow: Annotated[bool, wrapping()] = False
+    boost: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
 """
 BEFORE = '    seed: Seed = 0\n    """Seed of weights, order and augmentation.'
 PROGRAM = """
@@ -84,6 +80,7 @@ print(json.dumps({
     "default": only({}).identity(),
     "text": _train(dry.train)["dry_gather"],
     "of_ddp": refused({"dry_gather": True}),
+    "of_nobody": refused({"hollow": True}),
     "idle": refused({"boost": 0.7}),
     "wrong": refused({"boost": -1.0}),
     "boosted": only({"train": {"boost": 0.7, "optimizer": "sgd"}}).train.boost,
@@ -91,14 +88,19 @@ print(json.dumps({
 """
 
 
-def test_a_new_field_is_one_declaration(tmp_path: Path) -> None:
-    """Two more fields, in one file: they are validated, swept, named, refused where idle, written into studies and
-    left out of the identity of trials that do without."""
+def test_a_new_field_is_a_declaration_and_a_word_of_the_engine_that_reads_it(tmp_path: Path) -> None:
+    """More fields, in one file, one of them read by an engine: they are validated, swept, named, refused where idle,
+    written into studies and left out of the identity of trials that do without."""
     package = tmp_path / "src" / "vitscale"
     shutil.copytree(Path(vitscale.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     declared = (package / "trial" / "trial.py").read_text()
     assert declared.count(BEFORE) == 1
     (package / "trial" / "trial.py").write_text(declared.replace(BEFORE, NEW + BEFORE))
+    facts = (package / "engines" / "fsdp2" / "facts.py").read_text()
+    assert facts.count('"master_weights", ') == 1
+    (package / "engines" / "fsdp2" / "facts.py").write_text(
+        facts.replace('"master_weights", ', '"master_weights", "dry_gather", ')
+    )
     environment = os.environ | {"PYTHONPATH": f"{package.parent}:{Path(__file__).parents[1]}"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     said = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
@@ -107,6 +109,10 @@ def test_a_new_field_is_one_declaration(tmp_path: Path) -> None:
     assert (said["trials"], said["value"], said["text"], said["boosted"]) == (4, True, True, 0.7)
     assert [said["default"]] == list(before)
     assert "train.dry_gather = True has no meaning under train.engine = 'ddp'" in said["of_ddp"]
+    assert (
+        "train.hollow = True has no meaning under train.engine = 'ddp'. Remove it: no engine reads it"
+        in said["of_nobody"]
+    )
     assert "train.boost has no meaning under train.optimizer = 'adamw'" in said["idle"]
     assert 'set optimizer = "sgd"' in said["idle"]
     assert "train.boost is -1.0" in said["wrong"]
@@ -115,10 +121,10 @@ def test_a_new_field_is_one_declaration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_an_engine_s_row_refers_to_is_there(engine: str) -> None:
     facts = ENGINES[engine]
-    for reference in filter(None, (facts.engine, facts.messages, facts.memory)):
+    for reference in facts.references:
         assert callable(referred(reference))
-    for option in facts.options:
-        assert engine not in fact_of(TrainSpec, option).taken_by, "said at one end"
+    assert set(facts.options) <= set(OPTIONS)
+    assert set(facts.name_options) <= set(facts.options)
     for (field, value), refusal in facts.cannot.items():
         TrainSpec.model_validate(
             {"engine": engine, "precision": "fp32", "device": "cpu", "micro_batch": 1, field: value}

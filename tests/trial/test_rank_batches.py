@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results_factory import make_trial
-from vitscale.trial.rank_batches import in_words, largest_micro_batch, longest, micro_batches, shares
+from vitscale.trial.rank_batches import (
+    in_words,
+    largest_micro_batch,
+    longest,
+    micro_batches,
+    shares,
+    speeds_from_rates,
+)
 from vitscale.trial.trial import exact
 
 speeds = st.lists(st.sampled_from([1.0, 0.31, 0.5, 0.1, 2.0, 7.0, 0.999, 1 / 3]) | st.floats(0.01, 100.0), min_size=1)
@@ -99,3 +106,13 @@ def test_in_words() -> None:
     assert in_words((10, 10, 4)) == "2 x 10 + 4"
     assert in_words((12, 4, 4, 4, 12)) == "12 + 3 x 4 + 12"
     assert in_words((1.0, 1.0, 0.31), " : ") == "2 x 1 : 0.31"
+
+
+@pytest.mark.parametrize(
+    ("rates", "speeds"),
+    [((100.0, 31.0), (1.0, 0.31)), ((31.0, 100.0), (0.31, 1.0)), ((1e6, 1.0), (1.0, 0.01)), ((0.2,), (1.0,))],
+)
+def test_speeds_are_rates_over_the_largest_and_never_too_small_for_a_study(
+    rates: tuple[float, ...], speeds: tuple[float, ...]
+) -> None:
+    assert speeds_from_rates(rates) == speeds

@@ -9,8 +9,8 @@ import torch
 from typing_extensions import override
 
 from lab.ranks import make_trial, run_ranks
-from vitscale.engines import checkpoint
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.plain.wrap import PlainEngine
+from vitscale.engines.shared import checkpoint
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.worker.session import measured_checkpoint
 

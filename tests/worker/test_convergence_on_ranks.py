@@ -12,8 +12,8 @@ from driving import TINY_MODEL, vitscale
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.learning.convergence import noise_scale
+from vitscale.engines.step_schedule import GRADIENT_STEPS
 from vitscale.store.results import Results, Run
-from vitscale.trial.step_schedule import GRADIENT_STEPS
 
 pytestmark = pytest.mark.ranks
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from results_factory import make_trial
-from vitscale import engines
+from vitscale.engines import building
 from vitscale.probes.matmul import tf32_allowed
 from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation, recorded_settings
 
@@ -41,7 +41,7 @@ def test_fp32_is_multiplied_in_fp32_whatever_a_container_set(monkeypatch: pytest
     torch.set_float32_matmul_precision("high")
     assert tf32_allowed(None)
     trial = make_trial("none", 1)
-    engines.build(nn.Linear(2, 2), trial, torch.device("cpu"))
+    building.build(nn.Linear(2, 2), trial, torch.device("cpu"))
     assert not tf32_allowed(None)
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -71,7 +71,7 @@ def test_what_is_told_is_the_backend_of_the_devices(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: calls.append(backend))
-    assert group.join("fsdp2", PLACE, torch.device(device), gradients_on_host=on_host) == told
+    assert group.join(PLACE, torch.device(device), gradients_on_host=on_host) == told
     assert calls == [asked]
 
 
@@ -98,8 +98,8 @@ def test_a_rank_meets_rank_0_when_that_listens_and_not_before(monkeypatch: pytes
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
     with listening:
-        group.join("ddp", RankInfo(rank=1, world_size=2, local_rank=1, launch_seconds=None), torch.device("cpu"))
-        group.join("ddp", PLACE, torch.device("cpu"))
+        group.join(RankInfo(rank=1, world_size=2, local_rank=1, launch_seconds=None), torch.device("cpu"))
+        group.join(PLACE, torch.device("cpu"))
 
     assert events == ["refused"] * 3 + ["meets", "meets"]
 
@@ -115,6 +115,6 @@ def test_a_rank_0_that_cannot_be_reached_is_torchs_to_tell(monkeypatch: pytest.M
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.setenv("MASTER_PORT", "1")
 
-    group.join("ddp", RankInfo(rank=1, world_size=2, local_rank=0, launch_seconds=None), torch.device("cpu"))
+    group.join(RankInfo(rank=1, world_size=2, local_rank=0, launch_seconds=None), torch.device("cpu"))
 
     assert met == ["gloo"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import textwrap
 import time
 import weakref
 from collections.abc import Iterator
@@ -23,24 +26,28 @@ from torch._C._distributed_c10d import HashStore
 from forks import prepared_here
 from study_factory import expanded
 from vitscale import Probe, composer_callback, lightning_callback
+from vitscale.engines.step_schedule import windows
+from vitscale.probes import resources
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
 from vitscale.store.records import RankRecord
 from vitscale.store.results import RunHeader
-from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import Trial
-from vitscale.worker.measuring import Measuring
 from vitscale.worker.probe import Current
 from vitscale.worker.rank_process import RankInfo
+from vitscale.worker.script_steps import ScriptSteps
 
 
 class Loop:
     """A script's rank without its script."""
 
-    def __init__(self, folder: Path, accumulate: int = 1, steps: int = 24, **measure: Any) -> None:
+    def __init__(
+        self, folder: Path, accumulate: int = 1, steps: int = 24, micro_batch: int = 4, **measure: Any
+    ) -> None:
         (folder / "train.py").write_text("pass")
-        train = {"script": "train.py", "precision": "fp32", "micro_batch": 4, "grad_accum": accumulate, "epochs": None}
+        train = {"script": "train.py", "precision": "fp32", "grad_accum": accumulate, "epochs": None}
+        train["micro_batch"] = micro_batch
         changes: dict[str, dict[str, Any]] = {
             "model": {"name": None, "image_size": None, "patch_size": None},
             "train": train,
@@ -54,13 +61,13 @@ class Loop:
         )
         self.log = RankLog(folder, 0)
         place = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
-        self.measuring = Measuring(header, place, self.log, time.perf_counter())
-        Current.measuring = self.measuring
+        self.script_steps = ScriptSteps(header, place, self.log, time.perf_counter())
+        Current.script_steps = self.script_steps
         self.probe = Probe()
         self.loader = [torch.zeros(4, 1) for _ in range(10)]
 
     def record(self) -> RankRecord:
-        self.measuring.end()
+        self.script_steps.end()
         self.log.close()
         return read_lines(self.log.path, RankRecord, lambda *_: None)
 
@@ -68,9 +75,9 @@ class Loop:
 @pytest.fixture(autouse=True)
 def outside() -> Iterator[None]:
     yield
-    if Current.measuring is not None:
-        Current.measuring._abandon()  # a first step that a test leaves open would watch torch's compiler from here on
-    Current.measuring = Current.start = None
+    if Current.script_steps is not None:
+        Current.script_steps.drop_step()  # a first step left open would watch torch's compiler from here on
+    Current.script_steps = Current.start = None
 
 
 def planned(trial: Trial, per_epoch: int = 10) -> list[tuple[int, str, bool]]:
@@ -99,6 +106,33 @@ def test_it_imports_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def run_example(folder: Path) -> dict[str, Any]:
+    """Runs the script in the docstring of `Probe`; returns what its names are in the end."""
+    (script,) = re.findall(r"^    import torch$.*\Z", inspect.getdoc(Probe) or "", re.DOTALL | re.MULTILINE)
+    path = folder / "example.py"
+    path.write_text(textwrap.dedent(script), encoding="utf-8")
+    return runpy.run_path(str(path))
+
+
+def test_the_example_of_its_docstring_trains_outside_a_study(tmp_path: Path) -> None:
+    names = run_example(tmp_path)
+    assert not names["probe"].done
+    assert names["epoch"] == 2
+    assert names["loss"].item() < 10
+
+
+def test_the_example_of_its_docstring_is_measured_in_a_study(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, micro_batch=8)
+    assert run_example(tmp_path)["probe"].done
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert {s.images for s in record.steps} == {8}
+    assert [s.epoch for s in record.steps] == [0] * 20 + [1] * 6
+    assert all(s.loss is not None for s in record.steps)
+    assert record.model is not None
+    assert record.model.parameters == 12 * 10 + 10
 
 
 # --- inside one ------------------------------------------------------------------------------------------------------
@@ -326,6 +360,51 @@ def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[
 
 
 @pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> list[float]:
+    """That clock, also for what a rank uses: it computes all the time."""
+    clocks = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0])
+    monkeypatch.setattr(resources, "time", clocks)
+    return now
+
+
+def test_resources_are_of_steps_without_a_pause(tmp_path: Path, used: list[float]) -> None:
+    """Two steps warm up; a pause of 100 s divides the others into five and three."""
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number, batch in enumerate(loop.probe.steps(loop.loader)):
+        train(batch, used)
+        if number == 6:
+            with loop.probe.pause():
+                used[0] += 100.0
+    (line,) = loop.record().resources
+    assert line.steps == (2, 6)
+    assert (line.seconds, line.cpu_seconds) == (5 * 0.25, 5 * 0.25)
+
+
+def test_resources_are_of_steps_without_what_lies_between_two_loops(tmp_path: Path, used: list[float]) -> None:
+    loop = Loop(tmp_path, steps=8, explain=False)
+    while not loop.probe.done:
+        for batch in loop.probe.steps(loop.loader[:7]):
+            train(batch, used)
+        used[0] += 100.0
+    (line,) = loop.record().resources
+    assert line.steps == (2, 6)
+    assert (line.seconds, line.cpu_seconds) == (5 * 0.25, 5 * 0.25)
+
+
+def test_resources_are_of_steps_without_one_that_fails(tmp_path: Path, used: list[float]) -> None:
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number in range(11):
+        with suppress(KeyError), loop.probe.step(images=4):
+            used[0] += 0.25
+            if number == 7:
+                used[0] += 100.0
+                raise KeyError("an image that cannot be read")
+    (line,) = loop.record().resources
+    assert line.steps == (7, 9)
+    assert line.seconds == 3 * 0.25
+
+
+@pytest.fixture
 def group() -> Iterator[None]:
     """A process group of one rank, in this process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -363,7 +442,7 @@ def test_an_end_before_enough_is_measured_is_an_error(tmp_path: Path) -> None:
     for _ in zip(loop.probe.steps(loop.loader), range(5), strict=False):
         pass
     with pytest.raises(RuntimeError, match="the script ended after 5 of 26 optimizer steps"):
-        loop.measuring.end()
+        loop.script_steps.end()
 
 
 def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
@@ -397,7 +476,31 @@ def test_steps_that_pauses_gave_up_are_told_when_there_are_too_few(tmp_path: Pat
     with pytest.raises(
         RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"
     ):
-        loop.measuring.end()
+        loop.script_steps.end()
+
+
+def test_pauses_between_whole_steps_leave_out_none(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for _ in range(3):
+        with loop.probe.step(images=4):
+            pass
+        with loop.probe.pause():
+            pass
+    with pytest.raises(RuntimeError, match=r"ended after 3 of 6 .*: let it train until probe\.done"):
+        loop.script_steps.end()
+
+
+def test_what_a_script_trains_in_a_step_after_a_pause_within_it_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
+    """Of seven steps the fourth is dropped by a pause in its block; the rest of the block is not in the fifth."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for number in range(7):
+        with loop.probe.step(images=4):
+            now[0] += 0.25
+            if number == 3:
+                with loop.probe.pause():
+                    now[0] += 100.0
+                now[0] += 10.0
+    assert [s.seconds for s in loop.record().steps] == [0.25] * 6
 
 
 # --- callbacks -------------------------------------------------------------------------------------------------------
@@ -565,10 +668,11 @@ told = []
 class Told:
     done = False
 
-    @contextlib.contextmanager
-    def one_step(self, images, *, last):
-        yield
-        told.append(images())
+    def begin_step(self):
+        pass
+
+    def end_step(self, images, *, last):
+        told.append(images)
 
     def pause(self):
         return contextlib.nullcontext()
@@ -586,7 +690,7 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
 
 
-Current.measuring = Told()
+Current.script_steps = Told()
 data = [{"x": torch.ones(2), "labels": torch.tensor(0)} for _ in range(17)]
 settings = TrainingArguments(
     sys.argv[1], per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[],

@@ -68,13 +68,6 @@ def test_for_others_the_launch_file_does(
     assert told() == [*map(str, numbers), "node0", "7"]
 
 
-def test_deepspeed_s_own_discovery_is_not_forestalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, MPIRUN)
-    launch = write_launch(tmp_path, 1, master_address="node0", master_port=7, mpi_discovery=True)
-    assert rank_info(now_ns(), launch).rank == 5
-    assert told() == [None] * 5
-
-
 @pytest.mark.parametrize(
     ("environments", "rank"),
     [

@@ -61,7 +61,7 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     monkeypatch.setattr("vitscale.worker.session.sources.load", takes(1.0, SimpleNamespace(summary=summary)))
     monkeypatch.setattr("vitscale.worker.session.models.build", takes(0.5, nn.Linear(2, 2)))
     monkeypatch.setattr("vitscale.worker.session.group.join", takes(3.0, "gloo"))
-    monkeypatch.setattr("vitscale.worker.session.engines.build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
+    monkeypatch.setattr("vitscale.worker.session.building.build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
     monkeypatch.setattr(session, "Training", train)
     monkeypatch.setattr("vitscale.worker.git_revision.shutil.which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr("vitscale.worker.git_revision.subprocess.run", run)
@@ -95,7 +95,7 @@ def test_what_is_dropped_out_differs_between_ranks_but_not_between_those_with_th
     monkeypatch.setattr("vitscale.worker.session.sources.load", lambda _: dataset)
     monkeypatch.setattr("vitscale.worker.session.models.build", lambda _: nn.Linear(2, 2))
     monkeypatch.setattr("vitscale.worker.session.group.join", lambda *_, **__: "gloo")
-    monkeypatch.setattr("vitscale.worker.session.engines.build", build)
+    monkeypatch.setattr("vitscale.worker.session.building.build", build)
     for rank in range(4):
         with pytest.raises(Reached):
             session.train(header, RankInfo(rank, 4, rank, None), log, 0.0)

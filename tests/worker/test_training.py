@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing_extensions import override
 
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.plain.wrap import PlainEngine
+from vitscale.engines.step_schedule import GRADIENT_STEPS, windows
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import over_real_images
 from vitscale.probes.resources import ResourceProbe
@@ -21,9 +23,9 @@ from vitscale.probes.steps import Explainer, Phase, no_phase
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store.records import RankRecord, ResourcesLine
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.step_schedule import GRADIENT_STEPS, windows
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.extensions import BLOCKS
+from vitscale.worker.passes import MicroBatch, Passes
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
@@ -51,7 +53,7 @@ def trial_of(explain: bool = False, **train: object) -> Trial:
         train=TrainSpec.model_validate(fields | {"learning_rate": 0.003} | train),
         world=World(ranks_per_node=1, threads_per_rank=1),
         window=WindowSpec(warmup_steps=1, explain=explain),
-        launcher="in-process",
+        launcher="local",
     )
 
 
@@ -98,7 +100,7 @@ def trained(
 
 
 class Meter:
-    """A probe that reads what it is given, an epoch each; an exception is raised, in `begin` where it is OSError."""
+    """A meter that reads what it is given, an epoch each; an exception is raised, in `begin` where it is OSError."""
 
     def __init__(self, *readings: Any) -> None:
         self.readings = [*readings]
@@ -115,30 +117,30 @@ class Meter:
         return reading
 
 
-def test_a_probe_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+def test_a_meter_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     trial = trial_of(epochs=6)
     engine = WatchedEngine(models.build(trial.model), trial, CPU)
     log = store.RankLog(tmp_path, 0)
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
     nan, one = {"power_watts": float("nan"), "fan_rpm": 900}, {"power_watts": torch.tensor(2.5)}
-    training.probes = {"meter": Meter(OSError("unplugged"), KeyError("no such"), nan, None, {"a": "high"}, one)}
+    training.meters = {"meter": Meter(OSError("unplugged"), KeyError("no such"), nan, None, {"a": "high"}, one)}
     training.run()
     log.close()
     record = store.read_rank(log.path)
     assert len(record.steps) == 6 * 9
-    told = [(line.probe, line.epoch, line.values, line.reason) for line in record.probes]
+    told = [(line.meter, line.epoch, line.values, line.reason) for line in record.meters]
     assert [line[:2] for line in told] == [("meter", epoch) for epoch in range(6)]
     assert [line[2] for line in told] == [
         {}, {}, {"power_watts": None, "fan_rpm": 900.0}, {}, {"a": None}, {"power_watts": 2.5},
     ]  # fmt: skip
     reasons = [line[3] or "" for line in told]
-    assert reasons[0].startswith("probe 'meter': begin: OSError: unplugged (test_training.py, line ")
-    assert reasons[1].startswith("probe 'meter': end: KeyError: 'no such' (test_training.py, line ")
+    assert reasons[0].startswith("meter 'meter': begin: OSError: unplugged (test_training.py, line ")
+    assert reasons[1].startswith("meter 'meter': end: KeyError: 'no such' (test_training.py, line ")
     assert reasons[2:] == [
-        "probe 'meter': 'power_watts' is nan, and no finite number",
-        "probe 'meter': end returned None, and no mapping of names to numbers",
-        "probe 'meter': 'a' is 'high', and no finite number",
+        "meter 'meter': 'power_watts' is nan, and no finite number",
+        "meter 'meter': end returned None, and no mapping of names to numbers",
+        "meter 'meter': 'a' is 'high', and no finite number",
         "",
     ]
 
@@ -245,7 +247,7 @@ def test_ranks_meet_between_the_profilers_start_and_the_explained_step(
 
     monkeypatch.setattr(Explainer, "begin_block", noting("begin", Explainer.begin_block))
     monkeypatch.setattr(Explainer, "step", noting("step", Explainer.step))
-    monkeypatch.setattr("vitscale.worker.training.barrier", noting("barrier", lambda: None))
+    monkeypatch.setattr("vitscale.worker.recorder.barrier", noting("barrier", lambda: None))
     for device in ("cpu", "cuda"):  # whose schedule it is; all of it is computed here
         seen.clear()
         (tmp_path / device).mkdir()
@@ -425,8 +427,9 @@ def test_counters_are_asked_outside_the_timed_steps_they_tell_of(
     log = store.RankLog(tmp_path, 0)
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
-    training.resources = probe = AskedProbe(training)
-    monkeypatch.setattr("vitscale.worker.training.barrier", lambda: probe.order.append("met"))
+    training.recorder.resources = probe = AskedProbe(training)
+    for module in ("training", "recorder"):
+        monkeypatch.setattr(f"vitscale.worker.{module}.barrier", lambda: probe.order.append("met"))
     training.run()
     log.close()
     lines = store.read_rank(log.path).resources
@@ -444,6 +447,29 @@ def test_an_explained_run_tells_of_what_it_used_in_timed_steps_alone(tmp_path: P
     assert len(spans) == 6
     assert all(span <= timed for span in spans)
     assert any(len(span) < 9 for span in spans)
+
+
+def test_no_batch_is_left_on_the_device_at_the_optimizers_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lie beside what the optimizer takes, and memory is predicted without it."""
+    labels: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    original = Passes._on_device
+
+    def noted(*arguments: Any, **options: Any) -> MicroBatch:
+        batch = original(*arguments, **options)
+        labels.append(weakref.ref(batch.labels))
+        return batch
+
+    class Watching(WatchedEngine):
+        @override
+        def step(self) -> None:
+            alive.append(sum(label() is not None for label in labels))
+            super().step()
+
+    monkeypatch.setattr(Passes, "_on_device", noted)
+    trained(tmp_path, trial_of(epochs=1), kind=Watching)
+    assert len(labels) > 18  # the evaluation has some too
+    assert alive == [0] * 9
 
 
 def test_segmentation_records_its_scores_and_the_images_of_an_epoch(tmp_path: Path) -> None:

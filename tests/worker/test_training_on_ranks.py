@@ -209,7 +209,7 @@ def test_every_rank_measures_its_own_matrix_multiply_rate(results: Results) -> N
 
 
 def test_deepspeed_was_told_the_clipping(folder: Path, results: Results) -> None:
-    from vitscale.engines.deepspeed import configuration
+    from vitscale.engines.deepspeed.wrap import configuration
 
     trial = next(run.header.trial for run in results.runs if label(run) == ("deepspeed", 2))
     assert configuration(trial)["gradient_clipping"] == 0.5

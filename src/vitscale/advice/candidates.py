@@ -8,13 +8,15 @@ from itertools import compress, product
 from typing import TYPE_CHECKING
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
+from vitscale.engines import ENGINES, of_engine
+from vitscale.engines.checks import check, computation
+from vitscale.engines.names import variant_name
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
 from vitscale.prediction.step.messages import messages
 from vitscale.study.model_checks import check_split
-from vitscale.trial.engines import ENGINES, check
 from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
@@ -95,9 +97,9 @@ def _hosts(most: int) -> set[int]:
     }
 
 
-_ENGINES = [(name, stage) for name, facts in ENGINES.items() for stage in facts.advised]
-"""Engines that are looked at though nobody measured them, each with its ZeRO stage. accelerate would only stand for one
-of them, and Megatron-Core needs more to be set up."""
+_ENGINES = [(name, variant.zero_stage) for name, facts in ENGINES.items() for variant in facts.variants]
+"""Engines that are looked at though nobody measured them, each with its ZeRO stage. Engines say
+so themselves: one that only stands for another, or needs more to be set up, leaves it out."""
 _SMALLER, _LARGER = 4, 3
 """Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
 _ACCUMULATIONS = (1, 2, 4)
@@ -154,7 +156,7 @@ def candidates(
             for accum in _ACCUMULATIONS:
                 batches.setdefault((micro_batch, accum), False)
         for engine, stage in engines:
-            if engine == "none" and gpus > 1:
+            if of_engine(engine).alone and gpus > 1:
                 continue
             for (micro_batch, accum), kept in batches.items():
                 for checkpointing in trainable(micro_batch, accum):
@@ -287,7 +289,7 @@ def rented(
         if instance.gpu.name not in refused
         for ranks in counts[instance]
         for engine, stage in sorted(comparable.engines)
-        if engine != "none" or ranks == 1
+        if not of_engine(engine).alone or ranks == 1
         for batch in dict.fromkeys(
             b for share in sorted(shares_of_batch(comparable, ranks)) for b in _kept(share, ladder)
         )
@@ -328,14 +330,17 @@ def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[
     for engine, stage in () if own else _ENGINES:
         if (engine, stage) in comparable.engines:
             continue
-        name = f"{engine} ZeRO-{stage}" if stage else engine
+        name = variant_name(engine, {"zero_stage": stage})
         train = with_engine(comparable.trial.train, engine, stage)
         try:
             check(train)
         except RequestError as error:
             refused[name] = str(error)
             continue
-        if messages(comparable.trial.model_copy(update={"train": train})) is None:
+        trial = comparable.trial.model_copy(update={"train": train})
+        if computation(trial) != computation(comparable.trial):
+            refused[name] = "it trains otherwise than what was measured"
+        elif messages(trial) is None:
             refused[name] = "no run used it, and what it sends for this model is unavailable"
         else:
             kept.append((engine, stage))

@@ -10,6 +10,8 @@ from functools import cached_property
 
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.answering import matching
 from vitscale.prediction.configurations import Candidate
@@ -77,14 +79,21 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
         raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
     asked = list(by_name) if name is None else matching(by_name, name)
-    best = max((by_name[series] for series in asked), key=_merit)
-    alike = [own for own in (by_name[series] for series in asked) if _merit(own)[:2] == _merit(best)[:2]]
+    candidates = [by_name[series] for series in asked]
+    # An engine that trains otherwise is often faster, and is advised about only where nothing else was asked for.
+    candidates = [own for own in candidates if _trains_like_one_process(own)] or candidates
+    best = max(candidates, key=_merit)
+    alike = [own for own in candidates if _merit(own)[:2] == _merit(best)[:2]]
     of_model = [own for own in alike if _learns(own) == _learns(best)]
     cheapest = workload(min(of_model, key=_image_seconds).points[-1].trial)
     reference = max((own for own in of_model if workload(own.points[-1].trial) == cheapest), key=_merit)
     work = workload(reference.points[-1].trial)
     others = [own for own in evidence.series if own is not reference and workload(own.points[-1].trial) == work]
     return ComparableSeries(reference, (reference, *sorted(others, key=lambda own: own.mode != reference.mode)))
+
+
+def _trains_like_one_process(series: Series) -> bool:
+    return computation(series.points[-1].trial) == ONE_PROCESS
 
 
 def _merit(series: Series) -> tuple[int, int, int]:

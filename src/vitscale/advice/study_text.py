@@ -21,9 +21,6 @@ from vitscale.trial import script
 from vitscale.trial.facts import Spec
 from vitscale.trial.trial import TrainSpec, Trial, World
 
-_OF_ONE_HOST = (LOCAL, "in-process")
-"""Launchers that start ranks on their own host alone."""
-
 
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     """What an option would run: the measured `trial` with the option's engine, batch and ranks.
@@ -52,7 +49,7 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     world = World(
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
-    launcher = "torchrun" if world.nodes > 1 and trial.launcher in _OF_ONE_HOST else trial.launcher
+    launcher = "torchrun" if world.nodes > 1 and trial.launcher == LOCAL else trial.launcher
     return trial.model_copy(
         update={"train": train, "world": world, "window": window, "parallel": chosen.parallel, "launcher": launcher}
     )

@@ -16,7 +16,6 @@ quality/      can this be trusted? what to do?
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,7 +29,7 @@ from vitscale.analysis.start_ups import start_ups_by_trial
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialFigures, TrialResult
-from vitscale.base.forks import spread
+from vitscale.base.forks import has_other_threads, spread
 from vitscale.base.processors import usable_cores
 from vitscale.present.document import Finding
 from vitscale.store.packs import pack_files
@@ -109,16 +108,21 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
 def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     """Reads a results folder, or a bundle of it, and analyses it.
 
-    A folder of many runs is read by a fork for each further core: each reads and summarises the runs of its part of the
-    trials, and hands on what they come to. Of these runs the ranks' lines are read again where they are asked for.
+    A folder of many runs is read by a fork for each further core, where this process has no thread but its own: each
+    reads and summarises the runs of its part of the trials, and hands on what they come to. Of these runs the ranks'
+    lines are read again where they are asked for.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
-    named, folder = folder, folder_of(folder)
+    named = folder
+    folder = folder_of(named)
     count = min(len(usable_cores()), len(pack_files(folder)) // _PACKS_EACH)
-    # polars starts threads, and a fork would lack those that it counts on.
-    if count < 2 or "polars" in sys.modules or (study := read_study(folder)) is None:
+    # Packs are read by polars, whose threads a fork would lack.
+    if count < 2 or has_other_threads():
+        return analyse(load(named), combine_unlike=combine_unlike)
+    study = read_study(folder)
+    if study is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
     def part(trials: Sequence[str]) -> tuple[dict[str, TrialFigures], tuple[Run, ...], tuple[str, ...]]:

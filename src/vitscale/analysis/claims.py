@@ -196,15 +196,15 @@ def accuracy_difference(
     if min(seeds) < 2:
         alone = Estimate(difference, note=statistics.ONE_RUN)
         return AccuracyDifference(alone, counting, seeds, _of_few_runs(difference, counting))
-    parts = [(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
-    half = statistics.welch_half(parts)
+    errors = [statistics.SquaredError(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
+    half = statistics.welch_half(errors)
     few = min(seeds) < statistics.FEWEST_REPEATS
     whole = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW if few else "")
     if few:
         return AccuracyDifference(whole, counting, seeds, _of_few_runs(difference, counting))
     side = whole.side_of(0.0)
     verdict: AccuracyVerdict = "higher" if side == "above" else "lower" if side == "below" else "no difference shown"
-    p = statistics.welch_p(difference, parts)
+    p = statistics.welch_p(difference, errors)
     return AccuracyDifference(whole, counting, seeds, verdict, p, p)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult
+from vitscale.engines import of_engine
+from vitscale.engines.checks import computation
 from vitscale.trial.trial import OF_THE_WRAPPER, Mode
 
 ENGINE = "engine"
@@ -53,7 +55,8 @@ def compare_curves(
     """All pairs of curves of one mode that differ in one swept field, fields of the data excepted.
 
     An engine with its options counts as one field. Epochs over different data are different work, and a difference in
-    two things at once explains nothing. A trial that drifts is not compared. Verdicts follow Holm's correction for all
+    two things at once explains nothing. A trial that drifts is not compared, nor are engines that train otherwise than
+    each other. Verdicts follow Holm's correction for all
     pairs of trials that are compared; a pair that two modes share is tested once.
     """
     comparisons = []
@@ -91,16 +94,17 @@ def against_references(
         comparisons: which pairs may be compared (`compare_curves`).
     """
     allowed = {_pair(comparison): comparison.result.p_adjusted for comparison in comparisons}
-    groups: dict[tuple[Mode, int, str, str], dict[str, CurveResult]] = {}
+    groups: dict[tuple[Mode, int, str, str, str], dict[str, CurveResult]] = {}
     for curve in curves:
         for varies in dict.fromkeys(map(_thing, curve.labels)):
             shared = json.dumps(_shared(curve, varies), sort_keys=True, default=str)
             for point in curve.points:
                 if trials[point.trial_id].comparable_costs:
-                    group = groups.setdefault((curve.mode, point.gpus, varies, shared), {})
+                    computed = computation(trials[point.trial_id].trial)
+                    group = groups.setdefault((curve.mode, point.gpus, varies, shared, computed), {})
                     group.setdefault(point.trial_id, curve)
     references = []
-    for (mode, gpus, varies, _), members in groups.items():
+    for (mode, gpus, varies, _, _), members in groups.items():
         reference = _reference(members, trials)
         others = [
             replace(compared, result=adjusted(compared.result, allowed[_pair(compared)]))
@@ -124,14 +128,14 @@ def against_references(
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
-    """The trial of a group that the others are held against: DDP without options, else the fastest."""
+    """The trial of a group that the others are held against: the usual engine without options, else the fastest."""
 
     def distance(trial_id: str) -> tuple[bool, int, float]:
         labels = members[trial_id].labels
         options = len(_WRAPPER_FIELDS & labels.keys())
-        ddp = labels.get("train.engine") == "ddp"
+        is_usual = of_engine(str(labels.get("train.engine"))).usual
         epoch = trials[trial_id].epoch_seconds
-        return not ddp, options if ddp else 0, epoch.value if epoch else 0.0
+        return not is_usual, options if is_usual else 0, epoch.value if epoch else 0.0
 
     return min(members, key=distance)
 
@@ -154,6 +158,8 @@ def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
 
 
 def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:
+    if computation(ours.trial) != computation(theirs.trial):
+        return False
     return bool(ours.comparable_costs and theirs.comparable_costs) and not ours.unlike(theirs, combine_unlike)
 
 

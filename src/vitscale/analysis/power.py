@@ -30,7 +30,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, LogMean, exp_of, t_quantile, welch_freedom
+from vitscale.analysis.statistics import (
+    CONFIDENCE,
+    FEWEST_REPEATS,
+    LogMean,
+    SquaredError,
+    exp_of,
+    t_quantile,
+    welch_freedom,
+)
 
 POWER = 0.8
 """Share of studies that show a slowdown which is called shown: 4 of 5."""
@@ -79,7 +87,7 @@ def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | No
     squared_error = sum(side.squared_error for side in sides)
     if squared_error == 0:
         return question.limit or 0.0
-    freedom = welch_freedom([(side.squared_error, side.freedom) for side in sides])
+    freedom = welch_freedom([side.error for side in sides])
     design = _Design(squared_error, freedom, freedom_of_spread=freedom)
     not_shown = 0.0
     shown = _LARGEST_LOG_SLOWDOWN
@@ -141,13 +149,12 @@ def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], floa
 def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
     """The comparison with so many repeats on each side, whose runs spread as these do."""
     run_variances = [side.squared_error * side.runs for side in sides]
-    squared_errors = [variance / repeats for variance in run_variances]
+    errors = [SquaredError(variance / repeats, repeats - 1) for variance in run_variances]
+    known_spreads = [SquaredError(variance, side.freedom) for variance, side in zip(run_variances, sides, strict=True)]
     return _Design(
-        squared_error=sum(squared_errors),
-        freedom=welch_freedom([(squared_error, repeats - 1) for squared_error in squared_errors]),
-        freedom_of_spread=welch_freedom(
-            [(variance, side.freedom) for variance, side in zip(run_variances, sides, strict=True)]
-        ),
+        squared_error=sum(error.value for error in errors),
+        freedom=welch_freedom(errors),
+        freedom_of_spread=welch_freedom(known_spreads),
     )
 
 
@@ -156,7 +163,7 @@ def _power(log_slowdown: float, design: _Design, question: Question) -> float:
 
     It is the mean over points of equal probability: of sigma, (P, 1), and of the error that a study finds, (P, P).
     """
-    from scipy.special import ndtr  # a third of a second to import, and only needed here
+    from scipy.special import ndtr  # here, as in `analysis.statistics`
 
     sigma = math.sqrt(design.squared_error) / _deviation_ratios(design.freedom_of_spread)[:, None]
     standard_error = sigma * _deviation_ratios(design.freedom)[None, :]

@@ -22,10 +22,12 @@ from typing import Any
 
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
+from vitscale.engines import of_engine
+from vitscale.engines.checks import computation
+from vitscale.engines.names import UNKNOWN, composed_name, engine_name, variant_in_words
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.study.sections import fact_of_label
-from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import Fact
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import in_words
@@ -34,15 +36,11 @@ from vitscale.trial.trial import (
     NORMS,
     OF_THE_BATCH,
     OF_THE_WRAPPER,
-    OFFLOADED,
     Mode,
-    TrainSpec,
     Trial,
     exact,
 )
 
-_OF_THE_NAME = ("train.engine", "train.accelerate_backend", "train.zero_stage")
-"""Fields that the engine's name holds."""
 _LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
 _BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
 _LOCAL_NORM = NORMS["local"]
@@ -60,25 +58,25 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
         trial: the curve's trial with the most ranks, for what was not swept.
     """
     train = trial.train if trial is not None else None
-    named = {
-        field: labels.get(field, getattr(train, field.partition(".")[2]) if train is not None else None)
-        for field in _OF_THE_NAME
-    }
-    engine, backend, stage = (named[field] for field in _OF_THE_NAME)
-    wrapper = backend if engine == "accelerate" else engine
-    zero = f"ZeRO-{stage}" if wrapper == "deepspeed" and (stage or "train.zero_stage" in labels) else ""
-    others = {field: value for field, value in labels.items() if field not in _OF_THE_NAME}
-    if engine != "accelerate" and "train.accelerate_backend" in labels:
-        others["train.accelerate_backend"] = backend
-    if wrapper != "deepspeed" and "train.zero_stage" in labels:
-        others["train.zero_stage"] = stage
+
+    def value_of(option: str) -> Any:
+        return labels.get(f"train.{option}", getattr(train, option, None))
+
+    engine = value_of("engine")
+    stands_for = of_engine(str(engine)).stands_for
+    wrapper = value_of(stands_for) if stands_for else engine
+    options = of_engine(str(wrapper)).name_options
+    swept_options = [option for option in options if f"train.{option}" in labels]
+    variant = variant_in_words(str(wrapper), {option: value_of(option) for option in options}, always=swept_options)
+    of_the_name = {f"train.{option}" for option in ("engine", stands_for, *options)}
+    others = {field: value for field, value in labels.items() if field not in of_the_name}
     keys = [field.rpartition(".")[2] for field in others]
     imported = trial is not None and trial.origin is not None
     # An import's engine may be unknown, which need not be said where something else tells its curves apart.
-    untold = imported and engine in (None, "unknown") and bool(others)
+    untold = imported and engine in (None, UNKNOWN) and bool(others)
     return ", ".join(
         [
-            *([] if untold else [_engine(engine, backend, zero)]),
+            *([] if untold else [composed_name(engine, wrapper, variant)]),
             *(
                 f"{_BATCHES[field]} {value}"
                 if imported and field in _BATCHES
@@ -186,29 +184,6 @@ def _without_common(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
 def _norms_locally(trial: Trial) -> bool:
     """Whether its batch norms compute something else than in one process; classification leaves no choice."""
     return trial.model.task == "segmentation" and trial.train.batch_norm == "local"
-
-
-def engine_name(train: TrainSpec) -> str:
-    """What distributes training, with what decides most about it: "deepspeed ZeRO-2, optimizer offloaded"."""
-    zero = f"ZeRO-{train.zero_stage}" if train.wrapper == "deepspeed" else ""
-    offload = f", {OFFLOADED[train.offload]}" if train.offload != "none" else ""
-    return _engine(train.engine, train.accelerate_backend, zero) + offload
-
-
-def engine_title(engine: str) -> str:
-    """The engine as readers name it: "plain (no wrapper)" where it is "none", which reads as no answer."""
-    return of_engine(engine).title if engine == "none" else engine
-
-
-def _engine(engine: Any, backend: Any, zero: str) -> str:
-    if engine in (None, "unknown"):
-        return "unknown engine"
-    if engine == "none":
-        return engine_title(engine)
-    if engine == "accelerate" and backend is not None:
-        inside = of_engine(str(backend)).title or str(backend)
-        return f"accelerate ({f'{inside} {zero}' if zero else inside})"
-    return f"{engine} {zero}" if zero else str(engine)
 
 
 def _swept(field: str, value: Any, ambiguous: bool) -> str:
@@ -328,7 +303,9 @@ def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> 
         (
             other
             for other in trials.values()
-            if other.trial.train.engine == "none" and other.comparable_costs and _same_work(mode, other.trial, trial)
+            if of_engine(other.trial.train.engine).alone
+            and other.comparable_costs
+            and _same_work(mode, other.trial, trial)
         ),
         None,
     )
@@ -355,4 +332,5 @@ def _rest(trial: Trial) -> tuple[Any, ...]:
         trial.train.model_dump(exclude={*OF_THE_WRAPPER, *OF_THE_BATCH}),
         trial.window,
         trial.world.threads_per_rank,
+        computation(trial),
     )

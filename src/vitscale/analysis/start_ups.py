@@ -2,14 +2,12 @@
 
 DeepSpeed compiles an extension (fused_adam, cpu_adam) on a machine that has none of it yet: minutes in the first run of
 an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk for the trial's later runs.
-A rank records this (`PhaseLine.compiled`). Older records do not, but there the phase exceeds that of like runs by more
-than any run differs.
+A rank records this (`PhaseLine.compiled`).
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
@@ -19,8 +17,6 @@ from vitscale.trial.trial import OF_THE_WRAPPER
 
 _MAY_COMPILE = ("engine", "first_step")
 """Phases of the start-up in which something may be compiled."""
-_TIMES, _SECONDS_MORE = 5.0, 20.0
-"""A phase counts as one with a compilation where it exceeds the others' median by both."""
 
 
 def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[StartUp, ...]]:
@@ -37,12 +33,11 @@ def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[St
         for trial_id, figures in trials.items()
     }
     for alike in _alike_phases(trials):
-        usual_seconds = sorted(phase.seconds for phase in alike if not phase.says_compiled)
+        usual_seconds = known_median(phase.seconds for phase in alike if not phase.has_compilation)
         for phase in alike:
-            usual = phase.usual_seconds(usual_seconds)
-            if phase.has_compilation(usual):
+            if phase.has_compilation:
                 of_trial = start_ups[phase.trial.trial_id]
-                of_trial[phase.place] = _without_compilation(of_trial[phase.place], phase, usual)
+                of_trial[phase.place] = _without_compilation(of_trial[phase.place], phase, usual_seconds)
     return {trial_id: tuple(of_trial) for trial_id, of_trial in start_ups.items()}
 
 
@@ -64,24 +59,9 @@ class _Phase(NamedTuple):
         return self._run.phase_seconds[self.name]
 
     @property
-    def says_compiled(self) -> bool:
+    def has_compilation(self) -> bool:
         """Whether the run's record says that something was compiled in it."""
         return self.name in self._run.compiled
-
-    def usual_seconds(self, ordered: Sequence[float]) -> float | None:
-        """Median seconds of the other runs; None without any. `ordered`: of all runs whose record tells of none."""
-        if self.says_compiled:
-            return known_median(ordered)
-        return _median_without(ordered, self.seconds)
-
-    def has_compilation(self, usual: float | None) -> bool:
-        """Whether the record says so, or the phase took far longer than the `usual` seconds of other runs."""
-        if self.says_compiled:
-            return True
-        may_compile = self.name == "engine" or self.trial.trial.train.compile
-        if not may_compile or usual is None:
-            return False
-        return self.seconds > _TIMES * usual and self.seconds > usual + _SECONDS_MORE
 
 
 def _alike_phases(trials: Mapping[str, TrialFigures]) -> Iterator[list[_Phase]]:
@@ -107,15 +87,6 @@ def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
     # As text: a DeepSpeed file is a dict, which cannot be a key.
     wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
     return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
-
-
-def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of `ordered` without one `value`; None where nothing else is there."""
-    rank, count = bisect.bisect_left(ordered, value), len(ordered) - 1
-    if not count:
-        return None
-    low, high = (ordered[k + (k >= rank)] for k in ((count - 1) // 2, count // 2))
-    return low if count % 2 else (low + high) / 2
 
 
 def _without_compilation(start_up: StartUp, phase: _Phase, usual: float | None) -> StartUp:

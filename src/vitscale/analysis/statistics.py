@@ -10,24 +10,16 @@ Sources: Hoefler & Belli, "Scientific Benchmarking of Parallel Computing Systems
 generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35); Efron & Stein, "The jackknife estimate of
 variance" (Annals of Statistics 9, 1981, 586-596); Holm, "A simple sequentially rejective multiple test procedure"
 (Scandinavian Journal of Statistics 6, 1979, 65-70).
-
-Student's t and F come from the incomplete beta function. SciPy has them too, but takes a fifth of a second to import,
-which pays only from some thousand values on.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
-from typing import Literal, Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from vitscale.present.estimate import Estimate
 
@@ -69,6 +61,14 @@ Tested = TypeVar("Tested", bound=_Tested)
 """A dataclass with `verdict`, `p` and `p_adjusted`: a comparison of times or of accuracies."""
 
 
+class SquaredError(NamedTuple):
+    """The squared standard error of a figure, and how well it is known."""
+
+    value: float
+    freedom: float
+    """Degrees of freedom."""
+
+
 @dataclass(frozen=True)
 class LogMean:
     """The mean of some logarithms, its squared standard error, and the degrees of freedom of that error."""
@@ -77,6 +77,11 @@ class LogMean:
     squared_error: float
     freedom: int
     runs: int
+
+    @property
+    def error(self) -> SquaredError:
+        """Its squared error with the degrees of freedom, as Welch's functions take it."""
+        return SquaredError(self.squared_error, self.freedom)
 
 
 def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Estimate:
@@ -135,8 +140,8 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
     fewest = min(len(side) for side in without)
     if fewest < FEWEST_REPEATS:
         return Estimate(centre, note=_note(fewest))
-    parts = [((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
-    half = welch_half(parts)
+    errors = [SquaredError((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
+    half = welch_half(errors)
     return Estimate(centre, centre - half, centre + half)
 
 
@@ -154,17 +159,18 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above, below = log_mean(numerators, looked[0]), log_mean(denominators, looked[1])
+    above = log_mean(numerators, looked[0])
+    below = log_mean(denominators, looked[1])
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
         return Estimate(exp_of(difference), note=ONE_RUN)
-    half = welch_half([(side.squared_error, side.freedom) for side in (above, below)])
+    half = welch_half([above.error, below.error])
     return Estimate(exp_of(difference), exp_of(difference - half), exp_of(difference + half), note=_note(fewest))
 
 
 def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
-    """Is the first faster than the second? One cost in seconds per run on each side.
+    """Tells whether the first is faster than the second, from one cost in seconds per run on each side.
 
     No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
     `looked` holds a value for each side, as for `interval`.
@@ -172,13 +178,14 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
-    first, second = log_mean(seconds, looked[0]), log_mean(other_seconds, looked[1])
-    p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
+    first = log_mean(seconds, looked[0])
+    second = log_mean(other_seconds, looked[1])
+    p = welch_p(first.value - second.value, [first.error, second.error])
     return Comparison(times_as_fast, _direction(times_as_fast), p, p)
 
 
 def compare_pairs(seconds: Sequence[float], other_seconds: Sequence[float]) -> Comparison:
-    """Is the first faster than the second, where run k of one was made beside run k of the other?
+    """Tells whether the first is faster than the second, where run k of one was made beside run k of the other.
 
     A pair has the time at which it was made in common, so that what changes from pair to pair cancels: Student's t on
     the logarithms of the ratios. It has half the degrees of freedom of `compare`, and no direction from fewer than 3.
@@ -187,12 +194,12 @@ def compare_pairs(seconds: Sequence[float], other_seconds: Sequence[float]) -> C
         seconds: one positive cost per pair.
         other_seconds: the cost of the other run of each pair.
     """
-    ratios = [other / own for own, other in zip(seconds, other_seconds, strict=True)]
+    ratios = [other / first for first, other in zip(seconds, other_seconds, strict=True)]
     times_as_fast = interval(ratios)
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
     mean = log_mean(ratios)
-    p = welch_p(mean.value, [(mean.squared_error, mean.freedom)])
+    p = welch_p(mean.value, [mean.error])
     return Comparison(times_as_fast, _direction(times_as_fast), p, p)
 
 
@@ -209,19 +216,22 @@ def _direction(times_as_fast: Estimate) -> ComparisonVerdict:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values adjusted for all of them together (Holm): below 0.05 where a family-wise test at 5 % rejects."""
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[at]))
-        adjusted[at] = running
-    return adjusted
+    tests = len(p_values)
+    adjusted_values = [0.0] * tests
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(tests), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (tests - rank) * p_values[index]))
+        adjusted_values[index] = largest
+    return adjusted_values
 
 
 def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
     """The same test as one of several: it tells a direction only where the adjusted p-value is below 0.05."""
     if p_adjusted is None:
         return test
-    lost = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
-    return replace(test, p_adjusted=p_adjusted, verdict=NOT_AMONG_ALL if lost else test.verdict)  # type: ignore[type-var]  # a dataclass, whatever the type variable
+    loses_direction = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
+    verdict = NOT_AMONG_ALL if loses_direction else test.verdict
+    return replace(test, p_adjusted=p_adjusted, verdict=verdict)  # type: ignore[type-var]  # a dataclass, whatever the type variable
 
 
 def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:
@@ -232,15 +242,6 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
     of_pair = {pair: test.p for test, pair in zip(tests, pairs, strict=True) if test.p is not None}
     of_all = dict(zip(of_pair, holm(list(of_pair.values())), strict=True))
     return [adjusted(test, of_all.get(pair)) for test, pair in zip(tests, pairs, strict=True)]
-
-
-def quantile(values: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
-    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7); arrays come sorted."""
-    ordered = values if isinstance(values, np.ndarray) else sorted(values)
-    at = (len(ordered) - 1) * share
-    below = math.floor(at)
-    above = min(below + 1, len(ordered) - 1)
-    return float(ordered[below] + (ordered[above] - ordered[below]) * (at - below))
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -266,18 +267,20 @@ def whole_mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def welch_half(parts: Sequence[tuple[float, int]]) -> float:
-    """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
-    squared_error = sum(part for part, _ in parts)
-    return t_quantile(welch_freedom(parts)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
+def welch_half(errors: Sequence[SquaredError]) -> float:
+    """Half the width of the 95 % interval of a sum of independent figures, from the error of each."""
+    squared_error = sum(error.value for error in errors)
+    if squared_error <= 0:
+        return 0.0
+    return t_quantile(welch_freedom(errors)) * math.sqrt(squared_error)
 
 
-def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
-    """Two-sided p-value of no difference, from the squared errors and degrees of freedom of its sides."""
-    squared_error = sum(part for part, _ in parts)
+def welch_p(difference: float, errors: Sequence[SquaredError]) -> float:
+    """Two-sided p-value of no difference between independent figures, from the error of each."""
+    squared_error = sum(error.value for error in errors)
     if squared_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(2 * t_below(welch_freedom(parts), -abs(difference) / math.sqrt(squared_error)))
+    return 2 * t_below(welch_freedom(errors), -abs(difference) / math.sqrt(squared_error))
 
 
 def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
@@ -316,9 +319,9 @@ def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: floa
         weight: the degrees of freedom that `prior` counts for.
     """
     squares, freedom = prior**2 * weight, weight
-    for own in costs:
-        squares += _squares_about_mean(own)
-        freedom += len(own) - 1
+    for group in costs:
+        squares += _squares_about_mean(group)
+        freedom += len(group) - 1
     return math.sqrt(squares / freedom), freedom
 
 
@@ -330,11 +333,13 @@ def _squares_about_mean(costs: tuple[float, ...]) -> float:
     return sum((log - mean) ** 2 for log in logs)
 
 
-def welch_freedom(parts: Sequence[tuple[float, int]]) -> float:
-    """Welch-Satterthwaite's degrees of freedom of a sum of figures, from their squared errors, which are not all 0, and
-    degrees of freedom. Worked out in shares of the squared error: squares of tiny ones underflow."""
-    squared_error = sum(part for part, _ in parts)
-    return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
+def welch_freedom(errors: Sequence[SquaredError]) -> float:
+    """Welch-Satterthwaite's degrees of freedom of a sum of independent figures, from the error of each, not all 0.
+
+    It is worked out in shares of the whole squared error: squares of tiny ones underflow.
+    """
+    squared_error = sum(error.value for error in errors)
+    return 1 / sum((error.value / squared_error) ** 2 / error.freedom for error in errors)
 
 
 def _logs(values: Sequence[float]) -> list[float]:
@@ -357,82 +362,25 @@ def _note(runs: int) -> str:
     return ONE_RUN if runs == 1 else TOO_FEW if runs < FEWEST_REPEATS else ""
 
 
-_TINY = 1e-300
-_TERMS = 10_000
-_MOST_FREEDOM = 1e7
-"""Degrees of freedom beyond which the distribution is the normal one, and the fraction loses digits."""
-
-
-_FEW = 4_000
-"""Questions about Student's t that take as long as importing scipy.special, which answers each in no time."""
-_asked = itertools.count()
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), for x in [0, 1].
-
-    It is computed by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22) with Lentz's
-    method, on the side on which it converges fast.
-    """
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    c, d = 1.0, 1.0 / max(_TINY, 1.0 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, _TERMS):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d, c = 1.0 / ((1.0 + term * d) or _TINY), (1.0 + term / c) or _TINY
-            fraction *= c * d
-        if abs(c * d - 1.0) < 1e-16:
-            break
-    return math.exp(log_front) * fraction / a
+# SciPy's special functions are imported where they are called: the import takes 0.15 s, and `vitscale plan` calls none.
 
 
 def t_below(freedom: float, value: float) -> float:
     """The chance that Student's t with `freedom` degrees of freedom is below `value`."""
-    if next(_asked) > _FEW:
-        from scipy.special import stdtr
+    from scipy.special import stdtr
 
-        return float(stdtr(freedom, value))
-    freedom = min(freedom, _MOST_FREEDOM)
-    tail = 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + value * value))
-    return tail if value < 0 else 1.0 - tail
+    return float(stdtr(freedom, value))
 
 
-def f_above(freedom: float, other: float, value: float) -> float:
-    """The chance that F with `freedom` and `other` degrees of freedom is above `value`, which is at least 0."""
-    return incomplete_beta(other / 2, freedom / 2, other / (other + freedom * value))
-
-
-@functools.lru_cache(4096)
 def t_quantile(freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
-    """The value below which `share` of Student's t lies; by default both 2.5 % tails are outside.
+    """The value below which `share` of Student's t lies; by default both 2.5 % tails are outside."""
+    from scipy.special import stdtrit
 
-    Found by Newton's method on a bracket, from the normal quantile on.
-    """
-    if next(_asked) > _FEW:
-        from scipy.special import stdtrit
+    return float(stdtrit(freedom, share))
 
-        return float(stdtrit(freedom, share))
-    if share > 0.5:
-        return -t_quantile(freedom, 1.0 - share)
-    freedom = min(freedom, _MOST_FREEDOM)
-    log_peak = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
-    low, high = -math.inf, 0.0
-    value = NormalDist().inv_cdf(share)
-    for _ in range(200):
-        above = t_below(freedom, value) - share
-        low, high = (low, value) if above > 0 else (value, high)
-        density = math.exp(log_peak - (freedom + 1) / 2 * math.log1p(value * value / freedom))
-        near = value - above / density if density > 0 else math.nan
-        if not low < near < high:  # the tails are so flat that Newton's step leaves the bracket
-            near = 2 * value if low == -math.inf else (low + high) / 2
-        if abs(near - value) <= 1e-13 * abs(near):
-            break
-        value = near
-    return value
+
+def f_above(numerator_freedom: float, denominator_freedom: float, value: float) -> float:
+    """The chance that F with these degrees of freedom is above `value`, which is at least 0."""
+    from scipy.special import fdtrc
+
+    return float(fdtrc(numerator_freedom, denominator_freedom, value))

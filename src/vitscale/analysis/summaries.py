@@ -9,7 +9,7 @@ import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
-from vitscale.analysis.quality.shares import rank_speeds
+from vitscale.analysis.quality.shares import explained_rank_speeds
 from vitscale.analysis.runs.environments import RunEnvironment, differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import LEARNED, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import (
@@ -27,6 +27,7 @@ from vitscale.analysis.statistics import interval, known_median, whole_mean
 from vitscale.analysis.time.breakdown import breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, LoaderFigures, TrialFigures, checkpoint_cost
+from vitscale.engines.checks import exchanges_unknown
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial
@@ -77,7 +78,13 @@ def summarise(
         breakdown=explained,
         resources=resource_figures(runs, figures, sample.clusters, sample.looked),
         convergence=convergence(runs, figures, sample.clusters),
-        traffic=traffic(runs, figures, sample.clusters, unlike=shares_model),
+        traffic=traffic(
+            runs,
+            figures,
+            sample.clusters,
+            unlike=shares_model,
+            exchanges_unknown=exchanges_unknown(trial) if trial.world.size > 1 else "",
+        ),
         checkpoint=checkpoint_cost(runs),
         looked=sample.looked,
         allocations=sample.allocations,
@@ -85,7 +92,7 @@ def summarise(
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(runs))), ()),
         loader=LoaderFigures.of(trial, runs),
         last_epoch=_mean_epoch(last_epochs),
-        rank_speeds=rank_speeds(trial, runs, figures) if explained else None,
+        rank_speeds=explained_rank_speeds(trial, runs, figures) if explained else None,
     )
 
 

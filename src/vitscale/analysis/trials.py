@@ -187,12 +187,12 @@ class TrialFigures:
     last_epoch: EpochFigures | None
     """Mean over runs, each at its own last whole epoch, which a target accuracy lets differ."""
     rank_speeds: tuple[float, ...] | None
-    """Each rank's speed against the fastest (`quality.shares.rank_speeds`); None where unknown."""
+    """Each rank's speed against the fastest (`quality.shares.explained_rank_speeds`); None where unknown."""
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; an
-        older one that says nothing has steps without images."""
+        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; one
+        of early format 11 says nothing, and has steps without images."""
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         imports = [run.header.imported for run in self.recorded_runs if run.header.imported]

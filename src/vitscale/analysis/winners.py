@@ -37,6 +37,7 @@ from vitscale.analysis.statistics import (
     CONFIDENCE,
     FEWEST_REPEATS,
     LogMean,
+    SquaredError,
     exp_of,
     log_mean,
     t_below,
@@ -132,11 +133,10 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
         noise: that of all trials together.
         tests: number of trials that the winner is held against.
     """
-    trial_error = (trial.squared_error, trial.freedom)
+    trial_error = trial.error
     if trial.runs < FEWEST_REPEATS:
-        trial_error = (noise.error_of(trial) ** 2, noise.freedom)
-    best_error = (best.squared_error, best.freedom)
-    one_sided_p = welch_p(trial.value - best.value, [trial_error, best_error]) / 2  # it is above the best one's anyway
+        trial_error = SquaredError(noise.error_of(trial) ** 2, noise.freedom)
+    one_sided_p = welch_p(trial.value - best.value, [trial_error, best.error]) / 2  # it is above the best one's anyway
     return tests * one_sided_p < _ERROR
 
 

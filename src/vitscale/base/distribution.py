@@ -17,7 +17,8 @@ import os
 import shlex
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,17 @@ def _installed_from() -> str | None:
 def _digest(content: bytes) -> str:
     """SHA-256 as RECORD has it: URL-safe base64 without its padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
+    """Versions of distributions, None where one is not installed; imports nothing."""
+    versions: dict[str, str | None] = {}
+    for name in distributions:
+        try:
+            versions[name] = _version(name)
+        except metadata.PackageNotFoundError:  # which may be installed later: not kept
+            versions[name] = None
+    return versions
+
+
+_version = cache(metadata.version)

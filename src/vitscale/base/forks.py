@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from vitscale.base.processors import usable_cores
@@ -58,6 +59,17 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             os.kill(child, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
             os.waitpid(child, 0)
     return [done[index] if index in done else work(items[index]) for index in range(len(items))]
+
+
+def has_other_threads() -> bool:
+    """Whether this process runs threads beside the calling one, of Python or of a library; True where that is unknown.
+
+    A fork has the calling thread alone. Work that counts on a library's threads, such as polars', waits in it for ever.
+    """
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) > 1
+    except OSError:
+        return True
 
 
 def _may_fork() -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from vitscale.errors import RequestError, VitscaleError, shown, unknown
 
 T = TypeVar("T")
-Kind = Literal["engine", "model", "dataset", "launcher", "scheduler", "probe", "chart", "importer"]
+Kind = Literal["engine", "model", "dataset", "launcher", "scheduler", "meter", "chart", "importer"]
 
 
 def names(kind: Kind) -> set[str]:

@@ -1,4 +1,4 @@
-"""The command line: each verb is a paragraph that calls one function.
+"""The command line: each verb is arguments, one call of the Python API (`vitscale.api`), and printing.
 
 Exit codes: 0 done; 1 some trials failed (they are listed), `lint` or `check` found errors, or `advise` found nothing
 that meets the limits; 2 the request was wrong (nothing was started); 130 interrupted.

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO
@@ -20,9 +20,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from vitscale.api.arguments import MOST_COUNTS, check_rank_count, too_many_counts
 from vitscale.errors import RequestError, shown
-from vitscale.present.document import Document
 from vitscale.present.terminal import show
+from vitscale.present.verb_result import VerbResult
 
 VERBS = {
     "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
@@ -229,11 +230,12 @@ HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to r
 
 
 def compute_on_one_core() -> None:
-    """Makes numpy use one thread and the garbage collector run less often, for verbs that start no ranks.
+    """Asks OpenBLAS for one thread and the garbage collector to run less often, for verbs that start no ranks.
 
-    Called before numpy is imported. A fit's matrix products are so small that OpenBLAS's threads would spend as much
-    processor time on waiting for each other as the fit takes. Cycles of objects are looked for only after every 100,000
-    new ones, for an answer needs none.
+    Only time depends on either. A fit's matrix products are so small that OpenBLAS's threads spend more processor time
+    on waiting for each other than the fit takes. A variable is all that keeps it from starting them; ranks would
+    inherit it, and a process that loaded numpy before has its threads already. Cycles of objects are looked for only
+    after every 100,000 new ones, for an answer needs none.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)
@@ -259,44 +261,15 @@ def silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def answer(
-    verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
-) -> None:
-    """Prints what a verb has found: as JSON where --json asks for it, else for a terminal."""
+def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
+    """Prints what a verb returned: as JSON where --json asks for it, else its document for a terminal."""
     if json:
-        from vitscale.present.data import envelope  # with msgspec, for which help need not wait
-
-        sys.stdout.write(envelope(verb, fields()))
+        sys.stdout.write(result.to_json())
     else:
-        show(ProgramConsole(), document(), verbose)
+        show(ProgramConsole(), result.document(), verbose)
 
-
-def write_new(path: Path, text: str) -> None:
-    """Writes a file that does not exist yet, and makes its folder where that is missing.
-
-    Raises:
-        RequestError: it exists, cannot be written, or is `-`.
-    """
-    if str(path) == "-":
-        raise RequestError("-o - names no file", next_step="Name one with -o, or leave -o out")
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
-    except (OSError, ValueError) as error:  # a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
-
-
-_MOST_RANKS = 100_000
-MOST_COUNTS = 1000
-"""Most rank counts in one question."""
 
 _COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
-_SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
 _EXAMPLE = 'Write "16,32,1024" or "1-8"'
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})([smhd])")
@@ -316,33 +289,13 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
         first = int(match[1])
         last = int(match[2]) if match[2] is not None else first
         for count in (first, last):
-            if not 1 <= count <= _MOST_RANKS:
-                raise RequestError(f"{option}: {count} ranks cannot be", valid=[f"1 to {_MOST_RANKS:,}"])
+            check_rank_count(count, option)
         if last < first:
             raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
         if len(counts) + last - first + 1 > MOST_COUNTS:
-            raise RequestError(
-                f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32"
-            )
+            raise too_many_counts(option)
         counts.update(range(first, last + 1))
     return tuple(sorted(counts))
-
-
-def size_bytes(text: str, option: str) -> int:
-    """Bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
-
-    Raises:
-        RequestError: it is no size, or less than a byte.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise RequestError(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"')
-    base = 1024 if match[2].lower().endswith("i") else 1000
-    power = "KMGT".index(match[2][0].upper()) + 1
-    size = int(float(match[1]) * base**power)
-    if size < 1:
-        raise RequestError(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"')
-    return size
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -360,18 +313,6 @@ def seconds_of(text: str, option: str) -> float:
     if seconds <= 0.0:
         raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds
-
-
-def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
-    """`value`, checked to be above 0 and at most `most`, or not given.
-
-    Raises:
-        RequestError: it is given and out of range.
-    """
-    if value is not None and not (0 < value <= most and math.isfinite(value)):
-        upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise RequestError(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"])
-    return value
 
 
 _SHARE = re.compile(r"(\d{0,3}(?:\.\d{1,9})?)\s*(%?)")

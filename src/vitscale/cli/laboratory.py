@@ -1,6 +1,6 @@
 """The verbs for several hosts on this machine: lab up, down, exec, status.
 
-Also tells how to use a lab, and the state of its hosts.
+Also tells how to use a lab.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitscale.base.interpreter import python_module
-from vitscale.cli.base import JsonOption, ProgramConsole, answer, app, option
-from vitscale.present.document import Column, Document, table
+from vitscale.cli.base import JsonOption, ProgramConsole, app, option, show_result
 
 if TYPE_CHECKING:
     from vitscale.lab import Laboratory
@@ -73,15 +71,15 @@ def lab_exec(
 @lab_app.command("status")
 def lab_status(json: JsonOption = False) -> None:
     """All labs: hosts, limits, and how many processes run on each."""
-    from vitscale.lab import laboratories
+    from vitscale.api.laboratory import lab_status as status_of_labs
 
-    labs, wrong = laboratories()
-    for error in wrong:
+    result = status_of_labs()
+    for error in result.unreadable:
         ProgramConsole(stderr=True).print(f"note: {error}", markup=False, highlight=False, soft_wrap=True)
-    if not (labs or wrong or json):
+    if result.labs or json:
+        show_result(result, json=json, verbose=True)
+    elif not result.unreadable:
         ProgramConsole().print("There is no lab. Make one: vitscale lab up", highlight=False)
-    elif labs or json:
-        answer("lab", lambda: status_fields(labs), lambda: status_document(labs), json=json, verbose=True)
 
 
 def up_lines(lab: Laboratory) -> list[str]:
@@ -109,36 +107,6 @@ def up_lines(lab: Laboratory) -> list[str]:
             f"For several: apt-get install {' '.join(missing)}, then lab down and lab up again"
         )
     return lines
-
-
-def status_document(labs: Sequence[Laboratory]) -> Document:
-    """A table with a row per host."""
-    names = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
-    columns = [Column(name, words=name in ("lab", "host", "state")) for name in names]
-    rows = [["none" if value is None else str(value) for value in row.values()] for row in _rows(labs)]
-    return Document("", (table(columns, rows),))
-
-
-def status_fields(labs: Sequence[Laboratory]) -> dict[str, Any]:
-    """JSON fields of all hosts, and the labs' hostfiles."""
-    return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in labs}, "hosts": _rows(labs)}
-
-
-def _rows(labs: Sequence[Laboratory]) -> list[dict[str, Any]]:
-    return [
-        {
-            "lab": lab.state.name,
-            "host": name,
-            "address": lab.addresses[number],
-            "slots": lab.state.slots,
-            "bandwidth_mbit": lab.state.bandwidth_mbit,
-            "cores": lab.cores(number),
-            "state": "up" if lab.state.hosts[number].first.alive else "gone",
-            "processes": len(lab.processes(number)),
-        }
-        for lab in labs
-        for number, name in enumerate(lab.names)
-    ]
 
 
 def _this_program() -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
-from vitscale.errors import RequestError, shown, unknown
-
-if TYPE_CHECKING:
-    from vitscale.prediction.instances import Instance
+from vitscale.errors import RequestError
 
 
 @app.command()
@@ -53,35 +50,31 @@ def predict(
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
-    from vitscale import analysis
-    from vitscale.cli.asking import PredictAsking
-    from vitscale.pages.predicted import predict_document, predict_fields
-
     counts = None if gpus is None else base.rank_counts(gpus)
-    options = {
-        "--nodes-of": nodes_of,
-        "--network": network,
-        "--check": check,
-        "--model": model,
-        "--image-size": image_size,
-        "--parameters": parameters,
-        "--engine": engine,
-        "--zero-stage": zero_stage,
-        "--precision": precision,
-        "--micro-batch": micro_batch,
-        "--grad-accum": grad_accum,
-        "--device": device,
-        "--price": price,
-        "--gpu-memory": gpu_memory,
-        "--epochs": epochs,
-        "--checkpoint-seconds": checkpoint_seconds,
-        "--node-mtbf": node_mtbf,
-    }
-    asking = PredictAsking(results, analysis.analyse_folder(results), counts, series)
-    answered = asking.answer(options)
-    of_answer = answered.forecast, answered.finishes, asking.remarks(answered, options)
-    fields, document = partial(predict_fields, *of_answer), partial(predict_document, *of_answer)
-    base.answer("predict", fields, document, json=json, verbose=verbose)
+
+    result = vitscale.predict(
+        results,
+        counts,
+        series=series,
+        nodes_of=nodes_of,
+        network=network,
+        check=check,
+        changes=vitscale.Changes(
+            model=model,
+            image_size=image_size,
+            engine=engine,
+            zero_stage=zero_stage,
+            precision=precision,
+            micro_batch=micro_batch,
+            grad_accum=grad_accum,
+            device=device,
+            parameters=parameters,
+        ),
+        price=price,
+        gpu_memory=gpu_memory,
+        training=vitscale.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
+    )
+    base.show_result(result, json=json, verbose=verbose)
 
 
 @app.command()
@@ -130,96 +123,36 @@ def advise(
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
     base.compute_on_one_core()
-    from vitscale import analysis
-    from vitscale.advice.job_files import JOB_FORMATS, job_text
-    from vitscale.advice.printing import advice_document, advice_fields
-    from vitscale.advice.request import Request
-    from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
-    from vitscale.base.distribution import write_wheel
-    from vitscale.cli.asking import AdviseAsking
-
-    for flag, count in (
-        ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
-    ):  # fmt: skip
-        if count is not None and not 1 <= count <= 10**9:
-            raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
     if isinstance(budget, base.Money) and budget.currency and price is None and devices is None:
         what = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
         raise RequestError(what, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")
-    of_measured = {"--split": split, "--nodes-of": nodes_of, "--gpu-memory": gpu_memory}
-    if devices is not None and price is None and (given := [name for name, value in of_measured.items() if value]):
-        step = "Add --price for hosts like the measured ones beside them, or leave it out"
-        raise RequestError(f"{given[0]} says nothing of the instances of --devices", next_step=step)
-    instances: tuple[Instance, ...] = ()
-    left_out: tuple[str, ...] = ()
-    if devices is not None:
-        from vitscale.prediction.instances import read_instances
-
-        instances, left_out = read_instances(devices)
-    for note in left_out:
-        base.ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
-    limits = Request(
-        deadline_seconds=None if deadline is None else base.seconds_of(deadline, "--deadline"),
-        budget=base.positive(budget, "--budget"),
-        min_efficiency=min_efficiency,
-        price_per_gpu_hour=base.positive(price, "--price"),
-        max_gpus=max_gpus,
-        gpus=None if gpus is None else base.rank_counts(gpus),
-        epochs=epochs,
+    deadline_seconds = None if deadline is None else base.seconds_of(deadline, "--deadline")
+    counts = None if gpus is None else base.rank_counts(gpus)
+    notes = base.ProgramConsole(stderr=True)
+    result = vitscale.advise(
+        results,
+        limits=vitscale.AdviceLimits(deadline_seconds, budget, min_efficiency),
+        choices=vitscale.AdviceChoices(
+            gpus=counts,
+            max_gpus=max_gpus,
+            nodes_of=nodes_of,
+            devices=devices,
+            any_batch=any_batch,
+            large_batch=large_batch,
+            split=split,
+        ),
+        training=vitscale.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
+        price=price,
+        network=network,
+        images=images,
         series=series,
-        instances=instances,
+        parameters=parameters,
+        gpu_memory=gpu_memory,
+        output=output,
+        output_format=output_format,
+        chart=chart,
+        say=lambda note: notes.print(note, markup=False, highlight=False),
     )
-    options = {
-        "--nodes-of": nodes_of,
-        "--network": network,
-        "--images": images,
-        "--parameters": parameters,
-        "--gpu-memory": gpu_memory,
-        "--any-batch": any_batch,
-        "--large-batch": large_batch,
-        "--split": split,
-        "--checkpoint-seconds": checkpoint_seconds,
-        "--node-mtbf": node_mtbf,
-    }
-    if chart is not None:
-        from vitscale.pages.charts.advice import check_format, write_advice_chart
-
-        check_format(chart)
-    if output_format != "study":
-        if output_format not in JOB_FORMATS:
-            raise unknown("format", output_format, ("study", *JOB_FORMATS))
-        if output is None:
-            raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
-    analysed = analysis.analyse_folder(results)
-    asking = AdviseAsking(results, analysed, limits)
-    advice = asking.answer(options)
-    chosen = advice.chosen
-    study, launch, start = None, [], None
-    if chosen is not None:
-        try:
-            trial = advice.trials[chosen.series]
-            study = study_text(f"{analysed.study.name[:90]}-advised", chosen, trial, advice.work)
-            launch = launch_lines(advised_trial(chosen, trial, advice.work))
-        except RequestError as error:
-            if output is not None:
-                raise
-            launch = [f"unavailable: {error}"]
-    if output is not None:
-        written, verb = study, None
-        if study is not None and chosen is not None and output_format != "study":
-            around = [result.environment for result in analysed.trials.values() if result.environment is not None]
-            gpu_types = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
-            verb = JOB_FORMATS[output_format].start
-            wheel = write_wheel(output.absolute().parent)
-            written = job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types, wheel)
-        if written is None or chosen is None:
-            raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
-        base.write_new(output, written)
-        start = start_line(output, chosen, advice.trials[chosen.series], verb)
-    if chart is not None:
-        write_advice_chart(advice, chart)
-    remarks = asking.remarks(advice, options)
-    document = partial(advice_document, advice, launch, start, remarks)
-    base.answer("advise", partial(advice_fields, advice, study, remarks), document, json=json, verbose=verbose)
-    if not advice.met:
+    base.show_result(result, json=json, verbose=verbose)
+    if not result.met:
         raise typer.Exit(1)

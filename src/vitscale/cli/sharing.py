@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
-from vitscale.errors import RequestError, shown, unknown
-from vitscale.present.document import Document, Paragraph
+import vitscale
+from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, option, show_result
+from vitscale.errors import RequestError
 from vitscale.present.terminal import lines, redraws
-from vitscale.present.units import counted, size
+from vitscale.present.units import counted
 
 
 @app.command()
@@ -29,52 +29,18 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """A results folder as one checksummed file for a paper or an issue; every verb reads it."""
-    import hashlib
-
-    from vitscale import store
-    from vitscale.store import bundles
-
-    if to is not None:
-        if redact or json:
-            option_given = "--redact" if redact else "--json"
-            raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
-        _send(results, to, output or Path("runs"))
+    if to is None:
+        result = vitscale.export(results, output or Path("bundle.tar.gz"), redact=redact)
+        show_result(result, json=json, verbose=verbose)
         return
-    output = output or Path("bundle.tar.gz")
-    if store.is_stream(output) or str(output) == "-":
-        raise RequestError(f"{shown(str(output))} is no file", next_step="Name a file with -o, and send that")
-    if output.exists() and output.stat().st_size and not bundles.is_bundle(output):
-        next_step = "Name another file with -o; a bundle of before is replaced"
-        raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)
-    study = store.load(results).study  # refuses what no verb could read again
-    files = bundles.write_bundle(store.folder_of(results), output, redact=redact)
-    with output.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-
-    def fields() -> dict[str, Any]:
-        of_file = {"bundle": str(output), "bytes": output.stat().st_size, "sha256": digest}
-        return of_file | {"study": study.name, "redacted": redact, "files": dict(files)}
-
-    def document() -> Document:
-        what = (
-            f"{output}: {counted(len(files), 'file')} of {study.name}, {size(output.stat().st_size)}, SHA-256 {digest}"
-        )
-        told = "Its texts may still tell of you in words: look into it, then send it." if redact else ""
-        return Document("", (Paragraph(what),), (told,) if told else ())
-
-    answer("export", fields, document, json=json, verbose=verbose)
-
-
-def _send(results: Path, to: str, folder: Path) -> None:
-    from vitscale import analysis
-    from vitscale.pages.sinks import SINKS, send
-
-    if to not in SINKS:
-        raise unknown("tracker", to, SINKS)
-    sent, known = send(to, analysis.analyse_folder(results), folder)
-    there = f"; {counted(known, 'run')} there already" if known else ""
+    if redact or json:
+        option_given = "--redact" if redact else "--json"
+        raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
+    folder = output or Path("runs")
+    sent = vitscale.send(results, to, folder)
+    there = f"; {counted(sent.present_before, 'run')} there already" if sent.present_before else ""
     where = f" in {folder}" if to == "tensorboard" else ""
-    ProgramConsole().print(f"{counted(sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
+    ProgramConsole().print(f"{counted(sent.sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
 
 
 _LOOK_SECONDS = 2.0
@@ -90,30 +56,26 @@ def watch(
 ) -> None:
     """What runs now, how fast, what is left and what came last: from any terminal that sees the folder."""
     import time
-    from functools import partial
 
     from rich.console import Group
     from rich.live import Live
 
-    from vitscale.runner.live import study_view, view_document, view_fields
-
     began = time.monotonic()
-    view = study_view(results, time.time())
-    took = time.monotonic() - began
+    looked = vitscale.watch(results)
+    look_seconds = time.monotonic() - began
     console = ProgramConsole()
     if once or json or not redraws(console):
-        answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
+        show_result(looked, json=json, verbose=True)
         return
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                told = lines(view_document(view, results), console.width, verbose=True)
-                live.update(Group(*told), refresh=True)
-                if view.driver == "none left to do":
+                live.update(Group(*lines(looked.document(), console.width, verbose=True)), refresh=True)
+                if looked.is_done:
                     return
-                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * took))
+                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * look_seconds))
                 began = time.monotonic()
-                view = study_view(results, time.time())
-                took = time.monotonic() - began
+                looked = vitscale.watch(results)
+                look_seconds = time.monotonic() - began
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

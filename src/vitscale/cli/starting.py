@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import vitscale
+from vitscale.api.new_files import write_new
 from vitscale.cli import base
 from vitscale.cli.base import app, option
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.errors import unknown
 
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
@@ -33,40 +34,26 @@ def init(
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
     base.compute_on_one_core()
-    from vitscale import runner
-    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
-    from vitscale.study.file import StudyFile
-    from vitscale.study.schema import study_schema
+    from vitscale.api import starting
 
-    if output.exists() and str(output) != "-":
-        raise RequestError(f"{shown(str(output))} is there already", next_step="Name another file with -o")
-    where = look_around(hostfile, Path.cwd(), study_folder=output.parent)
+    where = starting.machines_for(output, hostfile)
     sys.stdout.write(f"Found {where.told}.\n")
-    fits = ",".join(map(str, rank_counts_for(where)))
     if sys.stdin.isatty():
         model = model or typer.prompt("Model", "vit-b16" if where.gpus else "vit-ti16")
         data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
-        gpus = gpus or typer.prompt("Rank counts", fits)
-    check_images(Wishes(data=data, root=root))
-    if root is not None and not root.startswith("~") and not Path(root).is_absolute():
-        # A study's paths start in its folder; from one that is still to be made there is no way up.
-        there = output.parent.is_dir()
-        root = os.path.relpath(root, output.parent.resolve()) if there else str(Path(root).absolute())
-    wishes = Wishes(model, data, root, engine, base.rank_counts(gpus or fits))
-    letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in output.stem)
-    name = "".join(letters).lstrip("._-")[:100] or "study"
-    text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
-    planned = runner.plan(StudyFile.checked(output, text))
-    base.write_new(output, text)
-    if not (beside := output.parent / _SCHEMA).exists():
-        base.write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
-    runs = len(planned.tasks)
-    sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
-
-
-_SCHEMA = "study.schema.json"
+        gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(where))))
+    written = vitscale.init(
+        output,
+        model=model,
+        data=data,
+        root=root,
+        engine=engine,
+        gpus=base.rank_counts(gpus) if gpus else None,
+        where=where,
+    )
+    sys.stdout.write(f"Wrote {output}: {written.runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
 
 @app.command()
@@ -88,30 +75,21 @@ def train(
     json: base.JsonOption = False,
 ) -> None:
     """One trial without a study file: a study of one, which run and report take. The same command again resumes."""
-    import hashlib
+    from vitscale.cli.studies import show_runs
 
-    from vitscale import runner
-    from vitscale.cli.studies import carry_out
-    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
-    from vitscale.study.file import StudyFile, overlay
-
-    if gpus is not None and gpus < 1:
-        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
-    where = look_around(hostfile, Path.cwd())
-    ranks = rank_counts_for(where)[-1] if gpus is None else gpus
-    wishes = Wishes(model, data, root, engine, (ranks,))
-    check_images(wishes)
-    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    # Named by what is asked for: the same command finds its folder again, and another command has its own.
-    asked = repr((first_study("", where, wishes, repeats=1), over, overrides))
-    name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-    text = first_study(name, where, wishes, repeats=1)
-    planned = runner.plan(StudyFile.checked(Path("train.toml"), text, over, overrides or ()), results=output)
-    if planned.most_runs != 1:
-        what = f"train does one run, and this makes {planned.most_runs}"
-        raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
-    results = output or Path("results") / planned.record.name
-    carry_out(planned, results, runner.Options(), verbose=verbose, json=json, verb="train")
+    console = base.ProgramConsole(stderr=json)
+    result = vitscale.train(
+        overrides or (),
+        model=model,
+        data=data,
+        root=root,
+        engine=engine,
+        gpus=gpus,
+        output=output,
+        launch=vitscale.LaunchOptions(launcher, scheduler, hostfile, site),
+        console=console,
+    )
+    show_runs(result, console, json=json, verbose=verbose)
 
 
 @app.command()
@@ -125,7 +103,7 @@ def schema(
     if output is None:
         sys.stdout.write(text)
         return
-    base.write_new(output, text)
+    write_new(output, text)
     sys.stdout.write(f"{output}: begin the study with the line #:schema {output.name}\n")
 
 

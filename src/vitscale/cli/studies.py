@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError
 from vitscale.present.terminal import show
 
 if TYPE_CHECKING:
-    from vitscale.runner import Options, Plan
-    from vitscale.runner.plan_estimate import PlanEstimate
-    from vitscale.runner.planning import Report
-    from vitscale.study.file import Overlay
+    from vitscale.api.running import RunResult
 
 
 @app.command()
@@ -45,19 +42,23 @@ def plan(
 ) -> None:
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
     base.compute_on_one_core()
-    from vitscale import runner
-    from vitscale.runner.preview import command_list, plan_document, plan_fields
-    from vitscale.study.file import StudyFile, overlay
-
-    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    planned = runner.plan(StudyFile.read(study, over, overrides or ()))
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     if commands and not json:
-        skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
-        sys.stdout.write(command_list(planned, None, unfit=skipped))
+        from vitscale.api import planning
+
+        listed = planning.commands(study, overrides or (), skip_unfit=skip_unfit, gpu_memory=gpu_memory, launch=launch)
+        sys.stdout.write(listed)
         return
-    estimate = _estimate(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
-    fields, document = partial(plan_fields, planned, estimate), partial(plan_document, planned, estimate)
-    base.answer("plan", fields, document, json=json, verbose=verbose)
+    result = vitscale.plan(
+        study,
+        overrides or (),
+        from_results=predict_from,
+        price=price,
+        gpu_memory=gpu_memory,
+        skip_unfit=skip_unfit,
+        launch=launch,
+    )
+    base.show_result(result, json=json, verbose=verbose)
 
 
 @app.command()
@@ -84,94 +85,46 @@ def run(
     json: base.JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
-    from vitscale import runner
-    from vitscale.runner.preview import command_list
-    from vitscale.study.file import StudyFile, overlay
-
-    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    planned = runner.plan(StudyFile.read(study, over, overrides or ()), results=output)
-    results = output or Path("results") / planned.record.name
-    skipped = _unfit(planned, gpu_memory) if skip_unfit else {}
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     if dry_run:
-        sys.stdout.write(command_list(planned, results, retry_failed=retry_failed, unfit=skipped))
+        from vitscale.api import running
+
+        listed = running.commands_to_do(
+            study,
+            overrides or (),
+            output=output,
+            retry_failed=retry_failed,
+            skip_unfit=skip_unfit,
+            gpu_memory=gpu_memory,
+            launch=launch,
+        )
+        sys.stdout.write(listed)
         return
-    options = runner.Options(retry_failed=retry_failed, allow_version_change=allow_version_change, unfit=skipped)
-    carry_out(planned, results, options, verbose=verbose, json=json)
-
-
-def carry_out(
-    planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool, verb: Literal["run", "train"] = "run"
-) -> None:
-    """Does the runs that are not done yet, and prints the results as `verb` does; exits with 1 where a run failed."""
-    from vitscale import runner
-    from vitscale.preflight import pace_warnings
-    from vitscale.runner.preview import finding_lines
-
     console = base.ProgramConsole(stderr=json)
+    result = vitscale.run(
+        study,
+        overrides or (),
+        output=output,
+        retry_failed=retry_failed,
+        allow_version_change=allow_version_change,
+        skip_unfit=skip_unfit,
+        gpu_memory=gpu_memory,
+        launch=launch,
+        console=console,
+    )
+    show_runs(result, console, json=json, verbose=verbose)
 
-    def say(lines: list[str]) -> None:
-        for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
-    say([*(f"note: {note}" for note in notes), *finding_lines(planned)])
-    done = runner.run(planned, results, options, console)
-    # The report's modules are imported only when there is one to show: the first run need not wait for them.
-    from vitscale import analysis
-    from vitscale.pages.answers import terminal_document
-    from vitscale.pages.contract import to_json
-
-    analysed = analysis.analyse_folder(results)
+def show_runs(result: RunResult, console: base.ProgramConsole, *, json: bool, verbose: bool) -> None:
+    """Prints what became of the runs, and the results, on the console of the progress; exits with 1 after a failure."""
     if json:
-        say(_told(done))
-        sys.stdout.write(to_json(analysed, verb=verb, ended_early=done.ended or None))
+        for sentence in result.sentences:
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        sys.stdout.write(result.to_json())
     else:
-        show(console, terminal_document(analysed, [*_told(done), f"Report: vitscale report {results}"]), verbose)
-    if done.failures:
+        show(console, result.document(), verbose)
+    if result.has_failures:
         raise typer.Exit(1)
-
-
-def _told(done: Report) -> list[str]:
-    """Sentences on what became of the runs."""
-    runs = len(done.outcomes)
-    told = [] if done.done_now or done.ended else ["Nothing to do: every run of this study has its outcome."]
-    if done.ended:
-        told.append(f"Ended early: {done.ended}. Raise it, and the same command goes on; what is done is kept.")
-    if done.skipped:
-        told.append(
-            f"{len(done.skipped)} of {runs} runs skipped: they will not fit in memory. The same command without "
-            "--skip-unfit does them."
-        )
-    if done.failures:
-        told.append(
-            f"{len(done.failures)} of {runs} runs did not complete. After mending the cause: the same command with "
-            "--retry-failed; what was cancelled or cut off is done again without it."
-        )
-    return told
-
-
-def _estimate(
-    planned: Plan, predict_from: Path | None, price: float | None, gpu_memory: str | None, *, skip_unfit: bool
-) -> PlanEstimate:
-    from vitscale import runner
-    from vitscale.runner.expectation import expectations
-    from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
-
-    per_hour = base.positive(price, "--price")
-    fits = memory_fits(planned, _bytes(gpu_memory))
-    skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
-    done = runner.done_before(planned, Path("results") / planned.record.name)
-    return PlanEstimate(fits, expectations(planned, predict_from, per_hour), skipped, done)
-
-
-def _unfit(planned: Plan, gpu_memory: str | None) -> dict[str, str]:
-    from vitscale.runner.plan_estimate import memory_fits, unfit
-
-    return unfit(memory_fits(planned, _bytes(gpu_memory)))
-
-
-def _bytes(gpu_memory: str | None) -> int | None:
-    return None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
 
 
 @app.command()
@@ -194,45 +147,34 @@ def check(
     json: base.JsonOption = False,
 ) -> None:
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
-    from vitscale import preflight
-    from vitscale.preflight.judging import check_document, check_fields
-    from vitscale.study.file import overlay
-
-    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
+    console = base.ProgramConsole(stderr=True)
     if training:
-        if quick:
-            what = "--training brings runs of its own, and --quick is of the other check"
-            raise RequestError(what, next_step="Leave one of them out")
-        _check_training(study, over, ranks_per_node, output, verbose=verbose, json=json)
-        return
-    target = preflight.check_target(study, over, overrides or ())
-    wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
-    say = base.ProgramConsole(stderr=True)
-    record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))
-    findings = preflight.judged(record)
-    told = (record, findings, path)
-    base.answer("check", lambda: check_fields(*told), lambda: check_document(*told), json=json, verbose=verbose)
-    if any(finding.severity == "error" for finding in findings):
+        _refuse_options_of_a_check(study, quick=quick)
+        proved = vitscale.check_training(output=output, ranks_per_node=ranks_per_node, launch=launch, console=console)
+        base.show_result(proved, json=json, verbose=verbose)
+        raise typer.Exit(int(proved.has_errors))
+    checked = vitscale.check(
+        study,
+        overrides or (),
+        output=output,
+        ranks_per_node=ranks_per_node,
+        quick=quick,
+        launch=launch,
+        console=console,
+    )
+    base.show_result(checked, json=json, verbose=verbose)
+    if checked.has_errors:
         raise typer.Exit(1)
 
 
-def _check_training(
-    study: Path | None, over: Overlay, ranks: int | None, output: Path | None, *, verbose: bool, json: bool
-) -> None:
-    from vitscale.preflight import training
-    from vitscale.store.bundles import write_bundle
-
+def _refuse_options_of_a_check(study: Path | None, *, quick: bool) -> None:
+    """Raises a RequestError where --training comes with what only the other check reads."""
+    if quick:
+        what = "--training brings runs of its own, and --quick is of the other check"
+        raise RequestError(what, next_step="Leave one of them out")
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
-    results, proved, missing = training.check_training(over, ranks, output, base.ProgramConsole(stderr=True))
-    findings = training.training_findings(proved)
-    fields = training.training_fields(results, proved, missing, findings)
-    bundle = results / "bundle.tar.gz"
-    write_bundle(results, bundle, redact=True, beside=fields)
-    document = partial(training.training_document, results, bundle, proved, missing, findings)
-    base.answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
-    if findings:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -248,24 +190,7 @@ def lint(
     json: base.JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
-    from vitscale import deepspeed_lint as linter
-
-    if gpus is not None and gpus < 1:
-        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
-    if config.suffix == ".toml":
-        what = f"{shown(str(config))} is a study's form, and no DeepSpeed configuration"
-        raise RequestError(
-            what, next_step="Give the JSON file that deepspeed.initialize gets; a study is looked at by vitscale plan"
-        )
-    setting = linter.setting_of(model, parameters, gpus, deepspeed)
-    findings = linter.lint_file(config, setting)
-    file = str(config)
-    base.answer(
-        "lint",
-        lambda: linter.lint_fields(file, findings, setting),
-        lambda: linter.lint_document(file, findings, setting),
-        json=json,
-        verbose=verbose,
-    )
-    if any(finding.severity == "error" for finding in findings):
+    result = vitscale.lint(config, model=model, parameters=parameters, gpus=gpus, deepspeed=deepspeed)
+    base.show_result(result, json=json, verbose=verbose)
+    if result.has_errors:
         raise typer.Exit(1)

@@ -14,11 +14,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from vitscale.base.distribution import versions_of
 from vitscale.deepspeed_lint.advice import Advice, FileFinding, options_of
 from vitscale.deepspeed_lint.behaviours import Behaviour
+from vitscale.engines.deepspeed.config import as_flag, as_number
 from vitscale.errors import RequestError, shown
 from vitscale.present.document import About, Severity
-from vitscale.trial import engines, model_cost, model_spec
+from vitscale.trial import model_cost, model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
@@ -39,7 +41,7 @@ def known_releases() -> tuple[str, ...]:
 
 def installed_version() -> str | None:
     """DeepSpeed's installed version, found without importing it; None where it is not installed."""
-    return engines.versions_of(["deepspeed"])["deepspeed"]
+    return versions_of(["deepspeed"])["deepspeed"]
 
 
 class Release:
@@ -286,7 +288,7 @@ class View:
         if value is _ABSENT:
             return default
         converts = (self.release.fact(key) or "").startswith("bool")
-        return engines.as_flag(value) if converts or isinstance(value, int) else None
+        return as_flag(value) if converts or isinstance(value, int) else None
 
     def on(self, key: str) -> bool:
         """Whether a switch is there and on."""
@@ -299,7 +301,7 @@ class View:
             return default
         kind = (self.release.fact(key) or "").partition(" ")[0]
         if kind in ("int", "float"):
-            value = engines.as_number(value, kind)
+            value = as_number(value, kind)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
         return value if abs(value) < _LARGEST else None

@@ -1,53 +1,78 @@
-"""Engines: what makes training distributed. One file each; `trial.engines.ENGINES` is the whole list."""
+"""What makes training distributed: a folder for each engine, and the table of what each answers about itself.
+
+In a folder `facts`, `config`, `messages` and `states` import no torch: the control plane asks them. `wrap` trains,
+inside a rank, on `engines.base`. Engines of other packages register by entry points (`vitscale.engines`).
+"""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
+from functools import lru_cache
 
-import torch
-from torch import nn
+from vitscale.base import plugins
+from vitscale.engines.accelerate.facts import FACTS as ACCELERATE
+from vitscale.engines.ddp.facts import FACTS as DDP
+from vitscale.engines.deepspeed.facts import FACTS as DEEPSPEED
+from vitscale.engines.facts import EngineFacts
+from vitscale.engines.fsdp2.facts import FACTS as FSDP2
+from vitscale.engines.megatron.facts import FACTS as MEGATRON
+from vitscale.engines.plain.facts import FACTS as PLAIN
+from vitscale.errors import RequestError
+from vitscale.trial import script
+from vitscale.trial.facts import fields_where
+from vitscale.trial.hints import meant_value
+from vitscale.trial.trial import TrainSpec
 
-from vitscale.base.plugins import referred
-from vitscale.engines.base import Engine, known_gpu
-from vitscale.models.batch_norm import over_real_images
-from vitscale.probes.matmul import forbid_tf32
-from vitscale.trial.engines import known
-from vitscale.trial.trial import TrainSpec, Trial
+ENGINES: Mapping[str, EngineFacts] = {
+    "none": PLAIN,
+    "ddp": DDP,
+    "fsdp2": FSDP2,
+    "deepspeed": DEEPSPEED,
+    "accelerate": ACCELERATE,
+    "megatron": MEGATRON,
+}
+"""The engines of vitscale, by `train.engine`."""
+OPTIONS = tuple(
+    option
+    for option in fields_where(TrainSpec, lambda fact: fact.role in ("wrapper", "execution"))
+    if option != "engine"
+)
+"""Fields of [train] that an engine must say it reads: how training is distributed, and how the same is executed."""
+_NOTHING_KNOWN = EngineFacts(engine="")
+_OF_SCRIPT = EngineFacts(
+    engine="",
+    title="own script",
+    norms_unknown=lambda _: "a script's gradients are its own affair",
+    checkpoint_unknown="the model is the script's",
+)
 
 
-def _named(engine: str) -> type[Engine]:
-    """The class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
-    kind: type[Engine] = referred(known(engine).engine)
-    return kind
+def known(engine: str) -> EngineFacts:
+    """The facts of an engine that shall train.
 
-
-def preload(train: TrainSpec) -> None:
-    """Imports an engine's libraries now, so that their seconds count as imports.
-
-    torch's compiler too: the first optimizer and the first DDP module load it, used or not (`torch._disable_dynamo`).
+    Raises:
+        RequestError: nobody has it, or the package that does is broken.
     """
-    with known_gpu(train.device):
-        importlib.import_module("torch._dynamo")
-        _named(train.engine).preload(train)
+    if engine == script.NAME:
+        return _OF_SCRIPT
+    next_step = meant_value("train.engine", engine) or "Correct train.engine"
+    return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step=next_step)
 
 
-def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
-    """Wraps `model` as the trial's engine does. In all engines alike, fp32 is multiplied in fp32, never in TF32.
-
-    In all engines alike, too, batch norms are replaced by the trial's before anything else holds a module. Where it
-    classifies with local norms, these stay torch's own, which see padding.
-    """
-    if trial.model.task == "segmentation" or trial.train.batch_norm == "synchronised":
-        over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
-    # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
-    # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
-    forbid_tf32()
-    kind = _named(trial.train.engine)
-    if trial.parallel.pipeline == 1:
-        return kind(model, trial, device)
-    from vitscale.engines.pipeline import pipelined  # takes a second to import
-
-    return pipelined(kind)(model, trial, device)
+@lru_cache
+def of_engine(engine: str) -> EngineFacts:
+    """The facts of an engine that results name; empty ones where it is unknown here, as an imported log's may be."""
+    try:
+        return known(engine)
+    except RequestError:
+        return _NOTHING_KNOWN
 
 
-__all__ = ["Engine", "build", "preload"]
+def wrapper_facts(train: TrainSpec) -> EngineFacts:
+    """The facts of the engine that wraps the model: the one that Accelerate stands for, else the trial's."""
+    return of_engine(train.wrapper)
+
+
+def readers_of(option: str) -> tuple[str, ...]:
+    """The engines of vitscale that read an option of [train]."""
+    return tuple(name for name, facts in ENGINES.items() if option in (*facts.options, facts.stands_for))

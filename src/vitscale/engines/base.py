@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
-from vitscale.engines import checkpoint
-from vitscale.engines.splits import clip
-from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
+from vitscale.engines.shared import checkpoint
+from vitscale.engines.shared.splits import clip
+from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
 from vitscale.models import logits_of, named
 from vitscale.probes.gradient_norms import squared_norm
@@ -182,7 +182,7 @@ class Engine(ABC):
     def step_with_norm(self) -> float:
         """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
-        Not for engines for which `trial.engines.norms_unknown` has a reason, nor for timed steps: it waits for the
+        Not for engines for which `engines.checks.norms_unknown` has a reason, nor for timed steps: it waits for the
         device. The norm is not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())

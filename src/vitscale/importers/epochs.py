@@ -13,7 +13,7 @@ from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_SETTING
 from vitscale.importers.records import an_epoch, epoch_line, unknown_layouts
-from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, Row, readable_headers, rows, setting_of, text_of
 from vitscale.present.units import listed
 from vitscale.store.results import ImportedFile
 
@@ -63,7 +63,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for number, path in enumerate(paths):
         told = Problems(path.name)
         before: Mapping[str, str] = {}
-        for head in headers(path, options.of_file(number)):
+        for head in readable_headers(path, options.of_file(number)):
             unknown = [own.text.lower().replace("_", " ") for own in head.headings if own.column not in _KNOWN]
             alone = _PARTS.isdisjoint(" ".join(unknown).split())
             for row in rows(path, head, REQUIRED, told):

@@ -1,4 +1,7 @@
-"""Finds the tables in a document: Markdown, HTML, LaTeX, a list of JSON records, or a CSV file; as texts by row."""
+"""Finds the tables in a document: Markdown, HTML, a list of JSON records, or a CSV file; as texts by row.
+
+Tables in other forms (LaTeX, RST, drawn on a terminal) are not read: `importers.drawn_tables` finds them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.importers.contents import lines
+from vitscale.importers.drawn_tables import DRAWN_RULE, DrawnGrid, drawn_tables
 
 _MOST_LINES, _MOST_CHARACTERS = 20_000, 16 << 20
 """How much of a document is searched for tables."""
@@ -35,8 +40,17 @@ class Grid:
     body: tuple[Line, ...]
 
 
-def grids(path: Path) -> Iterator[Grid]:
-    """Yields the tables of a document in order, of its first 20,000 lines. A longer CSV file yields none.
+class Document(NamedTuple):
+    """The tables of a document, of its first 20,000 lines."""
+
+    grids: tuple[Grid, ...] = ()
+    """Those that can be read, in order; of a longer CSV file none."""
+    drawn: tuple[DrawnGrid, ...] = ()
+    """Those in forms that are not read, in order."""
+
+
+def read_document(path: Path) -> Document:
+    """Reads the tables of a document; none where it is empty or its first lines are longer than any document's.
 
     Raises:
         StoreError: the file cannot be read.
@@ -44,14 +58,19 @@ def grids(path: Path) -> Iterator[Grid]:
     texts, characters = [], 0
     for number, text, _ in islice(lines(path), _MOST_LINES + 1):
         texts.append((number, text))
-        if (characters := characters + len(text)) > _MOST_CHARACTERS:
-            return
+        characters += len(text)
+        if characters > _MOST_CHARACTERS:
+            return Document()
+    return Document(tuple(_grids(texts)), tuple(drawn_tables(texts)))
+
+
+def _grids(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
     full = [(number, text) for number, text in texts if text.strip()]
     if not full:
         return
     if full[0][1].lstrip().startswith(("[", "{")):
         yield from _of_records([text for _, text in full])
-    yield from sorted([*_of_markdown(texts), *_of_html(texts), *_of_latex(texts)], key=lambda grid: grid.line)
+    yield from sorted([*_of_markdown(texts), *_of_html(texts)], key=lambda grid: grid.line)
     if len(texts) <= _MOST_LINES:
         yield from filter(None, (_separated(full, separator) for separator in ",;\t"))
 
@@ -95,8 +114,6 @@ def _told(value: object) -> str:
 
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)[\s#]*")
 _RULE = re.compile(r"(?=[^=-]*[=-])[\s|:+=-]*")
-_BETWEEN = re.compile(r"\s*\+(?:[-=:]+\+)+\s*")
-"""A rule of a table as RST and terminals draw it, which ends none."""
 _UNDER_NAMES = re.compile(r"\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+")
 _BAR = re.compile(r"(?<!\\)\|")
 _NOTE = re.compile(r"<su[pb]>([^<>]*)</su[pb]>", re.IGNORECASE)
@@ -104,24 +121,27 @@ _TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
 
 
 def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
-    """Tables between bars, of Markdown and of terminals; without outer bars where a rule stands under the names."""
+    """Tables between bars; without outer bars where a rule stands under the names. One with a drawn rule is none."""
     title = caption = ""
     rows: list[Line] = []
-    bare = False
+    bare = is_drawn = False
     for (number, text), (_, under) in zip([*texts, (0, "")], [*texts[1:], (0, ""), (0, "")], strict=True):
-        if rows and _BETWEEN.fullmatch(text):
+        if DRAWN_RULE.search(text):
+            is_drawn = True
             continue
         bare = "|" in text and (bare or (not rows and _UNDER_NAMES.fullmatch(under) is not None))
         if bare or text.lstrip().startswith("|"):
             if not _RULE.fullmatch(text):
                 rows.append((number, _between_bars(text)))
             continue
-        if rows:
+        if rows and not is_drawn:
             yield Grid(title, caption, *rows[0], tuple(rows[1:]))
+        if rows:
             rows, caption = [], ""
+        is_drawn = False
         if heading := _HEADING.fullmatch(text):
             title, caption = heading[1], ""
-        elif text.strip() and not _BETWEEN.fullmatch(text):
+        elif text.strip():
             caption = text.strip()
 
 
@@ -241,82 +261,3 @@ def _of_html(texts: Sequence[tuple[int, str]]) -> list[Grid]:
         parser.feed((f"<h6>{heading[1]}</h6>" if heading else text) + "\n")
     parser.close()
     return parser.grids
-
-
-_COMMAND = re.compile(r"\\(?:textbf|textit|emph|mathbf|text|mathrm|underline|textsc|bf|it|small|centering)\b ?")
-_SPANNING = re.compile(
-    r"\\multicolumn\{(\d{1,2})\}\{[^{}]*\}"
-    r"|\\multirow(?:\[\w\])?\{ ?(-?\d{1,3})?[^{}]*\}(?:\[[^\]]*\])?(?:\{[^{}]*\}|\*)"
-)
-_RULED = re.compile(r"\\(?:toprule|midrule|bottomrule|hline|c(?:mid|)rule(?:\([^()]*\))?\{[^{}]*\}|cline\{[^{}]*\})")
-
-
-def _of_latex(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
-    """Tables of a paper's source: `tabular` and its kin."""
-    title = caption = ""
-    rows: list[tuple[int, bool, list[str]]] | None = None
-    down: dict[int, tuple[int, str]] = {}
-    for number, text in texts:
-        text = re.sub(r"(?<!\\)%.*", "", text)
-        if section := re.search(r"\\(?:sub)*section\*?\{([^{}]*)\}", text):
-            title, caption = section[1], ""
-        if told := re.search(r"\\caption(?:\[[^\]]*\])?\{(.*)", text):
-            caption = _plain(told[1].rstrip("} "))
-        if re.search(r"\\begin\{tabular[x*]?\}", text):
-            rows, down, text = [], {}, re.sub(r".*\\begin\{tabular[x*]?\}(?:\{[^{}]*\})*", "", text)
-        if rows is None:
-            continue
-        inner, ends, _ = text.partition(r"\end{tabular")
-        for part in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", inner):
-            ruled = bool(re.search(r"\\(?:midrule|hline)", part)) and bool(rows)
-            spanned = [cell for spanning in _RULED.sub("", part).split("&") for cell in _repeated(spanning)]
-            cells = [text for text, _ in spanned]
-            if ruled or any(cells):
-                rows.append((number, ruled, cells))
-                _fill_rows(rows, [height for _, height in spanned], down)
-        if ends:
-            if grid := _of_rows(title, caption, rows):
-                yield grid
-            rows, caption = None, ""
-
-
-def _of_rows(title: str, caption: str, rows: Sequence[tuple[int, bool, list[str]]]) -> Grid | None:
-    """The table of rows as (line, whether a rule stands before it, cells). Rows above the first rule name columns."""
-    first = next((at for at, (_, ruled, _) in enumerate(rows) if ruled), 1)
-    heads = [cells for _, _, cells in rows[:first] if any(cells)]
-    body = tuple((line, tuple(cells[:_MOST_COLUMNS])) for line, _, cells in rows[first:] if any(cells))
-    return Grid(title, caption, rows[0][0], _joined(heads)[:_MOST_COLUMNS], body) if heads and body else None
-
-
-def _repeated(cell: str) -> list[tuple[str, int]]:
-    """(Text, rows that it spans) for each column of a cell; below 0: the rows that end with this one."""
-    spans = list(_SPANNING.finditer(cell))
-    text = _plain(_SPANNING.sub("", cell))
-    width = next((int(span[1]) for span in spans if span[1]), 1)
-    return [(text, next((int(span[2]) for span in spans if span[2]), 1))] * max(1, width)
-
-
-def _fill_rows(
-    rows: Sequence[tuple[int, bool, list[str]]], heights: Sequence[int], down: dict[int, tuple[int, str]]
-) -> None:
-    """Fills what cells of several rows cover: in the last row, whose cells span `heights`, and upwards from it.
-
-    `down` maps a column to (how many more rows have this text in it, the text), as of the row before.
-    """
-    *_, cells = rows[-1]
-    for at, height in enumerate(heights):
-        left, text = down.pop(at, (0, ""))
-        if left and not cells[at]:
-            cells[at] = text
-            down[at] = left - 1, text
-        elif cells[at] and height > 1:
-            down[at] = min(height, _MOST_SPAN) - 1, cells[at]
-        for *_, above in rows[height:-1] if height < 0 else ():
-            if at < len(above) and not above[at]:
-                above[at] = cells[at]
-
-
-def _plain(text: str) -> str:
-    """LaTeX text without its commands."""
-    text = _COMMAND.sub("", text).replace(r"\pm", "±").replace(r"\times", "x").replace(r"\#", "#").replace(r"\%", "%")
-    return " ".join(re.sub(r"[{}$]|\\[,;!]", "", text.replace("~", " ")).replace("\\_", "_").split())

@@ -39,7 +39,7 @@ class Heading:
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
         if (own := words.replace(" ", "_")) in OWN:
             return cls(text, own)
-        words = _OF_TRACKERS.sub(lambda told: "per device " * (told[1] == "device"), _NOTED.sub("", words))
+        words = _OF_TRACKERS.sub(lambda match: "per device " if match[1] == "device" else "", _NOTED.sub("", words))
         words = _SPACE_OF_NAMES.sub("", _OF_ONE.sub(r"\1 per ", words))
         if words in OF_A_RUN:
             return cls(text, words)

@@ -19,6 +19,7 @@ from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, tr
 from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
 from vitscale.importers.curves import curves_of
 from vitscale.importers.deepspeed_lines import without_colours
+from vitscale.importers.drawn_tables import refusal
 from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import (
     TrialRun,
@@ -85,8 +86,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:
-        tables = log_format in ("csv", "epochs")
-        why = "; ".join(log_contents.problems) or "no row stands below the names of the columns" * tables
+        is_table = log_format in ("csv", "epochs")
+        no_rows = "no row stands below the names of the columns" if is_table else ""
+        why = "; ".join(log_contents.problems) or no_rows
         why = f": {why}" if why else ""
         what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
         raise StoreError(
@@ -276,6 +278,8 @@ def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] =
     for path, taken in formats.items():
         if taken is None:
             head, *_ = headers(path, Options(cells=cells))
+            if head.drawn is not None:
+                raise refusal(path, head.drawn)
             if any(own.column.startswith(CELLS_OF) for own in head.headings):
                 raise RequestError(
                     f"the table in {shown(path.name)} has a column for each GPU count and does not say what they hold",

@@ -13,7 +13,8 @@ from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, RATES, SPEEDS, Heading
 from vitscale.importers.records import an_epoch, epoch_line, nodes_of, step_line, unknown_layouts
-from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, Row, readable_headers, rows, setting_of, text_of
+from vitscale.present.units import counted
 from vitscale.store.results import ImportedFile
 
 _KNOWN = (*OF_A_SETTING, "run", "step", *SPEEDS)
@@ -74,7 +75,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
         whole, hosts_told = False, set[bool]()
-        for head in headers(path, options.of_file(number)):
+        for head in readable_headers(path, options.of_file(number)):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming, falling = _Naming(path.name, head), _Rates(head, options)
@@ -111,7 +112,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
         if False in hosts_told:
-            notes[_ONE_HOST.format(" of some rows" * (True in hosts_told))] = None
+            rows_without_host = " of some rows" if True in hosts_told else ""
+            notes[_ONE_HOST.format(rows_without_host)] = None
         # At as many GPUs as micro-steps it may as well be the rate of each GPU.
         if whole or all(run.setting.gpus == run.setting.grad_accum for *_, run, _ in micro):
             unlike = sorted([*unlike, *((line, but) for line, but, *_ in micro)])
@@ -122,7 +124,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             notes["images/s x step time is the batch of one micro-step: the time is taken x grad_accum"] = None
         if unlike:
             line, but = unlike[0]
-            rows_of = f"{len(unlike):,} row{'s' * (len(unlike) > 1)} (line {line}: {but})"
+            rows_of = f"{counted(len(unlike), 'row')} (line {line}: {but})"
             notes[f"images/s and step time contradict each other in {rows_of}: images/s is ignored"] = None
     files = tuple(contents.identified(path) for path in paths)
     if contradiction := _unlike_epochs(runs.values(), options):
@@ -320,13 +322,16 @@ def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
         run.steps.clear()
     _, run, rate, seconds, images = unlike[-1]
     gpus = run.setting.gpus
-    return (
-        f"images/s and epoch time contradict each other in {len(unlike):,} row{'s' * (len(unlike) > 1)} (on {gpus} "
+    note = (
+        f"images/s and epoch time contradict each other in {counted(len(unlike), 'row')} (on {gpus} "
         f"GPUs {rate:.6g}/s x {seconds:.6g} s are {rate * seconds:,.0f} images, and an epoch has {images:,}): images/s "
         "is ignored"
-        + " in every row" * most
-        + "; it is each GPU's, it seems: name its column images_per_second_per_gpu" * each
     )
+    if most:
+        note += " in every row"
+    if each:
+        note += "; it is each GPU's, it seems: name its column images_per_second_per_gpu"
+    return note
 
 
 def _log_run(run: _Run, micro_batch: int | None, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:

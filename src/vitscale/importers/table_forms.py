@@ -35,6 +35,8 @@ _OF_A_REPEAT = re.compile(
 """Cells that are moments, or numbers of repeats."""
 _NO_NAME = re.compile(rf"{_NUMBER.pattern}|true|false|yes|no|on|off", re.IGNORECASE)
 """Cells that say nothing without their heading."""
+_MOST_NAMED = 8
+"""Rows that a note names; of more it says that there are."""
 _FIRST_RANK = re.compile(r"\b(?:gpu|rank|device|cuda)[ _:#=-]?0\b")
 _NAMES = {"model", "series", "engine", "cluster", "gpu", "dataset", "precision", "layout"}
 _OF_ANOTHER = re.compile(r"\b(?:pre-?train|fine-?tun|baseline|published|reported|original)")
@@ -218,7 +220,10 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
         for at, count in counts.items()
         if not _EMPTY.fullmatch(row[at])
     )
-    named = ", ".join(repr(name[:100]) for name in list(left)[:8]) + ", ..." * (len(left) > 8)
+    names = [repr(name[:100]) for name in list(left)[:_MOST_NAMED]]
+    if len(left) > _MOST_NAMED:
+        names.append("...")
+    named = ", ".join(names)
     why = (f"rows are left out that by their name hold another speed or none: {named}",) if left else ()
     return Form((*of_counts, *(heading for _, heading in others)), body, filled=why)
 

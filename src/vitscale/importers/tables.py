@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
-from vitscale.importers.grids import grids
+from vitscale.importers.drawn_tables import DrawnGrid, refusal
+from vitscale.importers.grids import read_document
 from vitscale.importers.headings import (
     BATCH,
     CELLS_OF,
@@ -31,7 +33,6 @@ from vitscale.importers.headings import (
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import Form, forms
 from vitscale.present.units import listed
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 
 _MOST_IN_BATCH = 1_000_000
@@ -123,8 +124,12 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
     whole = contents.parse_whole(row["global_batch"], 1, gpus * _MOST_IN_BATCH)
     rest, over = divmod(whole, gpus * (micro_batch or 1) * (grad_accum or 1))
     if over or not rest or (rest > 1 and micro_batch and grad_accum):
-        shares = f" x {micro_batch} images" * bool(micro_batch) + f" x {grad_accum} micro-steps" * bool(grad_accum)
-        raise ValueError(f"global_batch {whole} does not share out over {gpus} GPUs{shares}")
+        factors = [f"{gpus} GPUs"]
+        if micro_batch:
+            factors.append(f"{micro_batch} images")
+        if grad_accum:
+            factors.append(f"{grad_accum} micro-steps")
+        raise ValueError(f"global_batch {whole} does not share out over {' x '.join(factors)}")
     return (rest, grad_accum or 1) if micro_batch is None else (micro_batch, grad_accum or rest)
 
 
@@ -138,6 +143,8 @@ class Header(Form):
     title: str = ""
     gpus: int | None = None
     """The GPUs of all rows, where no column tells them."""
+    drawn: DrawnGrid | None = None
+    """The first table of the file that is in a form which is not read, where none that is read has GPUs and a speed."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""
     left_out: tuple[str, ...] = ()
@@ -252,7 +259,7 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
-        path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
+        path: a CSV file, or a document: Markdown, HTML, JSON records.
         options: what the user says of the file (`Options.of_file`). With a micro-batch, no column is taken for the
             batch of all GPUs. GPUs are those of all rows, for a table that does not tell them.
 
@@ -261,6 +268,19 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
         StoreError: it cannot be read.
     """
     return tuple(_with_rates_of(head, options.cells) for head in _headers(path, options))
+
+
+def readable_headers(path: Path, options: Options) -> tuple[Header, ...]:
+    """The headers of all tables in a file, as `headers`; for those who read its rows.
+
+    Raises:
+        RequestError: as `headers`; or the only table of the file is in a form that is not read.
+        StoreError: it cannot be read.
+    """
+    nearest, *others = headers(path, options)
+    if nearest.drawn is not None:
+        raise refusal(path, nearest.drawn)
+    return (nearest, *others)
 
 
 def _with_rates_of(head: Header, cells: str | None) -> Header:
@@ -274,6 +294,7 @@ def _with_rates_of(head: Header, cells: str | None) -> Header:
 
 def _headers(path: Path, options: Options) -> tuple[Header, ...]:
     nearest = _first(path)
+    document = read_document(path)
     tables = [
         Header(
             **vars(form),
@@ -282,7 +303,7 @@ def _headers(path: Path, options: Options) -> tuple[Header, ...]:
             title=grid.title,
             untrained=not_of_training((grid.caption, grid.title)),
         )
-        for grid in grids(path)
+        for grid in document.grids
         for form in forms(grid, options.cells, options.micro_batch)
     ]
     if any(head.tells_gpus for head in (nearest, *tables)):
@@ -316,9 +337,13 @@ def _headers(path: Path, options: Options) -> tuple[Header, ...]:
             for head in measured
             if head.untrained and head.line not in {taken.line for taken in training}
         ]
+        left_out += [
+            f"the table at line {drawn.line} is {drawn.form}: write it as Markdown or CSV" for drawn in document.drawn
+        ]
         taken, *others = (_with_commas(path, head) for head in _told_apart(training))
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
-    return (max([nearest, *tables], key=lambda head: head.known),)
+    best = max([nearest, *tables], key=lambda head: head.known)
+    return (replace(best, drawn=next(iter(document.drawn), None)),)
 
 
 def _first(path: Path) -> Header:
@@ -344,11 +369,14 @@ def _first(path: Path) -> Header:
 
 def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
     """Tables of one file, each with a series of its own."""
-    several = len({head.line for head in training}) > 1
+    has_several_tables = len({head.line for head in training}) > 1
     titles = {head.line: head.title for head in training}
     for head in training:
-        own = head.title if Counter(titles.values())[head.title] == 1 else f"{head.title}, line {head.line}".strip(", ")
-        yield replace(head, series=", ".join(part for part in (own * several, head.series) if part))
+        name = head.title
+        if Counter(titles.values())[head.title] > 1:
+            name = f"{head.title}, line {head.line}".strip(", ")
+        parts = [name, head.series] if has_several_tables else [head.series]
+        yield replace(head, series=", ".join(filter(None, parts)))
 
 
 def _header(number: int, separator: str, text: str) -> Header:
@@ -660,4 +688,6 @@ def _check(path: Path, head: Header, required: Sequence[str]) -> None:
     if twice := sorted({column for column in columns if column and columns.count(column) > 1} - _WHOLE):
         both = " and ".join(shown(own.text) for own in head.headings if own.column == twice[0])
         what = f"{shown(path.name)} has the column {shown(twice[0])} twice"
-        raise RequestError(what + f": {both}" * (both.count(shown(twice[0])) < 2), next_step="Leave one of them out")
+        if both.count(shown(twice[0])) < 2:  # the headings are other words for it
+            what = f"{what}: {both}"
+        raise RequestError(what, next_step="Leave one of them out")

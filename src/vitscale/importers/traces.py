@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitscale.base.forks import spread
+from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
 from vitscale.importers.records import step_line
@@ -287,8 +288,10 @@ def _passes_of(step: Sequence[tuple[Product, int, int]]) -> tuple[int | None, in
 
 def _engine(trace: Trace) -> str | None:
     names = {event.name for event in trace.events if event.kind == "annotation"}
-    marks = {"ddp": "DistributedDataParallel.forward", "fsdp2": "FSDP::", "deepspeed": "DeepSpeed"}
-    return next((engine for engine, mark in marks.items() if any(name.startswith(mark) for name in names)), None)
+    for engine, facts in ENGINES.items():
+        if facts.marked_by and any(name.startswith(facts.marked_by) for name in names):
+            return engine
+    return None
 
 
 def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:

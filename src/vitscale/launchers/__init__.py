@@ -18,9 +18,6 @@ LAUNCHERS: dict[str, Launcher] = {
     "mpirun": mpirun.Mpirun(),
     "srun": srun.Srun(),
 }
-_OLD: dict[str, Launcher] = {"in-process": local.InProcess()}
-"""Launchers that appear only in results and studies of earlier versions."""
-_OWN = (*LAUNCHERS, *_OLD)
 
 
 def find_launcher(name: str) -> Launcher:
@@ -29,8 +26,6 @@ def find_launcher(name: str) -> Launcher:
     Raises:
         RequestError: there is none, or the package that offers it is broken.
     """
-    if name in _OLD:
-        return _OLD[name]
     next_step = meant_value("launch.launcher", name)
     return known("launcher", name, LAUNCHERS, "launch", "unavailable", "unfit", next_step=next_step)
 
@@ -43,7 +38,7 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
     """
     launcher = find_launcher(name)
     reason = answer(
-        "launcher", name, _OWN, lambda: launcher.unavailable() or launcher.unfit(world, hosts), str, type(None)
+        "launcher", name, LAUNCHERS, lambda: launcher.unavailable() or launcher.unfit(world, hosts), str, type(None)
     )
     if reason is not None:
         raise RequestError(f"launch.launcher = '{name}' cannot be used: {reason}")
@@ -56,7 +51,7 @@ def launched(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn
     Raises:
         RequestError: a package's launcher failed.
     """
-    return answer("launcher", name, _OWN, lambda: launcher.launch(world, spawn), Spawn)
+    return answer("launcher", name, LAUNCHERS, lambda: launcher.launch(world, spawn), Spawn)
 
 
 __all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launched", "launcher_named"]

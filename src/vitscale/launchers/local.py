@@ -32,18 +32,3 @@ class Local(Launcher):
         if hosts:
             return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
         return lacking(world, hosts)
-
-
-class InProcess(Launcher):
-    """Starts one rank, with nothing in between, as was done before `local` existed; for results begun that way."""
-
-    def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """`python -m vitscale.worker FOLDER`."""
-        del world
-        return replace(spawn, per_host=bool(spawn.hosts))
-
-    def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Refuses more than one rank."""
-        if world.size != 1:
-            return f"it starts one rank, not {world.size}; use launcher = 'local', or scaling.gpus = [1]"
-        return lacking(world, hosts)

@@ -136,7 +136,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
         return {}
 
 
-def known_gpu(uuid: str) -> Gpu | None:
+def gpu_with_uuid(uuid: str) -> Gpu | None:
     """The GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
     try:
         with _nvml() as nvml:

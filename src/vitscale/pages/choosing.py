@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.winners import Winner, winner
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.pages.statements import Choice, Expectation, TrainingLength
 from vitscale.pages.tables import hours_unit, starts_as_forks, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
@@ -18,9 +20,11 @@ from vitscale.present.estimate import Estimate
 def candidates(analysis: Analysis) -> list[TrialResult]:
     """The measured trials to choose from: of those that train the largest share of the images, all.
 
-    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs.
+    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs. Those of
+    engines that train otherwise than one process are only where no trial trains like it.
     """
-    measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    every = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    measured = [trial for trial in every if computation(trial.trial) == ONE_PROCESS] or every
     with_epochs = [trial for trial in measured if not trial.of_rates]
     comparable = with_epochs or measured
     largest_share = max((trial.trial.data.fraction for trial in comparable), default=0.0)

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
+from vitscale.engines.names import option_if_read
 from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
@@ -60,9 +61,9 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report", **of_call: str | None) -> str:
-    """The whole analysis as strict JSON, one object per trial; `of_call` are fields on what the verb did just now."""
-    content = {
+def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_call: str | None) -> dict[str, Any]:
+    """The whole analysis as JSON fields, one object per trial; `of_call` are fields on what the verb did just now."""
+    return {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
@@ -75,7 +76,11 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "r
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],
         **of_call,
     }
-    return envelope(verb, content)
+
+
+def to_json(analysis: Analysis, forecast: Forecast | None = None) -> str:
+    """The whole analysis as strict JSON, as `vitscale report --json` prints it."""
+    return envelope("report", report_fields(analysis, forecast))
 
 
 def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:
@@ -251,7 +256,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
         **attributes(trial.train, "engine", "accelerate_backend"),
-        "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
+        "zero_stage": option_if_read(trial.train, "zero_stage"),
         "offload": trial.train.offload,
         "launcher": trial.launcher,
         "device": trial.train.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.answers import counts, terminal_document
 from vitscale.pages.contract import frame, run_columns, run_rows, to_json, to_table, trial_rows
 from vitscale.pages.document import charts, report_document
+from vitscale.pages.forms import FORMATS, NAMES, TABLES, TO_STANDARD_OUTPUT
 from vitscale.pages.methods import methods_section
 from vitscale.pages.tables import trial_label
 from vitscale.prediction.results import Forecast
@@ -37,21 +38,6 @@ if TYPE_CHECKING:
     import polars
 
     from vitscale.profiles.step_trace import RankStep
-
-_TABLES = ("csv", "parquet")
-TO_STANDARD_OUTPUT = ("md", "json", "latex", "methods")
-_NAMES = {
-    "html": "report.html",
-    "md": "report.md",
-    "latex": "report.tex",
-    "json": "report.json",
-    "methods": "methods.md",
-}
-
-FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS, "trace")
-WITHOUT_PREDICTIONS = (*_TABLES, "methods", "trace")
-OF_DATA = ("json", *WITHOUT_PREDICTIONS)
-"""Forms without advice."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,14 @@ def _names_of(figure: Figure) -> set[str]:
     return {figure.name, *(view.name for view in figure.views)}
 
 
-def write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
+def write(
+    reported: Reported,
+    results: Path,
+    formats: Sequence[str],
+    output: Path | None,
+    *,
+    to_standard_output: bool = True,
+) -> list[Path]:
     """Writes the report in each of `formats`.
 
     Args:
@@ -127,8 +120,8 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
             traces/.
         formats: some of `FORMATS`.
         output: the file, where `formats` is one form of text; for a table the file of the trials, with that of the runs
-            beside it (`NAME-runs.csv`). Else the folder for all files. Without it, forms in `TO_STANDARD_OUTPUT` go
-            there.
+            beside it (`NAME-runs.csv`). Else the folder for all files.
+        to_standard_output: whether forms in `TO_STANDARD_OUTPUT` go there without `output`, and not into a file.
 
     Returns:
         The files written.
@@ -140,10 +133,12 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
         if wanted not in FORMATS:
             raise unknown("format", wanted, FORMATS)
     with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
-        return _write(reported, results, formats, output)
+        return _write(reported, results, formats, output, printed=TO_STANDARD_OUTPUT if to_standard_output else ())
 
 
-def _write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
+def _write(
+    reported: Reported, results: Path, formats: Sequence[str], output: Path | None, printed: Collection[str]
+) -> list[Path]:
     written = []
     many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
     folder_asked = output is not None and (many_files or output.is_dir())
@@ -151,7 +146,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
         (output if folder_asked else output.parent).mkdir(parents=True, exist_ok=True)
     folder, file = (output or results, None) if folder_asked or output is None else (output.parent, output)
     for kind in formats:
-        if kind in _TABLES:
+        if kind in TABLES:
             rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
             columns = run_columns(reported.analysis)
             if file is not None and store.is_stream(file):
@@ -165,12 +160,12 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                     path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
                 store.write_whole(path, to_table(own, kind, columns if name == "runs" else {}), make_folder=True)
                 written.append(path)
-        elif kind in _NAMES:
+        elif kind in NAMES:
             text = reported.text(kind)
-            if output is None and kind in TO_STANDARD_OUTPUT:
+            if output is None and kind in printed:
                 sys.stdout.write(text)
                 continue
-            written.append(file or folder / _NAMES[kind])
+            written.append(file or folder / NAMES[kind])
             store.write_whole(written[-1], text, make_folder=True)
     if drawn_as := [kind for kind in formats if kind in FIGURE_FORMATS]:
         drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)
@@ -330,13 +325,22 @@ class Frames:
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """The frames of a results folder, or of a bundle of it.
+    """Loads results as frames and charts, each worked out when it is first asked for.
 
     Args:
-        results: the folder or the bundle; `~` is the home folder.
+        results: a results folder, or a bundle of it; `~` is the home folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
+
+    Returns:
+        Lazy polars frames (`trials`, `runs`, `steps`; times in seconds, memory in bytes, null where unavailable) and
+        `charts`; a notebook shows the tables of the report.
 
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
+
+    Example:
+        >>> loaded = vitscale.load("results")
+        >>> loaded.trials.collect()["gpus"].to_list()
+        [1, 2, 4]
     """
     return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)

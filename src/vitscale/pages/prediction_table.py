@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from vitscale.engines.names import option_if_read
 from vitscale.pages import prediction_words, sentences
 from vitscale.prediction.results import Forecast, Prediction, Score
 from vitscale.present import units
@@ -151,7 +152,7 @@ def prediction(predicted: Prediction) -> Object:
         "labels": dict(predicted.labels),
         **attributes(predicted, "gpus", "nodes", "gpu", "label"),
         "engine": train.engine,
-        "zero_stage": train.zero_stage if train.wrapper == "deepspeed" else None,
+        "zero_stage": option_if_read(train, "zero_stage"),
         **attributes(train, "precision", "micro_batch", "grad_accum"),
         "global_batch": predicted.trial.global_batch,
         "image_size": predicted.trial.model.image_size,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
-from vitscale.analysis.scaling import engine_title
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
+from vitscale.engines.names import engine_label
 from vitscale.pages import sentences
 from vitscale.prediction.start_up import FORKED_RANKS, started_as_forks
 from vitscale.present import units
@@ -166,7 +166,7 @@ _FORK_IMPORTS_SECONDS = 0.5
 
 
 def starts_as_forks(trial: TrialResult) -> bool:
-    """Whether its start-up was measured of forks: the local launcher of older versions started new processes."""
+    """Whether its start-up was measured of forks: the local launcher starts new processes where it cannot fork."""
     imports = trial.startup.get("imports")
     return started_as_forks(trial.trial) and imports is not None and imports < _FORK_IMPORTS_SECONDS
 
@@ -195,7 +195,7 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
         batch = ""  # the curve's name has it
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
     return (
-        f"{curve.name if curve else engine_title(trial.train.engine)}, {units.ranks(trial.world.size)}{batch}{fraction}"
+        f"{curve.name if curve else engine_label(trial.train.engine)}, {units.ranks(trial.world.size)}{batch}{fraction}"
     )
 
 

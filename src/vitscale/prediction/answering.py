@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
+from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
@@ -22,7 +23,6 @@ from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score,
 from vitscale.prediction.variants import differing
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
 from vitscale.trial.trial import Precision, TrainSpec, world_of_hosts
@@ -195,13 +195,18 @@ class Changes:
     model: str | None = None
     """A named model, or the folder of a Hugging Face model."""
     image_size: int | None = None
+    """Pixels a side."""
     engine: str | None = None
     zero_stage: int | None = None
+    """DeepSpeed's ZeRO stage, 0 to 3."""
     precision: str | None = None
+    """fp32, bf16, bf16-params or fp16."""
     micro_batch: int | None = None
+    """Images per rank and micro-step."""
     grad_accum: int | None = None
+    """Micro-steps per optimizer step."""
     device: str | None = None
-    """Another type of GPU."""
+    """Another type of GPU: A100-SXM4-80GB, H100, L4."""
     parameters: str | None = None
     """Number of parameters of a model that has no name here: "110M"."""
 
@@ -307,7 +312,7 @@ def _stated_training(point: Point, changes: Changes) -> TrainSpec:
     facts: dict[str, Any] = {}
     if point.trial.origin is not None and train.engine not in ENGINES and changes.engine is not None:
         facts["engine"] = changes.engine
-        if changes.engine == "deepspeed" and changes.zero_stage:
+        if changes.zero_stage and "zero_stage" in of_engine(changes.engine).options:
             facts["zero_stage"] = changes.zero_stage
     if PRECISION in point.assumed and changes.precision is not None:
         facts["precision"] = changes.precision

@@ -112,9 +112,8 @@ class _Draws:
         lucky = np.random.default_rng(13)
         self.of_runs = {candidate: sampling.spread_out_normals(lucky, count) for candidate in self.measured}
         self.of_misfit = sampling.spread_out_normals(rng, count)
-        self.jobs, self.jobs_of_base = (
-            np.hstack([sampling.spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
-        )
+        self.jobs = _effects_of_jobs(rng, count)
+        self.jobs_of_base = _effects_of_jobs(rng, count)
         self.added = sampling.spread_out_normals(rng, count)
 
     def of(
@@ -125,7 +124,7 @@ class _Draws:
         mean = self._with_own_runs(candidates, of_model)
         if len(self.job_spread) <= ROUGH:
             unknown = np.full(len(candidates), np.nan)
-            middles = Estimates(sampling.medians(mean), unknown, unknown, unknown, unknown)
+            middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [self._alone(candidate) if self.base is None else self.base for candidate in candidates]
         pairs = list(zip(candidates, bases, strict=True))
@@ -178,7 +177,7 @@ class _Draws:
         mean *= slower_added_hosts(fitted, worlds, self.added)
         mean *= np.exp(fitted.misfit_spread * self.of_misfit)
         if fitted.widening > 1:
-            middle = sampling.medians(mean)
+            middle = np.median(mean, axis=0)
             mean = middle * (mean / middle) ** fitted.widening
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm,
@@ -226,12 +225,19 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
+def _effects_of_jobs(rng: np.random.Generator, draws: int) -> Array:
+    """Effects of single runs' luck in units of their scale, (`_FUTURES`, draws, 1)."""
+    freedom = parameters.JOB_FREEDOM
+    columns = [sampling.spread_out_student_t(rng, draws, freedom=freedom) for _ in range(_FUTURES)]
+    return np.hstack(columns).T[:, :, None]
+
+
 def _estimates(mean: Array, future: Array | None = None) -> Estimates:
     """Middles and ends of (draws, configurations); without `future` a run's ends are those of the mean."""
-    low, middle, high = sampling.quantiles(mean, _TAIL, 0.5, 1 - _TAIL)
+    low, middle, high = np.quantile(mean, (_TAIL, 0.5, 1 - _TAIL), axis=0)
     if future is None:
         return Estimates(middle, low, high, low, high)
-    future_low, future_high = sampling.quantiles(future, _TAIL, 1 - _TAIL)
+    future_low, future_high = np.quantile(future, (_TAIL, 1 - _TAIL), axis=0)
     return Estimates(middle, low, high, np.minimum(low, future_low), np.maximum(high, future_high))
 
 

@@ -14,7 +14,7 @@ from vitscale.prediction.levelled import draw_levelled
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
-from vitscale.prediction.sampling import medians, sample
+from vitscale.prediction.sampling import sample
 from vitscale.prediction.step.model import Array, Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
@@ -171,7 +171,7 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
     # Robustly: one run that hung must not widen what runs differ by.
     own = 1.4826 * float(np.median(np.abs(apart))) if beyond_first >= len(points) else job_to_job
     misfits = []
-    for point, of_model in zip(points, medians(steps), strict=True):
+    for point, of_model in zip(points, np.median(steps, axis=0), strict=True):
         measured = statistics.median(point.step_seconds)
         scale = math.hypot(max(own, job_to_job) / math.sqrt(len(point.step_seconds)), _MODEL_SPREAD)
         if abs(math.log(measured / of_model)) > _FAR * scale:

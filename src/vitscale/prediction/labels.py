@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from vitscale.engines import ENGINES
 from vitscale.prediction.fitting import FittedSeries
 from vitscale.prediction.layouts import Placement
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import REACH, Assumption, Label
 from vitscale.prediction.variants import Variant
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.trial import Trial
 

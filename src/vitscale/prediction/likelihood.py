@@ -24,7 +24,7 @@ from vitscale.analysis.quality.steadiness import RUNS_DIFFER
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
-from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
+from vitscale.prediction.sampling import Normal, Proposal, StudentT, spread_out_normals
 from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
@@ -39,9 +39,11 @@ _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
 """Share of a step by which exposed transfers are uncertain at least."""
-_ITERATIONS = 30
-_CLOSE = 1e-3
-"""Gain of log density below which the search ends: the maximum is only a place to begin at."""
+_MOST_EVALUATIONS = 60
+_CLOSE = 1e-4
+"""Least gain of a step, as a share of the sum of squares, for the search to go on: it only finds where to begin."""
+_DIFFERENCE = 1e-4
+"""Step of a parameter, in standard deviations of its prior, for derivatives."""
 _TRIED = 64
 COMPUTE = NAMES.index("compute")
 _SETS_AT_ONCE = 64
@@ -143,9 +145,7 @@ class Likelihood:
         of_points, _ = self._log_model(standard)
         middles = np.empty(len(standard))
         for rows in _in_parts(len(standard)):
-            # A set's runs lie side by side, because they are sorted next.
-            runs = np.take(of_points[rows], self.of_point, axis=1)
-            middles[rows] = medians(np.subtract(self.log_steps, runs, out=runs).T)
+            middles[rows] = np.median(self._residuals(of_points[rows]), axis=1)
         return middles
 
     def mean_residuals(self, standard: Array) -> Array:
@@ -242,50 +242,45 @@ class Likelihood:
         model_seconds = times.total[:, [n]] - times.bubble[:, [n]]
         return np.asarray(explained_seconds / model_seconds, dtype=np.float64)
 
-    def _around_the_maximum(self, job_scale: float, every_run: bool) -> Proposal:
-        """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton, damped.
+    def _around_the_maximum(self, job_scale: float, *, every_run: bool) -> Proposal:
+        """A t around the most probable parameters if jobs differ by `job_scale`, found by least squares.
 
-        With `every_run` runs count alike, else by the weights of Student's t. Such weights let go of what the first
-        guess is far from: a step that several ranks make twice as long would never be explained.
+        With `every_run` runs count alike, else by Student's t. That lets go of what the first guess is far from: a
+        step that several ranks make twice as long would never be explained.
         """
+        from scipy.optimize import least_squares
+
         size = len(self.active)
-        best = np.zeros(size)
-        damping, step_size = 1e-2, 1e-4
-        hessian = np.eye(size)
 
-        def costs_around(centre: Array) -> tuple[Array, Array, Array]:
-            """(steps, others, cost) there, and a small step from there along each parameter."""
-            rows = np.vstack([centre, centre + step_size * np.eye(size)])
+        def residuals(rows: Array) -> Array:
+            """(sets, residuals) of (sets, active parameters), whose squares add up to -2 times the log density."""
             standard = np.column_stack([rows, np.full(len(rows), math.log(job_scale))])
-            steps, others = self.residuals(standard)
-            apart = (steps / job_scale) ** 2
-            runs = apart if every_run else (JOB_FREEDOM + 1) * np.log1p(apart / JOB_FREEDOM)
-            return steps, others, 0.5 * (runs.sum(axis=1) + (others**2).sum(axis=1))
+            of_runs, others = self.residuals(standard)
+            deviations = of_runs / job_scale
+            if not every_run:
+                deviations = _as_of_normals(deviations)
+            return np.concatenate([deviations, others], axis=1)
 
-        steps, others, cost = costs_around(best)
-        for _ in range(_ITERATIONS):
-            weights = (JOB_FREEDOM + 1) / (JOB_FREEDOM + (steps[0] / job_scale) ** 2)
-            scale = job_scale / (1.0 if every_run else np.sqrt(weights))
-            now = np.concatenate([steps[0] / scale, others[0]])
-            jacobian = (np.hstack([steps[1:] / scale, others[1:]]) - now) / step_size
-            hessian, gradient = jacobian @ jacobian.T, jacobian @ now
-            while damping < 1e8:
-                tried = best - np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-                at_tried = costs_around(tried)
-                if at_tried[2][0] <= cost[0]:
-                    break
-                damping *= 10
-            else:
-                break
-            best, gained = tried, cost[0] - at_tried[2][0]
-            steps, others, cost = at_tried
-            damping = max(1e-9, damping / 10)
-            if gained < _CLOSE:
-                break
+        def jacobian(centre: Array) -> Array:
+            """(residuals, active parameters), by forward differences of all parameters at once."""
+            at_centre_and_beside = residuals(np.vstack([centre, centre + _DIFFERENCE * np.eye(size)]))
+            changes = at_centre_and_beside[1:] - at_centre_and_beside[0]
+            return np.asarray(changes.T / _DIFFERENCE, dtype=np.float64)
+
+        maximum = least_squares(
+            lambda centre: residuals(centre[None])[0], np.zeros(size), jacobian, ftol=_CLOSE, xtol=None, gtol=None,
+            max_nfev=_MOST_EVALUATIONS,
+        )  # fmt: skip
         covariance = np.zeros((size + 1, size + 1))
-        covariance[:size, :size] = np.linalg.inv(hessian)
+        covariance[:size, :size] = np.linalg.inv(maximum.jac.T @ maximum.jac)
         covariance[-1, -1] = 0.5**2
-        return StudentT(np.append(best, math.log(job_scale)), covariance)
+        return StudentT(np.append(maximum.x, math.log(job_scale)), covariance)
+
+
+def _as_of_normals(deviations: Array) -> Array:
+    """Deviations of a normal distribution that are as improbable as these of Student's t of `JOB_FREEDOM`."""
+    squares = (JOB_FREEDOM + 1) * np.log1p(deviations**2 / JOB_FREEDOM)
+    return np.asarray(np.copysign(np.sqrt(squares), deviations), dtype=np.float64)
 
 
 def meeting(residuals: Callable[[Array], Array], column: int, by_one: float, rows: Array) -> Array:

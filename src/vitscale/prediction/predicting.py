@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitscale.engines import of_engine
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate, slower_added_hosts, worlds_of
@@ -89,7 +90,7 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
 
 def can_grow(series: Series, engine: str | None = None) -> bool:
     """Whether there is an engine for more ranks than one: the series' own, or the one it is to have instead."""
-    return (engine or series.points[-1].trial.train.engine) != "none"
+    return not of_engine(engine or series.points[-1].trial.train.engine).alone
 
 
 def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point]) -> tuple[Prediction, ...]:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -237,41 +236,16 @@ def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
     return rng.permutation(_normals(count))[:, None]
 
 
-def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
-    """(count, 1) effects of jobs in units of their scale, spread out likewise.
+def spread_out_student_t(rng: np.random.Generator, count: int, *, freedom: float) -> Array:
+    """(count, 1) values of Student's t with `freedom` degrees of freedom, spread out likewise."""
+    from scipy.special import stdtrit
 
-    They are Student's t of four degrees of freedom, by its quantiles in closed form (Shaw, Journal of Computational
-    Finance 2006, equation 36).
-    """
-    below = (rng.permutation(count) + 0.5) / count
-    alpha = 4 * below * (1 - below)
-    quantile = 2 * np.sqrt(np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha) - 1)
-    return np.asarray(np.sign(below - 0.5) * quantile, dtype=np.float64)[:, None]
+    shares = (rng.permutation(count) + 0.5) / count
+    return np.asarray(stdtrit(freedom, shares), dtype=np.float64)[:, None]
 
 
 @cache
 def _normals(count: int) -> Array:
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
+    from scipy.special import ndtri
 
-
-def medians(values: Array) -> Array:
-    """Median of each column, as `np.median` has it, but sooner: that asks for both of the middle values at once."""
-    half = len(values) // 2
-    parted = np.partition(values, half, axis=0)
-    below = parted[half] if len(values) % 2 else parted[:half].max(axis=0)
-    return np.where(np.isnan(values).any(axis=0), np.nan, (below + parted[half]) / 2)
-
-
-def quantiles(values: Array, *shares: float) -> list[Array]:
-    """Each column's quantile at each share, as `np.quantile` has it, in a quarter of the time; NaN where a value is."""
-    ordered = np.sort(values, axis=0)
-    ends = []
-    for share in shares:
-        index = share * (len(values) - 1)
-        below, beyond = ordered[int(index)], index - int(index)
-        above = ordered[min(int(index) + 1, len(values) - 1)]
-        # From the nearer of the two, as numpy does it.
-        between = above - (above - below) * (1 - beyond) if beyond >= 0.5 else below + (above - below) * beyond
-        ends.append(np.where(np.isnan(ordered[-1]), np.nan, between))
-    return ends
+    return np.asarray(ndtri((np.arange(count) + 0.5) / count), dtype=np.float64)

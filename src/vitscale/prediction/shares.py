@@ -1,6 +1,6 @@
 """What a rank has of a model that several share: its tensors, its blocks, its part of each matrix and of the tokens.
 
-It is worked out by arithmetic, as `engines.splits` and `engines.stages` cut a model.
+It is worked out by arithmetic, as `engines.shared.splits` and `engines.shared.stages` cut a model.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vitscale import engines
+from vitscale.engines import checks
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.evidence import PRECISION, Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
@@ -19,7 +21,7 @@ from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.shares import compute_share, filling
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
-from vitscale.trial import engines, model_cost
+from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -109,7 +111,7 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     if not changes:
         return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engines.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
-        engines.check(train)
+        checks.check(train)
     return _Changed(fitted, base, trial, changes.get("gpu"), changes.get("network")).variant()
 
 
@@ -238,7 +240,7 @@ class _Changed:
             norms=norms,
             parallel=self.trial.parallel,
             filling=filling(self.trial),
-            shards_optimizer=engines.of_engine(train.wrapper).shards(train),
+            shards_optimizer=engines.wrapper_facts(train).shards(train),
         )
         if _wrapping(self.base.train) != _wrapping(train):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
@@ -252,4 +254,5 @@ class _Changed:
 
 
 def _wrapping(train: TrainSpec) -> tuple[object, ...]:
-    return (train.wrapper, train.zero_stage if train.wrapper == "deepspeed" else 0, train.bucket_mib)
+    variant = tuple(getattr(train, option) for option in engines.wrapper_facts(train).name_options)
+    return (train.wrapper, variant, train.bucket_mib)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitscale.base.forks import spread
+from vitscale.engines.checks import computation
 from vitscale.errors import unknown
 from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.evaluating import evaluate
@@ -115,4 +116,5 @@ def workload(trial: Trial) -> tuple[object, ...]:
         *(getattr(trial.train, name) for name in _OF_A_STEP if name != "activation_checkpointing"),
         trial.world.threads_per_rank,
         trial.origin,
+        computation(trial),
     )

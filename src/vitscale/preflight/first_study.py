@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.advice.study_text import toml_value
+from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.launchers import find_launcher
 from vitscale.machine.hardware import Machine, this_machine
@@ -171,6 +172,10 @@ def rank_counts_for(where: Where) -> tuple[int, ...]:
     return tuple(sorted(counts | {each * where.hosts}))
 
 
+def _usual_engine() -> str:
+    return next(name for name, facts in ENGINES.items() if facts.usual)
+
+
 def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
     """The study as TOML, with comments on the lines that its author may want to change.
 
@@ -194,7 +199,7 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
     if data.startswith("synthetic") or data in _OF_ANY_SIZE:
         images += [("source_size", size, "at which images are made, or stored")]
     train: list[Line] = [
-        ("engine", wishes.engine or "ddp", "none, ddp, fsdp2, deepspeed, accelerate, megatron"),
+        ("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
         ("micro_batch", 64 if where.gpus else 16, "images per rank"),
         ("# precision", "bf16", "by default what the device is fast at"),
     ]

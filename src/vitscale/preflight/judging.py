@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
-from vitscale.preflight.pace_verdicts import rank_speeds, rates, relative_speeds
+from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
@@ -85,7 +85,7 @@ _AT_ONCE_SECONDS = 0.02
 
 def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> dict[str, Any]:
     """The check and its findings as JSON fields, with the raw values."""
-    speeds = rank_speeds(record)
+    speeds = checked_rank_speeds(record)
     return {
         "stored": str(path),
         "verdicts": [finding_fields(finding) for finding in findings],

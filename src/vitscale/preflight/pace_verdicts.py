@@ -21,6 +21,7 @@ from vitscale.present.document import About, Finding
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank, CheckRecord
 from vitscale.store.records import GpuSamples
+from vitscale.trial.rank_batches import speeds_from_rates
 
 _SLOW = 0.9
 """A rank is slow below this relative speed."""
@@ -30,9 +31,6 @@ _THROTTLED = 0.01
 """Throttling is reported above this share of the time."""
 _LONGEST_SPEED_LIST = 64
 """Most ranks whose speeds are written out in an advice."""
-_SPEED_DECIMALS = 2
-_SLOWEST_SPEED = 0.01
-"""Smallest rank speed that a study accepts."""
 
 
 class _SlowGroup(NamedTuple):
@@ -153,7 +151,7 @@ def _quota_sentence(quota_cores: float | None) -> str:
 def _share_advice(record: CheckRecord, slow_ranks: Sequence[int]) -> str:
     pronoun = "it" if len(slow_ranks) == 1 else "them"
     advice = f"Leave {pronoun} out, or give smaller shares"
-    speeds = rank_speeds(record)
+    speeds = checked_rank_speeds(record)
     if speeds is None or len(speeds) > _LONGEST_SPEED_LIST:
         return f"{advice} with rank_speeds in [train]"
     values = ", ".join(str(speed) for speed in speeds)
@@ -340,17 +338,12 @@ def _median_without(ordered_rates: Sequence[float], position: int) -> float:
     return statistics.fmean(middle_rates)
 
 
-def rank_speeds(record: CheckRecord) -> tuple[float, ...] | None:
-    """Values for `train.rank_speeds`, in rank order; None where a rank has no rate.
-
-    Example: rates of 100 and 31 pieces per second give (1.0, 0.31).
-    """
+def checked_rank_speeds(record: CheckRecord) -> tuple[float, ...] | None:
+    """Values for `train.rank_speeds`, in rank order, from the rates of a check; None where a rank has no rate."""
     rank_rates = rates(record.ranks)
     if set(rank_rates) != set(range(record.request.world.size)):
         return None
-    fastest = max(rank_rates.values())
-    speeds = [round(rank_rates[number] / fastest, _SPEED_DECIMALS) for number in sorted(rank_rates)]
-    return tuple(max(speed, _SLOWEST_SPEED) for speed in speeds)
+    return speeds_from_rates([rank_rates[number] for number in sorted(rank_rates)])
 
 
 # What one rank tells

@@ -19,6 +19,7 @@ from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.base import program
 from vitscale.base.files import beside
+from vitscale.engines import of_engine
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host, is_this_machine, read_hostfile
@@ -35,7 +36,6 @@ from vitscale.study.expand import expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
 from vitscale.study.sections import AUTO, Study
-from vitscale.trial.engines import of_engine
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
@@ -148,7 +148,7 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
 def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
     """Operations in each kind of group when this many ranks train a trial whose model they share.
 
-    They are those of `engines.splits` and `engines.stages`; empty where ranks share no model, or cannot.
+    They are those of `engines.shared.splits` and `engines.shared.stages`; empty where ranks share no model, or cannot.
     """
     parallel = trial.parallel
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from vitscale import analysis, runner
+from vitscale.base.distribution import versions_of
+from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError
 from vitscale.preflight.running import check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
@@ -23,23 +25,17 @@ from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
 from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
-from vitscale.trial.engines import of_engine, versions_of
 from vitscale.trial.trial import Device
 
-_ENGINES: tuple[dict[str, Any], ...] = (
-    {"engine": "ddp"},
-    {"engine": "fsdp2"},
-    *({"engine": "deepspeed", "zero_stage": stage} for stage in range(4)),
-    {"engine": "accelerate", "accelerate_backend": "ddp"},
-    {"engine": "megatron"},
-    {"engine": "fsdp2", "parallel.tensor": 2},
-    {"engine": "fsdp2", "parallel.tensor": 2, "parallel.shard_norms": True},
-    {"engine": "megatron", "parallel.tensor": 2},
-    {"engine": "ddp", "parallel.sequence": 2},
-    {"engine": "deepspeed", "zero_stage": 2, "parallel.sequence": 2},
-    {"engine": "ddp", "parallel.pipeline": 2, "parallel.schedule": "gpipe"},
+_ENGINES: tuple[dict[str, Any], ...] = tuple(
+    sorted(
+        ({"engine": name, **fields} for name, facts in ENGINES.items() for fields in facts.checked),
+        key=lambda fields: any(key.startswith("parallel.") for key in fields),
+    )
 )
 """Fields of [train], and of [parallel] by dotted names. Those with two ranks per model need an even number of ranks."""
+_ALONE = next(name for name, facts in ENGINES.items() if facts.alone)
+"""The engine with whose losses all are compared."""
 _MOST_RANKS = 64
 _MEANING = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
 _IMAGES = 8
@@ -117,7 +113,7 @@ def check_training(
         )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
     missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields, device, size))}
-    fields = [{"engine": "none"}, *(fields for fields in _ENGINES if _name(fields) not in missing)]
+    fields = [{"engine": _ALONE}, *(fields for fields in _ENGINES if _name(fields) not in missing)]
     text = _STUDY.format(
         samples=_IMAGES * size * _STEPS,
         global_batch=_IMAGES * size,
@@ -158,7 +154,7 @@ def _of_full_size(plan: Plan, size: int) -> Plan:
     kept = {
         identity: trial
         for identity, trial in plan.record.trials.items()
-        if trial.world.size == (1 if trial.train.engine == "none" else size)
+        if trial.world.size == (1 if of_engine(trial.train.engine).alone else size)
     }
     curves = []
     for curve in plan.record.curves:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis import TrialResult
-from vitscale.analysis.scaling import engine_name, split_name
+from vitscale.analysis.scaling import split_name
+from vitscale.engines.names import engine_name
 from vitscale.prediction.step.messages import messages
 from vitscale.present import units
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL

@@ -144,9 +144,10 @@ _beside: list[subprocess.Popen[bytes]] = []
 def draw_beside() -> None:
     """Starts a process that draws the next page's figures, where there is a core for it.
 
-    Loading the library takes half a second, which this process has for other things.
+    For a program that makes one page: the library's first picture takes half a second, which this process has for other
+    things. Whoever makes several draws them without it (`stills`), and waits for that once.
     """
-    if _beside or "vl_convert" in sys.modules or len(usable_cores()) < 2:
+    if _beside or len(usable_cores()) < 2:
         return
     with contextlib.suppress(OSError):
         pipe = subprocess.PIPE

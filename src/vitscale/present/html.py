@@ -23,6 +23,7 @@ from vitscale.present.data import finite
 from vitscale.present.units import unbroken
 
 _HERE = Path(__file__).parent
+_INTERVAL = re.compile('<span class="bounds">([^<]*)</span>')
 _DEEPEST = 4
 _MANY_CLAUSES = 4
 _PAGE = """<!doctype html>
@@ -73,6 +74,21 @@ def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = 
     )
 
 
+def to_fragment(document: doc.Document) -> str:
+    """The document as HTML for a notebook: no page, script or style sheet around it; a folded section opens on request.
+
+    Everything that a user could write is escaped.
+    """
+    shown = list(figures(document.blocks))
+    drawn = drawing.stills([figure.views[0].spec for figure in shown])
+    title = _format("<h3>{}</h3>\n", document.title) if document.title else ""
+    body = "\n".join(_block(block, _DEEPEST) for block in document.blocks)
+    last = "\n".join(_format("<p>{}</p>", line) for line in document.last)
+    # The style sheet puts an interval below its figure; without it the two would touch.
+    readable = _INTERVAL.sub(r" (\1)", body)
+    return f"<div>\n{title}{_with_pictures(readable, shown, drawn())}\n{last}\n</div>"
+
+
 def slug(text: str) -> str:
     """A heading as the name of its place: "Where the time goes" as "where-the-time-goes"."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
@@ -120,9 +136,11 @@ def _block(block: doc.Block, depth: int) -> str:
         case doc.Finding():
             about = " ".join(block.about.trials)
             which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', about) if about else ""
+            key = _format("<code>{}</code>: ", doc.shown_key(block.about.key)) if block.about.key else ""
             return _format(
-                '<div class="finding {}"><p><span class="tag">{}</span> {} <span class="muted">{}</span></p>{}</div>',
-                block.severity, block.severity, _message(block.message), _sentence(block.advice), _html(which),
+                '<div class="finding {}"><p><span class="tag">{}</span> {}{} <span class="muted">{}</span></p>{}</div>',
+                block.severity, block.severity, _html(key), _message(block.message), _sentence(block.advice),
+                _html(which),
             )  # fmt: skip
         case doc.Code():
             return _format("<pre>{}</pre>", "\n".join(block.lines))

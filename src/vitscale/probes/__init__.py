@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 
 
-class Probe(Protocol):
-    """What another package measures (`measure.probes`), on every rank: a class without arguments."""
+class EpochMeter(Protocol):
+    """Measures something around each epoch on every rank: a class of another package, without arguments, that a study
+    names in `measure.meters`."""
 
     def begin(self, device: torch.device) -> None:
-        """Called before an epoch's first step, while no step is timed."""
+        """Begins, before an epoch's first step; no step is timed now."""
 
     def end(self) -> Mapping[str, float]:
-        """Called after its last step, likewise: name, ending in the unit -> value, finite."""
+        """Ends, after its last step, likewise; returns name, ending in the unit -> value, finite."""

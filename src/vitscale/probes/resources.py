@@ -22,7 +22,7 @@ import torch
 from typing_extensions import override
 
 from vitscale.base.resident_memory import resident_memory
-from vitscale.machine.gpus import known_gpu
+from vitscale.machine.gpus import gpu_with_uuid
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.processes.launch_file import boot_id
@@ -230,7 +230,7 @@ def gpu_uuid(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     uuid = torch.cuda.get_device_properties(device).uuid
-    return next((name for kind in ("GPU", "MIG") if known_gpu(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
+    return next((name for kind in ("GPU", "MIG") if gpu_with_uuid(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
 
 
 class ResourceProbe:

@@ -4,7 +4,7 @@ with their phases annotated.
 On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
 to pinned memory before it: the clock waits for nothing inside a step. The profiler leaves something behind there:
 Kineto does not detach CUPTI when it stops (its TEARDOWN_CUPTI is off), so that no step's time is reported from the
-first block on (`vitscale.trial.step_schedule`).
+first block on (`vitscale.engines.step_schedule`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,17 @@ class Explainer:
         self._profile: profile | None = None
         self._steps: list[int] = []
         self._block = 0
+        self._named_phases: set[str] = set()
 
     @property
     def explaining(self) -> bool:
         """Whether a block is under way."""
         return self._profile is not None
+
+    @property
+    def named_phases(self) -> frozenset[str]:
+        """Phases that were named in the latest block."""
+        return frozenset(self._named_phases)
 
     def warm_up(self) -> None:
         """Starts and stops the profiler once, on a host that computes: the first start loads its libraries.
@@ -71,6 +77,7 @@ class Explainer:
         finish_device_work(self._device)  # no kernel of an earlier step falls into the block
         self._start()
         self._steps = []
+        self._named_phases = set()
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """Annotation of a whole step."""
@@ -83,7 +90,10 @@ class Explainer:
     def phase(self, name: PhaseName) -> AbstractContextManager[object]:
         """Annotation of a part of a step."""
         PROGRESS.phase = name
-        return _NOTHING if self._profile is None else record_function(timeline.PHASE_PREFIX + name)
+        if self._profile is None:
+            return _NOTHING
+        self._named_phases.add(name)
+        return record_function(timeline.PHASE_PREFIX + name)
 
     def end_block(self, rank: int) -> list[ExplainedLine]:
         """Stops the profiler and reads what it saw. That takes tens of milliseconds, a pause of the measurement.

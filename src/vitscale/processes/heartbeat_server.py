@@ -28,8 +28,8 @@ _SILENT_SHARE = 8
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 
-Loss = Literal["ended", "silent"]
-"""ended: the host's kernel says that the process is gone. silent: the host does not answer any more."""
+Disconnection = Literal["ended", "silent"]
+"""How a connection broke. ended: the host's kernel says that the process is gone. silent: the host answers no more."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RankStatus:
     phase: str = "start-up"
     ended_seconds: float | None = None
     """`time.monotonic()` when the rank said that it ends, or was lost."""
-    lost: Loss | None = None
+    disconnection: Disconnection | None = None
     """How the connection broke without a word; None while it holds, or where the rank said that it ends."""
 
 
@@ -217,8 +217,9 @@ class HeartbeatServer:
             with self._lock:
                 status = self._statuses[rank]
                 if status.ended_seconds is None:
-                    how: Loss = "silent" if error is not None and _silent(error) else "ended"
-                    self._statuses[rank] = replace(status, lost=how, ended_seconds=time.monotonic())
+                    is_silent = error is not None and _silent(error)
+                    disconnection: Disconnection = "silent" if is_silent else "ended"
+                    self._statuses[rank] = replace(status, disconnection=disconnection, ended_seconds=time.monotonic())
         self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:

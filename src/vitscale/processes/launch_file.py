@@ -55,7 +55,6 @@ class LaunchFile(Spec):
     """Names of those that the study sets itself ([launch.environment]), which no launcher may replace."""
     import_folders: tuple[str, ...] = ()
     """Folders in which ranks look for a user's modules, behind all that is installed."""
-    mpi_discovery: bool = False
     prepared_seconds: float | None = None
     """Seconds before `started_ns` that the driver waited for the imports of the process that ranks are forked from;
     null where these were done already, or ranks are no forks."""

@@ -102,7 +102,7 @@ def _lost_rank(evidence: Evidence) -> Verdict | None:
     lost = sorted(
         (status.ended_seconds or 0.0, rank)
         for rank, status in statuses.items()
-        if status.lost is not None and rank not in evidence.told
+        if status.disconnection is not None and rank not in evidence.told
     )
     never_heard = any(code > 0 and rank not in statuses for rank, code in evidence.reports.codes)
     if not lost or never_heard:
@@ -119,8 +119,10 @@ def _lost_rank(evidence: Evidence) -> Verdict | None:
         if its is not None and its.ended_seconds is not None and its.ended_seconds <= when + late:
             return None
     status = statuses[rank]
-    if status.lost == "silent":
-        there = [other for other, its in sorted(statuses.items()) if (its.host, its.lost) == (status.host, "silent")]
+    if status.disconnection == "silent":
+        there = [
+            other for other, its in sorted(statuses.items()) if (its.host, its.disconnection) == (status.host, "silent")
+        ]
         return _silent_host(status.host, there, evidence)
     if code is not None and code < 0:
         return _by_signal(rank, -code, evidence)

@@ -289,7 +289,13 @@ def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExec
 
 @contextmanager
 def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[None]:
-    """Makes these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored."""
+    """Makes these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored.
+
+    A thread besides the main one, such as that of a notebook's server, gets no signals: there nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         if once:

@@ -20,6 +20,7 @@ from vitscale.base import program
 from vitscale.base.distribution import install_command
 from vitscale.base.interpreter import python_module
 from vitscale.base.secret_names import is_secret_name
+from vitscale.engines.packages import missing_packages, needed_by
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -37,7 +38,6 @@ from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.engines import missing_packages, needed_by
 from vitscale.trial.trial import Trial, World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
@@ -166,7 +166,6 @@ def start_ranks(
             import_folders=tuple(map(str, import_folders)),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
-            mpi_discovery=section.mpi_discovery,
             driver_pid=os.getpid(),
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),

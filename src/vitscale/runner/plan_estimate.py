@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich import filesize
 
 from vitscale.analysis.scaling import trial_name
+from vitscale.engines import wrapper_facts
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import this_machine
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, memory_inputs, oom_chance, unavailable
@@ -353,10 +354,12 @@ NOTHING_KNOWN = PlanEstimate()
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
-    """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
+    """A note where buckets at their default size are most of what a rank holds; empty elsewhere."""
     most, of_most = 0, None
     with_default = [
-        trial for trial in trials.values() if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None
+        trial
+        for trial in trials.values()
+        if "bucket_mib" in wrapper_facts(trial.train).options and trial.train.bucket_mib is None
     ]
     for trial in {_memory_key(trial): trial for trial in with_default}.values():
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
@@ -366,9 +369,10 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
     if of_most is None:
         return ""
     size, zero = units.size(most), (of_most.deepspeed_config or {}).get("zero_optimization")
+    title = wrapper_facts(of_most).title or of_most.wrapper
     if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
-        return f"up to {size} of it are DeepSpeed's buckets: make reduce_bucket_size smaller in the DeepSpeed file"
-    return f"up to {size} of it are DeepSpeed's buckets at their default size: set train.bucket_mib"
+        return f"up to {size} of it are {title}'s buckets: make reduce_bucket_size smaller in the DeepSpeed file"
+    return f"up to {size} of it are {title}'s buckets at their default size: set train.bucket_mib"
 
 
 def _pixels(size: int | None) -> str:

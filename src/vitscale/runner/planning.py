@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitscale import sources
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
@@ -21,8 +22,7 @@ from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
-from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
-from vitscale.trial.engines import installed_versions
+from vitscale.study.sections import AUTO, MeasureSection
 from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
@@ -165,7 +165,6 @@ def plan(
                 f"{shown(own)}, this machine",
                 next_step=f"Begin the hostfile with {own}, and the speeds with those of its ranks",
             )
-        _check_discovery(launch, trial)
     measure = file.study.measure
     tasks = []
     first, last = _alone(expansion.trials, measure, hosts)
@@ -259,15 +258,6 @@ def _launcher_of(begun: StudyRecord | None) -> str | None:
         return None
     launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
     return launchers.pop() if len(launchers) == 1 else None
-
-
-def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
-    if launch.mpi_discovery and (trial.launcher != "mpirun" or trial.train.wrapper != "deepspeed"):
-        raise RequestError(
-            f"launch.mpi_discovery = true is DeepSpeed's under mpirun, and a trial has launcher = "
-            f"'{trial.launcher}' and engine = '{trial.train.wrapper}'",
-            next_step="Remove it, or use launcher = 'mpirun' with engine = 'deepspeed'",
-        )
 
 
 def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bool) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitscale.analysis.scaling import engine_name, split_name
+from vitscale.analysis.scaling import split_name
 from vitscale.deepspeed_lint.rules import findings_of
+from vitscale.engines.names import engine_name
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import counted, rough_percent

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitscale.analysis.scaling import engine_name
+from vitscale.engines.names import engine_name
 from vitscale.present import units
 from vitscale.present.terminal import redraws
 from vitscale.processes.heartbeat import COMPILING

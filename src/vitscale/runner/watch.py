@@ -156,7 +156,7 @@ def watch(
             if changed:
                 on_progress(counter.steps, start_up_phase(statuses))
             lost = min(
-                (status.ended_seconds for status in statuses.values() if status.lost and status.ended_seconds),
+                (status.ended_seconds for status in statuses.values() if status.disconnection and status.ended_seconds),
                 default=now,
             )
             if now - lost > LOST_SECONDS:

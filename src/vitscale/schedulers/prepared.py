@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from vitscale.base.interpreter import python_module, safe_path
+from vitscale.engines import ENGINES, of_engine
 from vitscale.launchers.base import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
 
 _IMPORTS_SECONDS = 600.0
@@ -322,7 +322,8 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
     torch_alone = train.engine in ENGINES and not ENGINES[train.engine].packages
     engine = "torch" if torch_alone else train.engine
     wrapper = train.wrapper if engine != "torch" else ""
-    return engine, wrapper, wrapper == "deepspeed" and train.zero_stage > 0, train.device, trial.model.hf is not None
+    preloaded = of_engine(wrapper).preloaded(train) if wrapper else ()
+    return engine, wrapper, preloaded, train.device, trial.model.hf is not None
 
 
 def _code() -> tuple[object, ...]:

@@ -203,7 +203,7 @@ class SlurmCluster(Submitter):
 
     def refuses(self, launcher: str, world: World) -> str | None:
         """Refuses launchers other than srun on several nodes: in a job srun starts ranks on all nodes."""
-        if launcher == "srun" or (launcher in ("in-process", "torchrun") and world.nodes == 1):
+        if launcher == "srun" or (launcher == "torchrun" and world.nodes == 1):
             return None
         return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
 

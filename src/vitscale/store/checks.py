@@ -4,16 +4,12 @@ FOLDER/ID.json          one check, written whole; FOLDER is RESULTS/checks, or t
 FOLDER/.ID/             while it is measured: request.json, rank-K.jsonl
 
 Format history (`FORMAT`):
-  1  first version: request.json, rank-K.jsonl (stage, facts, reach, collective, matmul, compute, loader, disk, end),
-     and the check as it is stored.
-  2  what others' tools measured: CheckRecord.imported, empty in format 1, and operations that `vitscale check` does not
-     sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
-  3  what ended a rank outside all stages: the line error, CheckedRank.error; null in older formats.
-  4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in older formats, and groups by it.
+  3  the oldest that is read (`OLDEST_FORMAT`): the first program of results format 11 wrote it.
+  4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in format 3, and groups by it.
   5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
      a rank's environment.
 
-A reader accepts its own format and older ones; a newer one is refused by name.
+A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
 
 from __future__ import annotations
@@ -30,13 +26,25 @@ from pydantic import Field
 
 from vitscale.base.files import read_record
 from vitscale.errors import StoreError, shown
-from vitscale.store.lines import IfThere, RankLine, RankLines, Record, first_reason, rank_files, read_lines
+from vitscale.store.formats import ReadableFormats, refuse_unreadable
+from vitscale.store.lines import (
+    IfThere,
+    RankLine,
+    RankLines,
+    Record,
+    first_reason,
+    is_beyond_64_bits,
+    rank_files,
+    read_lines,
+)
 from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 FORMAT = 5
+OLDEST_FORMAT = 3
+READABLE_CHECKS = ReadableFormats("check", OLDEST_FORMAT, FORMAT)
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -376,17 +384,15 @@ def read_check(path: Path) -> CheckRecord:
     """Reads one check back, strictly.
 
     Raises:
-        StoreError: it cannot be read, is of a newer format, or not what this program writes.
+        StoreError: it cannot be read, is of another format, or not what this program writes.
     """
     try:
         text = read_record(path)
-        content = refuse_wild_numbers(json.loads(text))
+        content = refuse_overflowing_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
             what = f"{path} is the record of a study, and of no check"
             raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
-        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
-            what = f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}"
-            raise StoreError(what, next_step="Update vitscale to read it")
+        refuse_unreadable(content, READABLE_CHECKS, path)
         return CheckRecord.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {first_reason(error)}") from error
@@ -446,10 +452,10 @@ def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]
 
 def read_checked_rank(path: Path) -> CheckedRank:
     """One rank's lines. A line that is broken, or cut off, is named and left out."""
-    return read_lines(path, CheckedRank, lambda raw, _: refuse_wild_numbers(json.loads(raw)))
+    return read_lines(path, CheckedRank, lambda raw, _: refuse_overflowing_numbers(json.loads(raw)))
 
 
-def refuse_wild_numbers(content: Any) -> Any:
+def refuse_overflowing_numbers(content: Any) -> Any:
     """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
 
     Raises:
@@ -462,8 +468,6 @@ def refuse_wild_numbers(content: Any) -> Any:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-        elif (isinstance(value, float) and not abs(value) < _LARGEST_NUMBER) or (
-            isinstance(value, int) and value.bit_length() > 63
-        ):
+        elif is_beyond_64_bits(value) or (isinstance(value, float) and not abs(value) < _LARGEST_NUMBER):
             raise ValueError(f"no number of vitscale's: {shown(value)}")
     return content

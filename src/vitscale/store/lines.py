@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 from vitscale.base.files import open_regular
 from vitscale.errors import printable, shown
 from vitscale.present.units import counted
-from vitscale.trial.step_schedule import StepWindow
+from vitscale.trial.trial import StepWindow
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -76,26 +76,12 @@ class RankLines(Record):
         by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
             by_kind.setdefault(type(line), []).append(line)
-        values = {**_without_lines(cls), **known}
+        values = dict(known)
         for name, (kind, takes) in _line_table(cls).items():
             if kind in by_kind and name not in known:
                 values[name] = takes(by_kind[kind])
-        return cls.of_values(values)
-
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> Self:
-        """The record with these fields and no others, as if it had been pickled: nothing is checked or filled in, for
-        which pydantic's `model_construct` takes three times as long."""
-        record = cls.__new__(cls)
-        record.__setstate__(
-            {
-                "__dict__": values,
-                "__pydantic_extra__": None,
-                "__pydantic_fields_set__": set(values),
-                "__pydantic_private__": None,
-            }
-        )
-        return record
+        # A copy takes half as long as `model_construct`.
+        return cast("Self", _without_lines(cls).model_copy(update=values))
 
 
 def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
@@ -120,28 +106,31 @@ def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], C
 
 
 @cache
-def _without_lines(record: type[RankLines]) -> Mapping[str, object]:
-    """Field to its value where there is no line of its kind, in the fields' order; of other fields those that have a
-    default."""
+def _without_lines(record: type[RankLines]) -> RankLines:
+    """A record of no line; fields that are of no kind of line have their defaults, or are missing."""
     no_lines: dict[str, Any] = {name: takes([]) for name, (_, takes) in _line_table(record).items()}
-    return dict(record.model_construct(**no_lines))
+    return record.model_construct(**no_lines)
 
 
 def _last(lines: list[RankLine]) -> RankLine | None:
     return lines[-1] if lines else None
 
 
-def refuse_wild_numbers(line: RankLine) -> None:
+def refuse_unwritable_numbers(line: RankLine) -> None:
     """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits.
 
     Raises:
-        ValueError: the line holds one.
+        ValueError: a field of the line is one.
     """
     for key, value in line.__dict__.items():
-        if (isinstance(value, float) and not math.isfinite(value)) or (
-            isinstance(value, int) and value.bit_length() > 63
-        ):
+        is_not_finite = isinstance(value, float) and not math.isfinite(value)
+        if is_not_finite or is_beyond_64_bits(value):
             raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
+
+
+def is_beyond_64_bits(value: object) -> bool:
+    """Whether a value is an integer that needs more than 64 bits with its sign."""
+    return isinstance(value, int) and value.bit_length() > 63
 
 
 @cache
@@ -353,7 +342,11 @@ COLUMNS: Mapping[str, type[np.generic]] = {
 
 
 class _Row(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=True, frozen=True, gc=False):
-    """A step's line as in `StepLine`, without what pydantic also accepts ("3" for 3)."""
+    """A step's line as in `StepLine`, without what pydantic also accepts ("3" for 3).
+
+    A line takes a sixth of the time that pydantic takes for one. Where the two differ, `parse_steps` gives None, and
+    pydantic decides.
+    """
 
     step: _Count
     epoch: _Count
@@ -372,8 +365,6 @@ STEP_PREFIX = b'{"kind":"step",'
 def parse_steps(text: bytes) -> Steps | None:
     """Parses whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
     try:
-        steps = Steps.of(_ROWS.decode_lines(text))
+        return Steps.of(_ROWS.decode_lines(text))  # which takes no NaN, no infinity and no number that becomes one
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    known = np.isfinite(steps.loss) | np.isnan(steps.loss)
-    return steps if np.isfinite(steps.seconds).all() and known.all() else None

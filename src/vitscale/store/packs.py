@@ -27,8 +27,9 @@ from pydantic import TypeAdapter
 from vitscale.base.files import open_regular, sync_folder
 from vitscale.base.parquet import DecoderEndedError, ParquetError, content_digest, decoded
 from vitscale.errors import StoreError
-from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
-from vitscale.store.records import RankRecord
+from vitscale.store.formats import refuse_unreadable
+from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_unwritable_numbers
+from vitscale.store.records import READABLE_RECORDS, RankRecord
 from vitscale.store.results import Outcome, Run, RunHeader
 from vitscale.store.writing import write_record
 from vitscale.trial.trial import Trial
@@ -43,7 +44,7 @@ _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _BETWEEN = ",\n"
 """Separator of a rank's lines: no line of JSON holds a line break."""
 _MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
-"""Text without any match holds only numbers that `refuse_wild_numbers` lets pass."""
+"""Text without any match holds only numbers that `refuse_unwritable_numbers` lets pass."""
 _TEXTS = ("header", "trial", "outcome", "lines")
 _TRIAL = TypeAdapter(Trial)
 
@@ -65,7 +66,7 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
     frame = _frame(path, ["folder", "outcome"])
     told = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
     with _named(path):
-        return {folder: Outcome.model_validate_json(text) for folder, text in told if text is not None}
+        return {folder: _outcome(text, path) for folder, text in told if text is not None}
 
 
 def read_pack(path: Path) -> dict[str, Run]:
@@ -93,7 +94,7 @@ def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Ite
             ahead += [decoding.submit(_decoded, following, only) for following in paths[number + 1 : number + 2]]
             try:
                 with _named(path):
-                    runs = dict(_runs(*ahead.pop(0).result()))
+                    runs = dict(_runs(path, *ahead.pop(0).result()))
             except StoreError as error:
                 yield error
             else:
@@ -122,7 +123,7 @@ def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bo
         return frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
 
 
-def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
+def _runs(path: Path, frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
     import polars as pl
 
     steps = frame.select(*COLUMNS)
@@ -138,7 +139,7 @@ def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
         if column.null_count() or len(column) != edges[-1]:
             raise ValueError(f"{name} lacks values")
         columns[name] = column.to_numpy().astype(kind, copy=False)
-    _refuse_wild(columns)
+    _refuse_unwritable_columns(columns)
     ranks = iter(_rank_records(frame, wild, columns, edges))
     texts = zip(*(frame[name].to_list() for name in ("folder", "rank", "header", "trial", "outcome")), strict=True)
     for folder, own in itertools.groupby(texts, key=lambda row: row[0]):
@@ -146,9 +147,8 @@ def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
         header, trial, outcome = rows[0][2:]
         if header is None or trial is None or outcome is None:
             raise ValueError(f"{folder} has no header")
-        whole = RunHeader.model_validate({**json.loads(header), "trial": _trial(trial)})
         records = tuple(next(ranks) for row in rows if row[1] is not None)
-        yield folder, Run(header=whole, outcome=Outcome.model_validate_json(outcome), ranks=records)
+        yield folder, Run(header=_header(header, trial, path), outcome=_outcome(outcome, path), ranks=records)
 
 
 def _rank_records(
@@ -171,7 +171,7 @@ def _rank_records(
     for (rank, first, _, begin, end), own in zip(rows, itertools.pairwise(ends), strict=True):
         lines = [*_first(first), *rest[slice(*own)]]
         for line in lines if wild else ():
-            refuse_wild_numbers(line)
+            refuse_unwritable_numbers(line)
         steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
         yield RankRecord.of(lines, rank=rank, broken=(), steps=steps)
 
@@ -181,7 +181,7 @@ def _first(line: str) -> list[RankLine]:
     return RankRecord.parse_all(f"[{line}]".encode())
 
 
-def _refuse_wild(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def _refuse_unwritable_columns(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Refuses values that no rank writes, as the reader of lines does."""
     for name in ("step", "epoch", "images", "seconds"):
         if (columns[name] < 0).any():
@@ -190,6 +190,24 @@ def _refuse_wild(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
         raise ValueError("a time or a loss is not finite")
     if (columns["window"] >= len(WINDOWS)).any():
         raise ValueError("a window is none of vitscale's")
+
+
+def _header(text: str, trial: str, path: Path) -> RunHeader:
+    """The header of a run in the pack `path`.
+
+    Raises:
+        StoreError: it is of a format that is not read.
+        ValueError: it is none.
+    """
+    content = json.loads(text)
+    refuse_unreadable(content, READABLE_RECORDS, f"a run in packs/{path.name}")
+    return RunHeader.model_validate({**content, "trial": _trial(trial)})
+
+
+def _outcome(text: str, path: Path) -> Outcome:
+    """The outcome of a run in the pack `path`; raises as `_header`."""
+    refuse_unreadable(json.loads(text), READABLE_RECORDS, f"a run in packs/{path.name}")
+    return Outcome.model_validate_json(text)
 
 
 @cache
@@ -246,7 +264,7 @@ def _read_own(path: Path) -> dict[str, Run]:
         if content_digest(data) not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
         frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
-        return dict(_runs(frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
+        return dict(_runs(path, frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
 
 
 def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:

@@ -18,6 +18,7 @@ from vitscale.base.files import open_regular, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.present.units import counted
 from vitscale.store import lines
+from vitscale.store.formats import refuse_unreadable
 from vitscale.store.packs import (
     PACK_RUNS,
     RUN_FOLDER,
@@ -28,7 +29,7 @@ from vitscale.store.packs import (
     read_outcomes,
     read_pack,
 )
-from vitscale.store.records import FORMAT, RankRecord, StepLine
+from vitscale.store.records import READABLE_RECORDS, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -44,10 +45,7 @@ def _problem(error: Exception, consequence: str) -> str:
 def _read_json(path: Path, model: type[Model]) -> Model:
     try:
         text = read_record(path)
-        content = json.loads(text)
-        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
-            what = f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}"
-            raise StoreError(what, next_step="Update vitscale to read it")
+        refuse_unreadable(json.loads(text), READABLE_RECORDS, path)
         return model.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not the model
         raise StoreError(f"{path} cannot be read: {lines.first_reason(error)}") from error
@@ -89,7 +87,7 @@ def read_rank(path: Path) -> RankRecord:
     strays = []
 
     def refuse(_raw: bytes, line: lines.RankLine) -> None:
-        lines.refuse_wild_numbers(line)
+        lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
             strays.append(line)
 
@@ -98,9 +96,9 @@ def read_rank(path: Path) -> RankRecord:
     columns = lines.parse_steps(bytes(step_lines))
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
-        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
+        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     else:
-        record = RankRecord.of_values({**record.__dict__, "steps": columns})
+        record = record.model_copy(update={"steps": columns})
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})

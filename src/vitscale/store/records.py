@@ -3,36 +3,14 @@
 What the driver writes around them stands in `store.results`, under the same format.
 
 Format history (`FORMAT`):
-  1  first version: per-rank JSON lines (start, phase, step, epoch, error, end), outcome.json, trial.json, study.json.
-  2  where the time goes: the lines explained, resources, matmul and gradient; StepLine.window; Environment.numa_nodes;
-     RunHeader.seed; StudyRecord.target_ci and max_repeats. Each has a value that stands for "not recorded" in format 1.
-  3  what is sent: the lines traffic and checkpoint. A run of an older format has none.
-  4  several hosts: Outcome.host and transient; RunHeader.hosts. None, False and empty in older formats.
-  5  results of others: RunHeader.imported, StudyRecord.imported and Trial.origin, None for runs of vitscale's own. Null
-     where a log of others does not tell: ModelLine.parameters, synchronised_timing, train_samples and held_out_samples;
-     EpochLine.steps and images; Environment.threads.
-  6  what else decides a time: Environment.allocation, tf32, physical_cores, cpu, cpu_governor, cpu_boost, kernel,
-     gpus_unused and network_adapters; Device.numa_node and settings; GpuSamples.limits and unheld_sm_clock_mhz: null in
-     older formats. What is used is that of timed steps alone: ResourcesLine.steps, null in older formats, where it is
-     that of whole epochs. Steps may be "attached". PhaseLine.compiled, empty in older formats, where a one-off
-     compilation shows in its seconds alone.
-  7  what a loader gives: EpochLine.loader_images_per_second, loader_reading_seconds and loader_decoding_seconds.
-     Segmentation: EpochLine.mean_iou and the fields of Trial that say how pixels are labelled. All are null in older
-     formats. ExplainedLine.norms, empty in older formats.
-  8  of imports: World.ranks, where the last host has fewer than others, and ModelSpec.parameter_count. Null in older
-     formats.
-  9  of other packages: the line probe, and WindowSpec.probes. Empty in older formats.
- 10  packs of finished runs (`store.packs`); the files in them are as before. The user's own training scripts:
-     TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
-     or empty in older formats. Ranks that share a model: Trial.parallel; in older formats none do.
- 11  what the command line put over a study: StudyRecord.overrides. Ranks that hold stages of a model:
-     ParallelSpec.schedule and stages_per_rank, the phase "bubble" of an explained step. Empty in older formats. Figures
-     of ProbeLine may be null, which its reason explains; in older formats all are known.
+ 11  the oldest that is read (`OLDEST_FORMAT`). Imported.batch_told, ParallelSpec.schedule and stages_per_rank, and
+     MeterLine.reason came while it was current: some of its records lack them.
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
-     Environment and StudyRecord, a digest. Null or missing in older formats: unknown, and like any other.
-     StudyRecord.factory_digests, empty in older formats.
+     Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
+     StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
+     format 11 the line probe and WindowSpec.probes.
 
-A reader accepts its own format and older ones; a newer one is refused by name.
+A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
 
 from __future__ import annotations
@@ -40,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator
 
+from vitscale.store.formats import ReadableFormats
 from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
 from vitscale.store.lines import StepLine as StepLine
 
 FORMAT = 12
+OLDEST_FORMAT = 11
+READABLE_RECORDS = ReadableFormats("record", OLDEST_FORMAT, FORMAT)
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "bubble", "optimizer"]
 
@@ -88,7 +69,7 @@ class Device(Record):
     memory_bytes: int | None = None
     driver: str | None = None
     sm_clock_mhz: int | None = None
-    """Before format 6 the clock of the idle GPU as the rank began. See `GpuSamples` for the clock under load."""
+    """Always null: the clock of an idle GPU tells nothing. `GpuSamples` has the clock under load."""
     uuid: str | None = None
     numa_node: int | None = None
     """The memory node that a GPU is attached to; null where it is not known."""
@@ -113,7 +94,7 @@ class Environment(Record):
     git_revision: str | None
     """Revision of rank 0's working directory, with "+changes" if it has any; null without one and on other ranks."""
     tf32: bool | None = None
-    """Whether fp32 products may be computed in TF32, by whatever setting; null on cpu and in older formats."""
+    """Whether fp32 products may be computed in TF32, by whatever setting; null on cpu."""
     physical_cores: tuple[int, ...] | None = None
     """The physical cores behind `cores_allowed`, each by its lowest number; null where the kernel does not tell."""
     cpu: str | None = None
@@ -188,7 +169,7 @@ class ExplainedLine(RankLine):
     """(name, start, end) in order, without overlap; a phase occurs once per micro-step."""
     idle: tuple[tuple[Finite, Finite], ...]
     """(start, end) of the intervals in which nothing is computed, not counting gaps between kernels of one operator. On
-    cuda a copy other than from the host is no such interval; in early records it is."""
+    cuda a copy other than from the host is no such interval."""
     collectives: tuple[tuple[str, str, Finite, Finite], ...]
     """(communicator, operation, start, end) in the order of issue; start is when this rank issued it."""
     norms: tuple[Count, ...] = ()
@@ -232,7 +213,7 @@ class GpuSamples(Record):
     temperature_celsius_max: Finite | None
     power_watts_mean: Finite | None
     throttle_reasons: tuple[str, ...]
-    """Heat and faults that slowed the clocks; empty where there were none. Before format 6 also what is in `limits`."""
+    """Heat and faults that slowed the clocks; empty where there were none."""
     throttled_share: Finite | None
     """Share of samples with at least one of these reasons."""
     limits: tuple[str, ...] | None = None
@@ -243,22 +224,22 @@ class GpuSamples(Record):
 class ResourcesLine(RankLine):
     """What one rank used in the longest stretch of timed steps of an epoch. Null: not available.
 
-    Where an epoch has no timed steps, and in formats before 6: in all its steps. Memory is that of the whole epoch.
+    Where an epoch has no timed steps: in all its steps. Memory is that of the whole epoch.
     """
 
     kind: Literal["resources"] = "resources"
     epoch: Count
     steps: tuple[Count, Count] | None = None
-    """The first and the last of these steps; null in formats before 6."""
+    """The first and the last of these steps; null where the epoch has no step."""
     seconds: Seconds
     cpu_seconds: Seconds
     """Processor time of this process, all threads together."""
     cpu_throttled_seconds: Seconds | None
     """Seconds for which the CPU controller kept this rank's cgroup waiting; null without a quota."""
     rss_bytes: Count | None
-    """Resident memory of the process at the end."""
+    """Resident memory of the process at the end, without pages of files (`vitscale.base.resident_memory`)."""
     peak_rss_bytes: Count | None
-    """Highest resident memory since the process began."""
+    """The highest of it since the process began."""
     cuda_allocated_bytes: Count | None = None
     """Highest allocated memory in this epoch; null on cpu."""
     cuda_reserved_bytes: Count | None = None
@@ -353,28 +334,30 @@ class EpochLine(RankLine):
     held_out_accuracy: float | None
     """Accuracy over images; in segmentation over the pixels that count, where the training's is null."""
     mean_iou: float | None = None
-    """Intersection over union on the held-out images of segmentation, mean over classes. Null in formats before 7."""
+    """Intersection over union on the held-out images of segmentation, mean over classes. Null in other tasks."""
     peak_bytes: int | None
     """Highest device memory so far; on CPU, resident memory of the process."""
     evaluation_seconds: Seconds | None = None
-    """Seconds of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
+    """Seconds of the evaluation after the epoch, in no other figure; null without one."""
     loader_images_per_second: float | None = None
-    """Images per second that this rank's loader reads if none of its threads ever waits; null in formats before 7."""
+    """Images per second that this rank's loader reads if none of its threads ever waits; null where it is not known."""
     loader_reading_seconds: Seconds | None = None
     """Seconds that its threads spent on reading stored images, added up. Null, as decoding, where the two cannot be
-    told apart (arrays, generated images), and in formats before 7."""
+    told apart (arrays, generated images)."""
     loader_decoding_seconds: Seconds | None = None
     """Seconds spent on decoding what was read into pixels; 0 where pixels are stored decoded."""
 
 
-class ProbeLine(RankLine):
-    """What a probe of another package measured in an epoch."""
+class MeterLine(RankLine):
+    """What a meter of another package measured in an epoch."""
 
-    kind: Literal["probe"] = "probe"
-    probe: str
+    kind: Literal["meter", "probe"] = "meter"
+    """"probe" in formats 9 to 11."""
+    meter: str = Field(validation_alias=AliasChoices("meter", "probe"))
+    """Its name."""
     epoch: Count
     values: dict[str, Finite | None]
-    """Figures by the probe's own names, which should end in their unit; null where unavailable."""
+    """Figures by the meter's own names, which should end in their unit; null where unavailable."""
     reason: str | None = None
     """Why figures are null, or why there are none; null where all are known."""
 
@@ -413,7 +396,7 @@ class RankRecord(RankLines):
     gradients: tuple[GradientLine, ...] = ()
     traffic: tuple[TrafficLine, ...] = ()
     checkpoint: CheckpointLine | None = None
-    probes: tuple[ProbeLine, ...] = ()
+    meters: tuple[MeterLine, ...] = ()
     error: ErrorLine | None
     ended: Annotated[bool, IfThere(EndLine)]
     broken: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from vitscale.store.lines import Count, Finite, Record, Seconds
 from vitscale.store.records import FORMAT, RankRecord
@@ -54,7 +54,7 @@ class Imported(Record):
     of_the_run: bool = False
     """The times are the whole run's, not those of one rank; they stand under rank 0."""
     batch_told: bool | None = None
-    """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: an older version did not record it."""
+    """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: not recorded."""
     assumed: tuple[str, ...] = ()
     """Fields of the trial that nobody told and that have a usual value instead: train.precision, model.image_size."""
 
@@ -86,11 +86,11 @@ class RunHeader(Record):
     """The hosts it was given, in the order of their ranks; empty where it ran on the driver's own host."""
     dataset_fingerprint: str
     seed: int | None = None
-    """The seed of this run; null in format 1, where it was the trial's."""
+    """The seed of this run; null where it is the trial's."""
     imported: Imported | None = None
     """Null where vitscale ran it itself."""
     vitscale: str | None = None
-    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in older formats."""
+    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in format 11."""
 
     @property
     def folder(self) -> str:
@@ -127,18 +127,24 @@ class LaterRank(RankRecord):
     The lines of thousands of runs take longer to hand from process to process than to read again.
     """
 
+    _read: Callable[[], Sequence[RankRecord]] = PrivateAttr()
+
     @classmethod
     def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
         """The record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
         kept = {name: value for name, value in record.__dict__.items() if not value or name in _KEPT}
-        return cls.of_values(kept | {"_read": read})
+        later = cls.model_construct(**kept)
+        for name in cls.model_fields.keys() - kept.keys():
+            later.__dict__.pop(name, None)  # a default would stand for what was not read
+        later._read = read
+        return later
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name not in RankRecord.model_fields:
                 return super().__getattr__(name)
-            whole = next(record for record in self.__dict__["_read"]() if record.rank == self.rank)
+            whole = next(record for record in self._read() if record.rank == self.rank)
             return getattr(whole, name)
 
 
@@ -179,11 +185,11 @@ class StudyRecord(Record):
     """Trial identity to the fingerprint of the data that it reads."""
     factory_digests: dict[str, str] = Field(default={})
     """Trial identity to the SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
-    text. Empty in older formats: unknown."""
+    text. Empty in format 11: unknown."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
     vitscale: str | None = None
-    """The program that wrote it last, as in `RunHeader`; null in older formats."""
+    """The program that wrote it last, as in `RunHeader`; null in format 11."""
 
 
 class Results(Record):

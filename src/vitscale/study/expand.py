@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitscale import engines
 from vitscale.base import plugins
 from vitscale.base.files import beside, read_text
+from vitscale.engines import checks, step_schedule
+from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
 from vitscale.present.units import counted, listed
@@ -20,7 +23,7 @@ from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import model_checks, resolve, user_model
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, Study, TrainSection
-from vitscale.trial import deepspeed_config, engines, facts, model_spec, rank_batches, script, step_schedule
+from vitscale.trial import facts, model_spec, rank_batches, script
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DataSpec, TrainFields, TrainSpec, Trial, WindowSpec, World, samples_used
 
@@ -114,10 +117,11 @@ def expand(
     notes = dict.fromkeys(note for summary in summaries.values() for note in summary.notes)
     notes |= dict.fromkeys(note for point in points for note in _micro_step_notes(point))
     more = [gpus for gpus in sorted(set(file.study.scaling.gpus)) if gpus > 1]
-    if more and all(point.study.train.engine == "none" for point in points):
-        notes[f"train.engine = 'none' trains on one rank: {listed(more)} of scaling.gpus left out. Name an engine"] = (
-            None
-        )
+    if more and all(engines.of_engine(point.study.train.engine).alone for point in points):
+        engine = shown(points[0].study.train.engine)
+        notes[
+            f"train.engine = {engine} trains on one rank: {listed(more)} of scaling.gpus left out. Name an engine"
+        ] = None
     return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes), factory_digests)
 
 
@@ -184,10 +188,10 @@ def _settled(
     study, digest = _with_script(path, study, by_hand)
     study, config = resolve.with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
-    for probe in study.measure.probes:
-        if (target := plugins.target("probe", probe)) is None:
-            raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
-        what = f"probe {shown(probe)} of {plugins.package('probe', probe)} ({target})"
+    for meter in study.measure.meters:
+        if (target := plugins.target("meter", meter)) is None:
+            raise unknown("meter", meter, plugins.names("meter"), next_step="Correct measure.meters")
+        what = f"meter {shown(meter)} of {plugins.package('meter', meter)} ({target})"
         user_model.check_reference(path, what, target, methods=("begin", "end"))
     device = resolve.device_of(study, machine)
     precision = resolve.precision_of(study, device, machine)
@@ -196,8 +200,8 @@ def _settled(
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
     by_task = "synchronised" if study.model.task == "segmentation" else "local"
     kept["batch_norm"] = study.train.batch_norm or by_task
-    if study.train.engine == "accelerate" and study.train.accelerate_backend is None:
-        kept["accelerate_backend"] = "ddp"
+    for field, default in engines.known(study.train.engine).defaults.items():
+        kept[field] = default if kept[field] is None else kept[field]
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
     if config is not None and precision == "bf16" and kept["zero_stage"] and "train.gradient_dtype" not in by_hand:
@@ -223,7 +227,7 @@ def _settled(
         divided = (data_ranks * micro_batch * grad_accum, most) if study.scaling.mode == "strong-global" else None
         model_checks.check_split(study.parallel, train, model, divided)
         if study.measure.checkpoint:
-            engines.check_checkpoint(train)
+            checks.check_checkpoint(train)
         world = resolve.world_of(gpus, study.scaling.gpus_per_node or slots, threads)
         worlds.append((train, world, resolve.fraction_of(study, gpus)))
     data = _located(path, study.data)
@@ -233,7 +237,7 @@ def _settled(
 def _check_engine(train: TrainSpec, swept: dict[str, Any]) -> None:
     """Checks training against its engine; where all values of several fields are combined, says how some are."""
     try:
-        engines.check(train)
+        checks.check(train)
     except RequestError as error:
         if len(swept) < 2:
             raise
@@ -249,7 +253,7 @@ def _check_references(path: Path, train: TrainSpec) -> None:
     """Refuses another package's engine whose facts refer to what is not there: else the ranks would find out."""
     facts_of_engine = engines.known(train.engine)
     if train.engine not in engines.ENGINES:
-        for reference in filter(None, (facts_of_engine.engine, facts_of_engine.messages, facts_of_engine.memory)):
+        for reference in facts_of_engine.references:
             what = f"engine {shown(train.engine)} of {plugins.package('engine', train.engine)} ({reference})"
             user_model.check_reference(path, what, reference)
 
@@ -264,8 +268,8 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
     if study.data.name == script.NAME and "data.samples" not in by_hand:
         what = "how many images an epoch has is not told, and train.script reads them itself"
         raise RequestError(what, next_step="Add [data] with samples = 50000, or the name and root of the dataset")
-    if study.measure.probes:
-        raise RequestError("measure.probes are of vitscale's own loop", next_step="Remove them")
+    if study.measure.meters:
+        raise RequestError("measure.meters are of vitscale's own loop", next_step="Remove them")
     located = beside(path, train.script)
     update = {"script": str(located)}
     return study.model_copy(update={"train": train.model_copy(update=update)}), user_model.script_digest(located)
@@ -286,15 +290,15 @@ def _located(path: Path, data: DataSpec) -> DataSpec:
 def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
     """Rank counts of one point. With `split_varies`, those too small for its split belong to other points."""
     gpus = sorted(set(study.scaling.gpus))
-    engines.known(study.train.engine)
-    if study.train.engine != "none":
+    engine = study.train.engine
+    if not engines.known(engine).alone:
         enough = [ranks for ranks in gpus if ranks >= study.parallel.ranks_per_model]
         gpus = enough if split_varies and enough else gpus
         model_checks.check_ranks(study.parallel, gpus, study.train.engine)
         return gpus
     model_checks.check_ranks(study.parallel, gpus, study.train.engine)
     if 1 not in gpus:
-        what = f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}"
+        what = f"train.engine = {shown(engine)} trains on one rank, but scaling.gpus is {shown(gpus)}"
         raise RequestError(what, next_step="Add 1 to scaling.gpus, or use another engine")
     return [1]
 

@@ -442,7 +442,7 @@ def _list_step(problem: _Problem) -> str:
 def _list_form(problem: _Problem) -> _ListForm:
     if problem.field in _NUMBER_FIELDS:
         return _NUMBER_LIST
-    if problem.section == "sweep" or problem.field == "measure.probes":
+    if problem.section == "sweep" or problem.field == "measure.meters":
         return _WORD_LIST
     return _TEXT_LIST
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
+from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, shown
 from vitscale.present.units import counted
-from vitscale.trial.engines import ENGINES, of_engine
 from vitscale.trial.model_cost import most_stages, recorded_shapes, swin_shape
 from vitscale.trial.model_counts import stages
 from vitscale.trial.model_spec import ModelSpec, read_config
@@ -24,25 +24,26 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> Non
     have several.
 
     Raises:
-        RequestError: a count is no multiple; it names multiples that are near. Or it is engine "none" that is split.
+        RequestError: a count is no multiple; it names multiples that are near. Or an engine that trains on one rank
+            is split.
     """
     each = parallel.ranks_per_model
-    if engine == "none" and each > 1:
-        taking = next((name for name, facts in ENGINES.items() if {*_axes(parallel)} <= {*facts.splits}), "fsdp2")
+    if of_engine(engine).alone and each > 1:
+        taking = max(ENGINES, key=lambda name: len({*parallel.split_axes} & {*ENGINES[name].splits}))
         split = parallel.model_dump(mode="json", exclude_defaults=True).items()
         quoted = {field: f'"{value}"' if isinstance(value, str) else f"{value}".lower() for field, value in split}
         fields = ", ".join(f'"parallel.{field}" = {value}' for field, value in quoted.items())
         raise RequestError(
-            f"train.engine = 'none' trains on one rank and takes no split, and {_product(parallel)} ranks share one "
-            "model",
+            f"train.engine = {shown(engine)} trains on one rank and takes no split, and {parallel.in_words} ranks "
+            "share one model",
             next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
-            f'train = [{{ engine = "none" }}, {{ engine = "{taking}", {fields} }}]. Or use that engine alone',
+            f'train = [{{ engine = "{engine}" }}, {{ engine = "{taking}", {fields} }}]. Or use that engine alone',
         )
     if wrong := [ranks for ranks in gpus if ranks % each]:
         ranks = wrong[0]
         near = sorted({max(each, ranks // each * each), -(-ranks // each) * each})
         raise RequestError(
-            f"scaling.gpus holds {ranks}, and {_product(parallel)} ranks share one model",
+            f"scaling.gpus holds {ranks}, and {parallel.in_words} ranks share one model",
             valid=[f"{each} and multiples of it, such as {' or '.join(map(str, near))}"],
             next_step="Change scaling.gpus, or split the model less",
         )
@@ -68,16 +69,18 @@ def check_split(
     _check_schedule(parallel)
     if parallel.ranks_per_model == 1:
         return
-    for axis in _axes(parallel):
+    for axis in parallel.split_axes:
         _check_engine(parallel, axis, train)
     if train.micro_batches is not None:
         raise RequestError(
-            f"train.rank_speeds gives ranks unequal shares, and {_product(parallel)} ranks share one model and its "
+            f"train.rank_speeds gives ranks unequal shares, and {parallel.in_words} ranks share one model and its "
             "images",
             next_step="Remove rank_speeds, or the split",
         )
     _check_options(parallel, train)
-    _check_shape(parallel, train, model)
+    for refusal in of_engine(train.engine).split_refusals(parallel, model):
+        raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
+    _check_shape(parallel, model)
     if parallel.pipeline > 1:
         _check_stages(parallel, train, model, divided)
 
@@ -106,7 +109,7 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, di
     if most < stages and model.factory is None:  # for a factory's model only its ranks can tell
         heads = " and heads that may be a stage" * (model.task == "segmentation")
         raise RequestError(
-            f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
+            f"{parallel.in_words}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
             f"{model.name} has {model.blocks} blocks{heads}",
             valid=[f"pipeline of 1 to {most // each}"] if most >= 2 * each else [],
             next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
@@ -151,7 +154,7 @@ def _dividing(divided: tuple[int, int], ranks: int, most: int | None = None) -> 
 
 
 def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
-    if axis in of_engine(train.wrapper).splits and train.engine != "accelerate":
+    if axis in of_engine(train.engine).splits:
         return
     taking = [
         f"train.engine = {shown(name)}"
@@ -176,33 +179,19 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
         wrong = ("train.optimizer = 'lamb'", "it has not been tried together", "optimizer = 'adamw' or 'sgd'")
     elif train.static_graph and parallel.pipeline > 1:
         wrong = ("train.static_graph = true", "a stage's graph is another in each micro-batch", "static_graph = false")
-    elif train.engine == "megatron" and parallel.shard_norms:
-        why = "Megatron-Core shards tokens into equal parts alone, and a class token makes their number odd"
-        wrong = (
-            "parallel.shard_norms under train.engine = 'megatron'",
-            why,
-            "shard_norms = false, or engine = 'fsdp2'",
-        )
     elif train.offload != "none":
         wrong = (f"train.offload = {shown(train.offload)}", "it has not been tried together", "offload = 'none'")
     if wrong is not None:
         what, why, instead = wrong
         raise RequestError(
-            f"{what} does not go with {_product(parallel)}: {why}", next_step=f"Set {instead}, or do not split"
+            f"{what} does not go with {parallel.in_words}: {why}", next_step=f"Set {instead}, or do not split"
         )
 
 
-def _check_shape(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
-    if model.factory is not None and train.engine == "megatron":
-        what = (
-            f"{_product(parallel)} of model.factory = {shown(model.factory)} is not taken by train.engine = 'megatron'"
-        )
-        raise RequestError(
-            f"{what}: a module says how DTensor cuts it", valid=["train.engine = 'fsdp2'"], next_step="Use that engine"
-        )
+def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
     if model.factory is not None and model.task == "classification":
         if parallel.sequence > 1 and parallel.pipeline > 1:
-            what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"
+            what = f"{parallel.in_words} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
         return  # only its ranks can tell what it offers, and for how many ranks
     segments = model.task == "segmentation"
@@ -212,20 +201,20 @@ def _check_shape(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> 
         vits, swins = "vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like"
         raise RequestError(
             f"{what}{' with model.task = ' * segments}{shown('segmentation') * segments} cannot be split: "
-            f"{_product(parallel)} is known to train the same for vitscale's own models",
+            f"{parallel.in_words} is known to train the same for vitscale's own models",
             valid=[vits, swins, *(() if segments else ("a factory that says how it is split",))],
             next_step="Use one of these, or leave [parallel] out",
         )
     swin = swin_shape(model)
     if swin is not None and parallel.shard_norms:
         raise RequestError(
-            f"{_product(parallel)} with shard_norms cannot be trained of {model.name}: windows join tokens of several "
+            f"{parallel.in_words} with shard_norms cannot be trained of {model.name}: windows join tokens of several "
             "ranks",
             valid=["shard_norms = false; parallel.sequence shares tokens, of norms too"],
             next_step="Use that, or a vision transformer",
         )
     if swin is not None and segments and parallel.sequence > 1 and parallel.pipeline > 1:
-        what = f"{_product(parallel)} do not go together for {model.name} with model.task = 'segmentation'"
+        what = f"{parallel.in_words} do not go together for {model.name} with model.task = 'segmentation'"
         raise RequestError(
             f"{what}: maps of all stages would be exchanged before its heads", next_step="Set one of them to 1"
         )
@@ -234,7 +223,7 @@ def _check_shape(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> 
         splits = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
         of_stage = " of its first stage" * (model.depths is not None)
         raise RequestError(
-            f"{_product(parallel)} ranks share {model.name}'s {model.heads} heads{of_stage}, which they do not divide",
+            f"{parallel.in_words} ranks share {model.name}'s {model.heads} heads{of_stage}, which they do not divide",
             valid=[f"tensor x sequence of {splits}"],
             next_step="Or take a model with other heads (model.heads)",
         )
@@ -248,19 +237,10 @@ def _check_shape(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> 
     ranks = parallel.sequence * (parallel.tensor if parallel.shard_norms else 1)
     if parts < ranks:
         raise RequestError(
-            f"images of {model.image_size} pixels are {parts} {of_them}, too few to share by {_product(parallel)}",
+            f"images of {model.image_size} pixels are {parts} {of_them}, too few to share by {parallel.in_words}",
             valid=[f"up to {counted(parts, 'rank')} for each image"],
             next_step="Use a larger model.image_size, or split the tokens less",
         )
-
-
-def _axes(parallel: ParallelSpec) -> list[Axis]:
-    return [axis for axis in get_args(Axis) if axis != "data" and getattr(parallel, axis) > 1]
-
-
-def _product(parallel: ParallelSpec) -> str:
-    """ "parallel.sequence = 2 x parallel.tensor = 2"."""
-    return " x ".join(f"parallel.{axis} = {getattr(parallel, axis)}" for axis in _axes(parallel))
 
 
 def check_blocks(trial: Trial) -> None:

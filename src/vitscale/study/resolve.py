@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitscale.base.files import beside
+from vitscale.engines import of_engine, readers_of
+from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
-from vitscale.trial import deepspeed_config
 from vitscale.trial.rank_batches import shares
 from vitscale.trial.trial import Device, Mode, Precision, World, exact
 
@@ -33,9 +34,11 @@ def with_deepspeed_config(
     train = study.train
     if train.deepspeed_config is None:
         return study, None
-    if "deepspeed" not in (train.engine, train.accelerate_backend):
+    wrapper = of_engine(train.accelerate_backend or train.engine)
+    if "deepspeed_config" not in wrapper.options:
         what = f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}"
-        raise RequestError(what, next_step='Use train.engine = "deepspeed", or remove train.deepspeed_config')
+        readers = " or ".join(f'"{name}"' for name in readers_of("deepspeed_config"))
+        raise RequestError(what, next_step=f"Use train.engine = {readers}, or remove train.deepspeed_config")
     config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
     values = train.model_dump()
     set_by_hand = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in by_hand}
@@ -146,7 +149,7 @@ def threads_of(
     threads = study.launch.threads_per_rank or kept or share
     if study.launch.oversubscribe:
         return threads
-    largest = 1 if study.train.engine == "none" else ranks
+    largest = 1 if of_engine(study.train.engine).alone else ranks
     where = " on one host" if most_per_node is not None else ""
     named = f"{largest} rank{'s' if largest > 1 else ''}{where}"
     if device == "cuda" and largest > len(machine.gpus):

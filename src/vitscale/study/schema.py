@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Collection
 from typing import Any
 
+from vitscale.engines import ENGINES
 from vitscale.sources import SOURCES
 from vitscale.study.sections import SECTIONS, SWEEPABLE, Study
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.facts import Spec
 from vitscale.trial.model_spec import NAMED_MODELS
 

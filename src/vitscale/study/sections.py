@@ -54,7 +54,7 @@ class TrainSection(TrainFields):
     micro_batch: BatchCount | None = None
     global_batch: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Global batch of strong-global; by default that of the smallest world."""
-    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb"] = "adamw"
     batch_norm: BatchNormScope | None = None
     """Scope of batch norms in training; by default synchronised in segmentation and local in classification."""
     deepspeed_config: str | None = None
@@ -106,8 +106,6 @@ class LaunchSection(Spec):
     """Network interface that ranks use (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
     environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
-    mpi_discovery: Annotated[bool, Fact(swept=False)] = False
-    """Let DeepSpeed find the ranks itself, through mpi4py; for mpirun with DeepSpeed."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank, equal along a curve; by default those that results were begun with, for new ones the
     machine's cores / max(gpus)."""
@@ -178,7 +176,7 @@ class MeasureSection(WindowSpec):
     """[measure]: how long, how often, and when to give up."""
 
     steps: Annotated[StepCount | Literal["auto"] | None, WrapValidator(_steps_or_auto)] = None  # type: ignore[assignment]  # a trial has the number
-    """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
+    """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`step_schedule.shortest_run`)."""
     repeats: int = Field(default=3, ge=1, le=1000)
     """Runs of each trial."""
     target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)

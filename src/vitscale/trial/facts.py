@@ -22,16 +22,11 @@ class Spec(BaseModel):
 class Fact:
     """Facts beside a field's type: `Annotated[int, Fact(...)]`. A field that narrows a base's keeps its facts."""
 
-    since: int = 1
-    """Format of records (`store.records`) that introduced the field. After 1, its default is no part of an identity."""
     role: Role = ""
     """What the field decides. "": what is computed. The other roles change the losses of the first steps only by
-    rounding. wrapper: how training is distributed; batch: how a global batch is cut; execution: how the same is
-    computed; duration: when training ends; rate: part of `Trial.peak_learning_rate`. location: where data lie, no part
-    of an identity."""
-    taken_by: tuple[str, ...] = ()
-    """Engines that take a field of role "wrapper" (`TrainSpec.wrapper`); later ones name it in
-    `EngineFacts.options`."""
+    rounding. wrapper: how training is distributed; execution: how the same is computed (of both an engine says which
+    fields it reads); batch: how a global batch is cut; duration: when training ends; rate: part of
+    `Trial.peak_learning_rate`. location: where data lie, no part of an identity."""
     step_seconds: bool = False
     """Whether it decides how long a step takes although it is neither wrapper nor batch."""
     needs: tuple[str, tuple[str, ...]] | None = None
@@ -43,9 +38,9 @@ class Fact:
     the field's name and its value."""
 
 
-def wrapping(since: int, *engines: str, short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
-    """The facts of a field that says how training is distributed, and that only these engines take."""
-    return Fact(since=since, role="wrapper", taken_by=engines, short=short)
+def wrapping(short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
+    """The facts of a field that says how training is distributed; `EngineFacts.options` say which engines read it."""
+    return Fact(role="wrapper", short=short)
 
 
 def switch(name: str) -> tuple[str, str]:

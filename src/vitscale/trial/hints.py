@@ -88,6 +88,7 @@ _VALUES = {
         (r"strong", 'Write mode = "strong-micro" (each rank keeps its batch) or "strong-global" (all share one)'),
     ),
     "launch.launcher": (
+        (r"in.?process", 'Write launcher = "local"'),
         (r"mpi|openmpi|mpiexec|orterun", 'Write launcher = "mpirun"'),
         (r"slurm", 'Write launcher = "srun", or scheduler = "slurm"'),
         (r"accelerate|python|torch\.distributed.*", 'Write launcher = "torchrun"'),

@@ -27,7 +27,7 @@ class Module(NamedTuple):
     """Whether it is a linear layer or a plain convolution, which DeepSpeed sends in 16 bits under autocast. (Autocast
     itself computes all products in 16 bits.)"""
     cut: Literal["", "outputs", "inputs"] = ""
-    """Which side tensor ranks cut (`engines.splits`, `engines.swin_split`); empty: each rank has it whole."""
+    """Which side tensor ranks cut (`splits`, `swin_split` of `engines.shared`); empty: each rank has it whole."""
 
     def part(self, ranks: int) -> Module:
         """The part that one of `ranks` tensor ranks has: a bias is cut with outputs, and stays whole beside inputs."""

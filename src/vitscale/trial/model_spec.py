@@ -33,7 +33,7 @@ class ModelSpec(Spec):
     where its user gave them.
     """
 
-    task: Annotated[Task, Fact(since=7)] = "classification"
+    task: Task = "classification"
     """What is labelled: each image, or each pixel. Named models of segmentation have UperNet's head."""
     name: Annotated[str | None, Fact(short="{}")] = None
     """One of `NAMED_MODELS`."""
@@ -47,7 +47,7 @@ class ModelSpec(Spec):
     """Side in pixels of a patch; null takes that of the named model."""
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
     """Number of classes; null takes the dataset's."""
-    channels: Annotated[int, Fact(since=7)] = Field(default=3, ge=1, le=4096)
+    channels: int = Field(default=3, ge=1, le=4096)
     """Channels of an image; always the dataset's."""
     hidden_size: int | None = Field(default=None, ge=1, le=65_536)
     """Width; in Swin that of the first stage. Each further stage has twice the width and twice the `heads`."""
@@ -57,18 +57,18 @@ class ModelSpec(Spec):
     """Number of attention heads; in Swin that of the first stage."""
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Width inside a ViT's MLP; null takes 4 x hidden_size, as all named models have it."""
-    depths: Annotated[Depths | None, Fact(since=7)] = None
+    depths: Depths | None = None
     """Number of blocks in each stage of a Swin."""
-    window_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=1024)
+    window_size: int | None = Field(default=None, ge=1, le=1024)
     """Tokens along the side of a Swin's window."""
-    decoder_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=65_536)
+    decoder_size: int | None = Field(default=None, ge=1, le=65_536)
     """Channels inside the segmentation head of a named model; null takes 512. The auxiliary head has half as many."""
-    auxiliary_weight: Annotated[float | None, Fact(since=7)] = Field(default=None, ge=0.0, le=100.0)
+    auxiliary_weight: float | None = Field(default=None, ge=0.0, le=100.0)
     """Weight of the auxiliary head's loss in segmentation; 0 removes the head. Null: 0.4, or the configuration's."""
-    weights: Annotated[str | None, Fact(since=7)] = None
+    weights: str | None = None
     """Folder or hub name of a pretrained model of the same body; heads of other classes do not take its weights."""
 
-    parameter_count: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1, le=10**14)
+    parameter_count: int | None = Field(default=None, ge=1, le=10**14)
     """Parameters of an imported log's model of which nothing else is known."""
 
     @property

@@ -19,6 +19,19 @@ from typing import Any
 
 from vitscale.trial.trial import TrainSpec, exact
 
+_SPEED_DECIMALS = 2
+_SLOWEST_SPEED = 0.01
+"""Smallest rank speed that a study accepts."""
+
+
+def speeds_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    """Values for `train.rank_speeds` from each rank's rate, at least one: the fastest has 1.
+
+    Example: 100 and 31 images per second give (1.0, 0.31).
+    """
+    fastest = max(rates)
+    return tuple(max(_SLOWEST_SPEED, round(rate / fastest, _SPEED_DECIMALS)) for rate in rates)
+
 
 def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """The images of each rank, at least one, which add up to `images` and are done soonest.

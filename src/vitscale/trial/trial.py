@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import PurePath
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.facts import Fact, Spec, fields_where, sections_of, switch, wrapping
+from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of, switch, wrapping
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -46,6 +46,10 @@ WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 PixelType = Literal["uint8", "uint16", "float32"]
 PixelSource = Literal["jpeg", "cache", "memory"]
 SceneEvaluation = Literal["whole", "sliding"]
+StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]
+"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: norms of
+gradients are taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light steps
+are in a reported time; warm-up is marked apart."""
 
 
 def _or_says(expected: str) -> WrapValidator:
@@ -71,8 +75,8 @@ Classes = Annotated[
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
-ONE_BIT = ("onebit-adam", "onebit-lamb")
-"""Optimizers that DeepSpeed itself builds."""
+_REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
+"""Fields of [train] in records of earlier versions that had no effect but with an optimizer that is gone too."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
@@ -86,9 +90,9 @@ class DataSpec(Spec):
 
     name: Annotated[str, Fact(short="{}")]
     """Dataset: one of vitscale's (`synthetic` makes images, `folder` reads your own), or another package's."""
-    hf: Annotated[str | None, Fact(since=7)] = Field(default=None, min_length=1, max_length=4096)
+    hf: str | None = Field(default=None, min_length=1, max_length=4096)
     """A dataset of Hugging Face's library: a folder on disk, or a name on the hub ("NAME", "NAME:CONFIGURATION")."""
-    columns: Annotated[Columns | None, Fact(since=7)] = None
+    columns: Columns | None = None
     """The columns of images and labels of an `hf` dataset, where it has several."""
     root: Annotated[str | None, Fact(role="location")] = None
     """Folder of the images, or the archive that holds them; a relative path starts in the study file's folder."""
@@ -109,18 +113,18 @@ class DataSpec(Spec):
     line; in a trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
     """Side in pixels of generated images, and of those from files as stored; for scenes the longer side at most."""
-    channels: Annotated[int, Fact(since=7, short="{} channels")] = Field(default=3, ge=1, le=4096)
+    channels: Annotated[int, Fact(short="{} channels")] = Field(default=3, ge=1, le=4096)
     """Channels of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
-    dtype: Annotated[PixelType, Fact(since=7)] = "uint8"
+    dtype: PixelType = "uint8"
     """Type in which decoded files are stored. Arrays of fewer bits are widened, those of more are refused."""
-    source: Annotated[PixelSource | None, Fact(since=7, short="from {}")] = None
+    source: Annotated[PixelSource | None, Fact(short="from {}")] = None
     """Source of files' pixels: decoded anew each time, from the decoded cache, or from a copy of it in each rank's
     memory. Null: the cache where it fits, else memory, else files."""
-    skip_broken: Annotated[int, Fact(since=7, role="location")] = Field(default=0, ge=0, le=10_000_000)
+    skip_broken: Annotated[int, Fact(role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
     augment: Annotated[bool, Fact(short=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
-    evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
+    evaluation: SceneEvaluation = "whole"
     """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
@@ -153,67 +157,63 @@ class TrainFields(Spec):
     epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
     """Length of a run in epochs, warm-up included; or give `measure.steps`."""
     optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
-    """Optimizer, computed alike under every engine; the 1-bit ones are DeepSpeed's own, on GPUs."""
+    """Optimizer, computed alike under every engine."""
     learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
-    learning_rate_scaling: Annotated[LearningRateScaling, Fact(since=3, role="rate")] = "none"
+    learning_rate_scaling: Annotated[LearningRateScaling, Fact(role="rate")] = "none"
     """How the learning rate follows the global batch: by its ratio to the base batch, or by the ratio's square root."""
     learning_rate_base_batch: Annotated[
-        BatchCount, Fact(since=3, role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
+        BatchCount, Fact(role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
     ] = 256
     """Global batch to which `learning_rate` belongs where it is scaled."""
-    learning_rate_warmup_steps: Annotated[WarmupCount, Fact(since=3)] = 0
+    learning_rate_warmup_steps: WarmupCount = 0
     """Optimizer steps over which the learning rate rises linearly from 1/n of itself; then it is constant."""
     weight_decay: float = Field(default=0.05, ge=0.0)
     """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
-    onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ONE_BIT))] = 100
-    """First steps of DeepSpeed's 1-bit optimizers, whose gradients travel uncompressed."""
     gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 means no clipping."""
-    accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
+    accelerate_backend: Annotated[AccelerateBackend | None, Fact(role="wrapper")] = None
     """The engine by which Accelerate wraps the model; null under every other engine."""
-    zero_stage: Annotated[ZeroStage, wrapping(1, "deepspeed")] = 0
+    zero_stage: Annotated[ZeroStage, wrapping(short="ZeRO-{}")] = 0
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
-    offload: Annotated[Offload, wrapping(3, "deepspeed", "fsdp2", short=OFFLOADED)] = "none"
+    offload: Annotated[Offload, wrapping(short=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapping(3, "deepspeed", "megatron", short=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapping(short=switch("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
-    bucket_mib: Annotated[BucketMib | None, wrapping(2, "ddp", "deepspeed", "megatron", short="{} MiB buckets")] = None
+    bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: Annotated[BucketMib | None, wrapping(3, "deepspeed", short="{} MiB gather buckets")] = None
+    gather_bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB gather buckets")] = None
     """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
-    gradient_dtype: Annotated[
-        GradientDtype | None, wrapping(3, "ddp", "fsdp2", "deepspeed", "megatron", short="{} gradients")
-    ] = None
+    gradient_dtype: Annotated[GradientDtype | None, wrapping(short="{} gradients")] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: Annotated[bool, wrapping(6, "fsdp2", short=("fp32 master weights", "no master weights"))] = False
+    master_weights: Annotated[bool, wrapping(short=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapping(3, "fsdp2", short=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapping(short=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapping(3, "ddp", short=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapping(short=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapping(3, "ddp", short=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapping(short=switch("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
-        bool, Fact(since=3, role="execution", step_seconds=True, short=switch("activation checkpointing"))
+        bool, Fact(role="execution", step_seconds=True, short=switch("activation checkpointing"))
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
-    compile: Annotated[bool, Fact(since=3, role="execution", step_seconds=True, short=switch("compile"))] = False
+    compile: Annotated[bool, Fact(role="execution", step_seconds=True, short=switch("compile"))] = False
     """Compile each block by torch.compile."""
-    batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
+    batch_norm: Annotated[BatchNormScope | None, Fact(short=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: Annotated[Any, wrapping(1, "deepspeed")] = None
+    deepspeed_config: Annotated[Any, wrapping()] = None
     """Your own DeepSpeed file (JSON), for what [train] has no field for; batch sizes are the study's."""
-    script: Annotated[str | None, Fact(since=10, short="{}")] = Field(default=None, min_length=1, max_length=4096)
+    script: Annotated[str | None, Fact(short="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
-    arguments: Annotated[tuple[ArgumentWord, ...], Fact(since=10), Field(max_length=1000), FROM_LIST] = ()
+    arguments: Annotated[tuple[ArgumentWord, ...], Field(max_length=1000), FROM_LIST] = ()
     """Words of the command line of `script`, in which "{micro_batch}" stands for the trial's value."""
     drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
     """Leave out the images of an epoch that do not fill a whole global batch."""
-    target_accuracy: Annotated[Accuracy | None, Fact(since=2, role="duration")] = None
+    target_accuracy: Annotated[Accuracy | None, Fact(role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches this; `epochs` is then the limit."""
     seed: Seed = 0
     """Seed of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
@@ -225,30 +225,27 @@ class TrainSpec(TrainFields):
     precision: Precision
     device: Device
     micro_batch: BatchCount
-    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "deepspeed_config"] = "adamw"
     """deepspeed_config: the optimizer that the user's own file describes."""
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
-    micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(since=4, role="batch")] = None
+    micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(role="batch")] = None
     """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Leaves out fields that only earlier versions had."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in _REMOVED_FROM_TRAIN}
 
     @property
     def wrapper(self) -> str:
         """What finally wraps the model: the engine, or the one that Accelerate stands for."""
         return self.accelerate_backend or self.engine
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of a weight as the model holds it: autocast casts fp32 weights, DeepSpeed's fp16 keeps fp16 weights."""
-        deepspeed_fp16 = self.precision == "fp16" and self.wrapper == "deepspeed"
-        return 2 if self.precision == "bf16-params" or deepspeed_fp16 else 4
-
-    @property
-    def communicated_bytes(self) -> int:
-        """Bytes of a gradient's element as it travels: in the weights' dtype unless the study names another."""
-        return {"fp32": 4, "bf16": 2, "fp16": 2, None: self.weight_bytes}[self.gradient_dtype]
 
 
 OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
@@ -266,14 +263,22 @@ class WindowSpec(Spec):
     """First optimizer steps; they are kept in the record but marked, and left out of every figure."""
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
-    explain: Annotated[bool, Fact(since=2)] = True
-    """Explain some steps between light ones: see `vitscale.trial.step_schedule`."""
-    traces: Annotated[bool, Fact(since=2)] = False
+    explain: bool = True
+    """Explain some steps between light ones: see `vitscale.engines.step_schedule`."""
+    traces: bool = False
     """Keep the profiler's trace of each explained block in the run's folder."""
-    checkpoint: Annotated[bool, Fact(since=3)] = False
+    checkpoint: bool = False
     """Save a checkpoint after training, restore it, and record what both took."""
-    probes: Annotated[tuple[str, ...], Fact(since=9), Field(max_length=100), FROM_LIST] = ()
-    """Names of other packages' probes; what they measure in each epoch is recorded too."""
+    meters: Annotated[tuple[str, ...], Field(max_length=100), FROM_LIST] = ()
+    """Names of other packages' meters; what they measure in each epoch is recorded too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_meters(cls, fields: Any) -> Any:
+        """Reads a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
+        if cls is WindowSpec and isinstance(fields, dict) and "probes" in fields:
+            return {("meters" if name == "probes" else name): value for name, value in fields.items()}
+        return fields
 
 
 class World(Spec):
@@ -283,7 +288,7 @@ class World(Spec):
     ranks_per_node: int = Field(ge=1)
     """Ranks of a full node."""
     threads_per_rank: int = Field(ge=1)
-    ranks: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1)
+    ranks: int | None = Field(default=None, ge=1)
     """Ranks in all, where the last node has fewer than the others. Null: every node is full."""
 
     @model_validator(mode="after")
@@ -380,11 +385,14 @@ class Trial(Spec):
         content = self.model_dump(mode="json")
         for key in HOW_FOUND:
             del content["data"][key]
-        for section, key, default in _ADDED_LATER:
-            if content[section][key] == default:
-                del content[section][key]
-        if not content["parallel"]:  # as before [parallel] existed
+        for section, defaults in _DEFAULTS_LEFT_OUT.items():
+            for key, default in defaults.items():
+                if content[section][key] == default:
+                    del content[section][key]
+        if not content["parallel"]:
             del content["parallel"]
+        if "meters" in content["window"]:  # called so before format 12
+            content["window"]["probes"] = content["window"].pop("meters")
         if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
         if self.model_digest is not None:
@@ -401,12 +409,34 @@ class Trial(Spec):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-_ADDED_LATER = [
-    (section, key, json.loads(json.dumps(kind.model_fields[key].default)))
-    for section, kind in sections_of(Trial).items()
-    for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "location")
-]
-"""(Section, field, default in JSON) of fields that came after the first results were written."""
+_DEFAULTS_IN_IDENTITY: Mapping[str, frozenset[str]] = {
+    "model": frozenset(
+        {"name", "hf", "factory", "image_size", "patch_size", "num_classes"}
+        | {"hidden_size", "layers", "heads", "mlp_size"}
+    ),
+    "data": frozenset({"fraction", "held_out", "samples", "classes", "source_size", "augment", "workers"}),
+    "train": frozenset(
+        {"grad_accum", "epochs", "optimizer", "learning_rate", "weight_decay", "momentum", "gradient_clipping"}
+        | {"zero_stage", "deepspeed_config", "drop_last", "seed"}
+    ),
+    "world": frozenset({"nodes"}),
+    "window": frozenset({"steps", "warmup_steps", "evaluate"}),
+}
+"""Section -> fields that are part of every identity, also with their default. Nothing is added here: the default of any
+other field is left out, so that a trial keeps its identity when fields come that it does without."""
+
+
+def _defaults_left_out(section: str, kind: type[Spec]) -> dict[str, Any]:
+    """Field -> its default in JSON, for the fields of a section whose default is no part of an identity."""
+    always = _DEFAULTS_IN_IDENTITY.get(section, frozenset())
+    return {
+        name: json.loads(json.dumps(field.default))
+        for name, field in kind.model_fields.items()
+        if name not in always and not field.is_required() and fact_of(kind, name).role != "location"
+    }
+
+
+_DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, kind) for section, kind in sections_of(Trial).items()}
 
 
 @lru_cache(maxsize=1 << 12)

@@ -2,7 +2,7 @@
 host, network, speed, loader and disk.
 
 A user's own training script runs as `python train.py` would, with its arguments filled in: with a Probe it is measured
-step by step (`vitscale.worker.measuring`), without one it is timed as a whole.
+step by step (`vitscale.worker.script_steps`), without one it is timed as a whole.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Train:
         # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
-        port = launch.master_port if launch is not None and launch.mpi_discovery else None
-        return train(self._header, own, log, began, port)
+        return train(self._header, own, log, began)
 
 
 class Check:
@@ -123,9 +122,9 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
     began = time.perf_counter()
 
     def start() -> Any:
-        from vitscale.worker.measuring import Measuring  # imports torch: the script has done so by now, or wants it
+        from vitscale.worker.script_steps import ScriptSteps  # imports torch: the script has done so, or wants it
 
-        return Measuring(header, own, log, began)
+        return ScriptSteps(header, own, log, began)
 
     Current.start = start
     kept: Any = None
@@ -134,10 +133,10 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    if Current.measuring is not None:
-        Current.measuring.end()
+    if Current.script_steps is not None:
+        Current.script_steps.end()
     _leave_as_python_does()
-    if Current.measuring is None:
+    if Current.script_steps is None:
         _time_as_a_whole(log, header, own, time.perf_counter() - began)
     return kept
 
@@ -166,7 +165,7 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: fl
     )
     if "torch" in sys.modules:
         from vitscale.worker.environment import start_line
-        from vitscale.worker.measuring import device_of
+        from vitscale.worker.script_steps import device_of
 
         log.write(start_line(header, own, device_of(header), None))
     log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))

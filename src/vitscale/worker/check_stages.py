@@ -180,7 +180,7 @@ class _Rank:
 
     def join(self) -> None:
         """Meets the other ranks."""
-        group.join("none" if self.own.world_size == 1 else "ddp", self.own, self.device)
+        group.join(self.own, self.device, alone=self.own.world_size == 1)
         group.barrier()
 
     def sweep_collectives(self) -> None:

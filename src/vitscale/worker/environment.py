@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from vitscale.base.secret_names import is_secret_name
+from vitscale.engines.packages import installed_versions
 from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
-from vitscale.machine.gpus import gpu_settings, known_gpu
+from vitscale.machine.gpus import gpu_settings, gpu_with_uuid
 from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.host import infiniband_ports, kernel_text
 from vitscale.probes.matmul import tf32_allowed
@@ -20,7 +21,6 @@ from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
-from vitscale.trial.engines import installed_versions
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 
@@ -95,14 +95,14 @@ def _device(device: torch.device) -> Device:
         )
     properties = torch.cuda.get_device_properties(device)
     uuid = gpu_uuid(device)
-    known = known_gpu(uuid) if uuid is not None else None
+    gpu = gpu_with_uuid(uuid) if uuid is not None else None
     return Device(
         type="cuda",
         name=properties.name,
         memory_bytes=properties.total_memory,
-        driver=known.driver if known else None,
+        driver=gpu.driver if gpu else None,
         uuid=uuid,
-        numa_node=known.numa_node if known else None,
+        numa_node=gpu.numa_node if gpu else None,
         settings=GpuSettings(**told) if uuid is not None and (told := gpu_settings(uuid)) else None,
     )
 

@@ -36,32 +36,22 @@ def device_of(kind: str, own: RankInfo) -> torch.device:
     return device
 
 
-def join(
-    engine: str,
-    own: RankInfo,
-    device: torch.device,
-    mpi_discovery_port: int | None = None,
-    *,
-    gradients_on_host: bool = False,
-) -> str | None:
-    """Joins the group of all ranks and returns the backend of its devices; the engine "none" has none.
+def join(own: RankInfo, device: torch.device, *, alone: bool = False, gradients_on_host: bool = False) -> str | None:
+    """Joins the group of all ranks and returns the backend of its devices; None where a rank trains alone.
 
     Args:
-        engine: the trial's engine.
         own: this rank.
         device: the device of this rank.
-        mpi_discovery_port: lets DeepSpeed find the ranks itself, by mpi4py, and meet at this port of rank 0's host.
+        alone: whether it trains without a process group (`EngineFacts.alone`).
         gradients_on_host: whether ranks of GPUs exchange gradients on the host. See `backends`.
     """
-    if engine == "none":
+    if alone:
         return None
     size_ring()
     of_device = "nccl" if device.type == "cuda" else "gloo"
     device_id = device if of_device == "nccl" else None
     backend = backends(device.type, gradients_on_host=gradients_on_host)
-    if mpi_discovery_port is not None:
-        _discovered_by_deepspeed(backend, mpi_discovery_port)
-    elif "MASTER_ADDR" in os.environ:
+    if "MASTER_ADDR" in os.environ:
         if own.rank:
             _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         dist.init_process_group(backend, device_id=device_id)
@@ -98,15 +88,6 @@ def backends(device: str, *, gradients_on_host: bool) -> str:
     if device == "cpu":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if gradients_on_host else "nccl"
-
-
-def _discovered_by_deepspeed(backend: str, port: int) -> None:
-    import deepspeed
-    from mpi4py import MPI
-
-    deepspeed.init_distributed(backend, auto_mpi_discovery=True, distributed_port=port, verbose=False)
-    # Ranks leave by `os._exit`, and mpirun counts one that leaves without finalising MPI as failed.
-    MPI.Finalize()
 
 
 def barrier() -> None:

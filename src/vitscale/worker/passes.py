@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from vitscale.datasets.batches import Batch, Batches, EpochOrder
 from vitscale.datasets.preprocess import Preprocess
 from vitscale.datasets.scenes import Scenes, sliding
-from vitscale.engines import Engine
+from vitscale.engines.base import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.named import AuxiliaryLogits

@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vitscale.base.interpreter import parse_module_command
-from vitscale.base.resident_memory import count_file_pages_of_parent, resident_memory
 from vitscale.processes import local_ranks
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent, name_process
@@ -51,8 +50,6 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._imports_seconds: float | None = None
-        self._file_bytes = 0
-        """Resident pages of files once all is imported."""
         self._set_by_imports: dict[str, str] = {}
         self._started: set[int] = set()
 
@@ -116,7 +113,6 @@ class _Server:
         gc.collect()
         gc.freeze()
         gc.enable()
-        self._file_bytes = resident_memory().file_bytes or 0
         self._imports_seconds = time.perf_counter() - began
 
     def _unfit(self) -> str | None:
@@ -169,7 +165,6 @@ class _Server:
         os.environ.update(variables)
         os.environ.update(self._set_by_imports)
         os.environ[COMPLETE_VARIABLE] = variables[TOKEN_VARIABLE]  # a fork cannot begin again
-        count_file_pages_of_parent(self._file_bytes)
         name_process(f"vitscale rank {variables.get('RANK', '0')}")
         # New random numbers, as in a new process; torch's seed is the same in every process.
         random.seed()

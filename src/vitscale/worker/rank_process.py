@@ -70,7 +70,7 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
     except ValueError:
         said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
         sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
-    if family is not TORCH and launch is not None and not launch.mpi_discovery:
+    if family is not TORCH and launch is not None:
         os.environ |= TORCH.telling(rank, world_size, local_rank)
         if launch.master_address is not None and launch.master_port is not None:
             os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}

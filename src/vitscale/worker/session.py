@@ -15,17 +15,18 @@ from pathlib import Path
 import torch
 from threadpoolctl import ThreadpoolController
 
-from vitscale import engines, models, sources
-from vitscale.engines import Engine
-from vitscale.engines.checkpoint import WEIGHTS, contents
+from vitscale import models, sources
+from vitscale.engines import building, wrapper_facts
+from vitscale.engines.base import Engine
+from vitscale.engines.deepspeed.config import synchronised
+from vitscale.engines.packages import installed_versions
+from vitscale.engines.shared.checkpoint import WEIGHTS, contents
 from vitscale.probes.matmul import measured_matmul
 from vitscale.probes.steps import finish_device_work
 from vitscale.processes.heartbeat import PROGRESS, STARTING
 from vitscale.store import RankLog
 from vitscale.store.records import CheckpointLine, ModelLine, PhaseLine
 from vitscale.store.results import RunHeader
-from vitscale.trial.deepspeed_config import synchronised
-from vitscale.trial.engines import installed_versions
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
@@ -35,9 +36,7 @@ from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 
-def train(
-    header: RunHeader, own: RankInfo, log: RankLog, began: float, mpi_discovery_port: int | None = None
-) -> Training:
+def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Training:
     """Builds and trains; returns objects that must not be destroyed before the process ends.
 
     Args:
@@ -45,7 +44,6 @@ def train(
         own: this rank.
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
-        mpi_discovery_port: lets DeepSpeed find the ranks itself, and meet at this port.
 
     Raises:
         RuntimeError: the data is not what the study was started with.
@@ -83,10 +81,11 @@ def train(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
-    on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
+    facts = wrapper_facts(trial.train)
+    on_host = facts.gradients_on_host(trial.train)
     with extensions.watched() as compiled:
-        backend = group.join(trial.train.engine, own, device, mpi_discovery_port, gradients_on_host=on_host)
-        engine = engines.build(model, trial, device)
+        backend = group.join(own, device, alone=facts.alone, gradients_on_host=on_host)
+        engine = building.build(model, trial, device)
     log.write(start_line(header, own, device, backend, engines=(trial.train.engine,)))
     laps.end("engine", compiled)
 
@@ -102,7 +101,6 @@ def train(
     )
     training = Training(trial, own, dataset, engine, device, log, seed)
     training.run()
-    training.resources.close()
     # On all ranks at once, as in training; afterwards, so that it disturbs nothing.
     if (rate := measured_matmul(device, trial.train.precision)) is not None:
         log.write(rate)
@@ -116,7 +114,7 @@ def train(
 def preload(train: TrainSpec, model: ModelSpec) -> None:
     """Imports what training needs beyond this module, so that nothing is imported inside a step. What forks of this
     process would each look up, versions and thread pools, is looked up too."""
-    engines.preload(train)
+    building.preload(train)
     models.preload(model)
     installed_versions((train.engine,))
     _thread_pools()

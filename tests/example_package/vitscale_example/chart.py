@@ -1,4 +1,4 @@
-"""What the probe of this package recorded, as a chart of the report."""
+"""What the meter of this package recorded, as a chart of the report."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vitscale.present.document import Figure, View
 
 
 def switches(analysis: Analysis) -> Figure | None:
-    """A point for each rank and epoch; None of results in which the probe was not asked."""
+    """A point for each rank and epoch; None of results in which the meter was not asked."""
     rows: list[dict[str, Any]] = [
         {"engine": trial.trial.train.engine, "rank": rank.rank, "switches": line.values["switches"]}
         for trial in analysis.trials.values()
         for run in trial.recorded_runs
         for rank in run.ranks
-        for line in rank.probes
-        if line.probe == "switches" and line.values.get("switches") is not None  # a reading may be unavailable
+        for line in rank.meters
+        if line.meter == "switches" and line.values.get("switches") is not None  # a reading may be unavailable
     ]
     if not rows:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from vitscale.prediction.step.messages import Message
-from vitscale.trial.engines import EngineFacts
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts
+from vitscale.engines.messages import Message
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -19,5 +19,8 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 FACTS = EngineFacts(
     engine="vitscale_example.engine:SummedEngine",
     packages=("vitscale-example",),
+    options=BLOCK_OPTIONS,
+    trains_like=ONE_PROCESS,
+    steps_between_exchanges=lambda _: 1,
     messages="vitscale_example.engine_facts:messages",
 )

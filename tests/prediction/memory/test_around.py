@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from prediction.memory.test_forecast import trial
-from vitscale.prediction.memory.around import Around, around
-from vitscale.prediction.memory.holding import fsdp2
+from vitscale.base.plugins import referred
+from vitscale.engines import wrapper_facts
+from vitscale.engines.parts import Around
+from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.in_parts import pieces
-from vitscale.prediction.memory.zero import deepspeed
 from vitscale.trial.model_cost import parameter_shapes, parameters
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Trial
@@ -30,7 +31,7 @@ LARGEST = 1_024
 def held(wanted: Trial) -> Around:
     shapes = parameter_shapes(wanted.model)
     assert shapes is not None
-    holding = fsdp2(wanted, shapes) if wanted.train.wrapper == "fsdp2" else deepspeed(wanted, shapes)
+    holding = referred(wrapper_facts(wanted.train).states)(wanted, shapes)
     parts = pieces(wanted.model, wanted.train).parts
     assert len(parts) == PARTS
     assert sum(part.elements for part in parts) == parameters(wanted.model) == ROOT + FIRST + SECOND

@@ -389,7 +389,6 @@ def test_another_optimizer_of_the_users_file_is_named(train: dict[str, Any], rea
     [
         {"engine": "megatron"},
         {"engine": "deepspeed", "optimizer": "deepspeed_config", "deepspeed_config": {"optimizer": {"type": "Lion"}}},
-        {"engine": "deepspeed", "optimizer": "onebit-adam"},
         {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"},
         {"engine": "deepspeed", "deepspeed_config": {"data_types": {"grad_accum_dtype": "fp32"}}},
         {

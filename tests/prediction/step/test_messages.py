@@ -15,7 +15,8 @@ from engines.curves import PYRAMID, SEGMENTER
 from engines.many_engines import trial_of
 from engines.test_traffic_volumes import BLOCK, PSI, TOKENS, TWO_RANKS, Case, Kinds, fsdp2, named, zero
 from evidence_factory import make_trial
-from vitscale.prediction.step.messages import Message, messages, norm_messages, rescaled
+from vitscale.engines.messages import Message
+from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import Trial, World
 
@@ -206,7 +207,6 @@ def test_one_process_sends_nothing() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        zero(1, optimizer="onebit-adam"),
         zero(1, optimizer="deepspeed_config"),
         zero(3, deepspeed_config={"zero_optimization": {"zero_quantized_weights": True}}),
         zero(3, deepspeed_config={"zero_optimization": {"zero_hpz_partition_size": 8}}),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from vitscale.engines.messages import Message
 from vitscale.prediction.network.links import Link, Network, Source
 from vitscale.prediction.parameters import NAMES
-from vitscale.prediction.step.messages import Message
 from vitscale.prediction.step.model import Draws, Loading, StepModel, StepTimes, Worlds
 
 NOTHING = math.log(1e-12)

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.engines.messages import Message
 from vitscale.prediction.evidence import Evidence, StepParts
 from vitscale.prediction.step import of_series
-from vitscale.prediction.step.messages import Message
 from vitscale.prediction.step.of_series import device_factors, model_of, slowdown, typical_slowdown, worlds_of
 
 ONE = make_point(1, 0.2, devices=("old",))

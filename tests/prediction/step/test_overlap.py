@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.step.messages import Message, exposed_seconds
+from vitscale.engines.messages import Message
+from vitscale.prediction.step.messages import exposed_seconds
 
 ONE = np.ones((1, 1))
 

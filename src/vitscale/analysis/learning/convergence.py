@@ -27,11 +27,11 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
+from vitscale.engines.checks import norms_unknown
+from vitscale.engines.step_schedule import has_two_batch_sizes
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
 from vitscale.store.results import Run
-from vitscale.trial.engines import norms_unknown
-from vitscale.trial.step_schedule import has_two_batch_sizes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AccuracyPoint:
     held_out_accuracy: float | None
     """Share in [0, 1]."""
     evaluation_seconds: float | None = None
-    """Evaluation so far, which `seconds` leaves out; None in older records."""
+    """Evaluation so far, which `seconds` leaves out; None where it is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
 
 
 def seed_of(run: Run) -> int:
-    """The seed that a run used; in format 1 that of its trial."""
+    """The seed that a run used: its own, or that of its trial."""
     header = run.header
     return header.trial.train.seed if header.seed is None else header.seed
 

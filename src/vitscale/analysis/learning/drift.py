@@ -19,7 +19,9 @@ import numpy as np
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.trials import Drift, TrialFigures
-from vitscale.trial.engines import of_engine
+from vitscale.engines import of_engine
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.trial.facts import fields_where
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
@@ -184,11 +186,21 @@ def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
 
 def _reason_not_to_compare(figures: TrialFigures) -> str:
     """Why a trial's losses are compared with no others; empty where they are."""
-    if figures.trial.origin is not None:
+    trial = figures.trial
+    if trial.origin is not None:
         return IMPORTED
-    if figures.trial.train.script is not None:
+    if trial.train.script is not None:
         return OF_SCRIPT
+    if not of_engine(trial.train.wrapper).trains_like:
+        return f"whom {trial.train.wrapper} trains alike with is not known"
     return "" if figures.recorded_runs else "no run has completed"
+
+
+def _division(trial: Trial) -> list[Any]:
+    """How the global batch is divided, where that changes what is trained; empty where it does not."""
+    if computation(trial) == ONE_PROCESS:
+        return []
+    return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
 
 
 def _computation(result: TrialFigures) -> str:
@@ -206,6 +218,8 @@ def _computation(result: TrialFigures) -> str:
         "learning_rate": trial.peak_learning_rate,
         "normalised": _normalised(trial),
         "seed_by_repeat": train.target_accuracy is not None,
+        "computation": computation(trial),
+        "division": _division(trial),
         # These keep weights in fp32 beside 16-bit ones; others do not.
         "fp32_weights": train.precision not in ("bf16-params", "fp16")
         or of_engine(train.wrapper).keeps_fp32_weights
@@ -245,7 +259,7 @@ def _judged_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
 def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
     """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
     ordered = sorted(members, key=lambda member: _nearness(member.trial))
-    if ordered[0].trial.train.engine == "none":
+    if of_engine(ordered[0].trial.train.engine).alone:
         return ordered[0]
 
     def agreeing(candidate: TrialFigures) -> int:
@@ -257,7 +271,8 @@ def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
 
 def _nearness(trial: Trial) -> tuple[bool, bool, int, bool, int, str]:
     train, ranks = trial.train, trial.world.size
-    return train.engine != "none", train.compile, ranks, train.engine != "ddp", train.grad_accum, trial.identity()
+    facts = of_engine(train.engine)
+    return not facts.alone, train.compile, ranks, not facts.usual, train.grad_accum, trial.identity()
 
 
 @dataclass(frozen=True)
@@ -305,8 +320,6 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
     against = Drift("unknown", held.reference.trial_id, name)
     if trial.train.precision == "fp16":
         return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
-    if trial.train.optimizer.startswith("onebit") and (frozen := trial.train.onebit_freeze_steps) < STEPS:
-        return replace(against, reason=f"its optimizer sends one bit per element from step {frozen + 1} on")
     if held.difference is None:
         return replace(against, reason=f"it has no two steps in common with {name}")
     tolerance = held.tolerance(own)
@@ -352,7 +365,7 @@ def _of_its_own(reference: TrialFigures, members: Sequence[TrialFigures]) -> flo
     of_own_runs: list[LossDifference | None] = []
     if not seeded(reference):
         of_own_runs.append(largest(reference, reference))
-    plain = [member for member in members if member.trial.train.engine == "none" and member is not reference]
+    plain = [member for member in members if of_engine(member.trial.train.engine).alone and member is not reference]
     if reference.trial.train.precision != "fp32" and len(plain) >= 2:
         of_own_runs += [largest(member, reference) for member in plain]
     return max((difference.worst[1] for difference in of_own_runs if difference is not None), default=0.0)

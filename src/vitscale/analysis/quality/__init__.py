@@ -24,6 +24,7 @@ def findings(
     measured = [trial for trial in trials if trial.run_figures]
     found_by_rule = [
         *study_quality.drift(measured),
+        *study_quality.training_otherwise(measured),
         *study_quality.unknown_drift(measured),
         *study_quality.few_repeats(measured),
         *study_quality.unfinished(trials, study),
@@ -59,7 +60,7 @@ def findings(
         *measurement_quality.clocks(measured),
         *measurement_quality.synchronised(measured),
         *measurement_quality.timed_whole(measured),
-        *measurement_quality.untold_probes(measured),
+        *measurement_quality.missing_readings(measured),
         *measurement_quality.no_profile(measured),
         *measurement_quality.costly_profile(measured),
         *measurement_quality.attached_profiler(measured),

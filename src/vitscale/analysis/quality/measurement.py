@@ -142,24 +142,24 @@ def timed_whole(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def untold_probes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which a probe of another package failed, or told what is no number."""
-    untold = [
+def missing_readings(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Notes the trials in which a meter of another package failed, or returned what is no number."""
+    missing = [
         (trial, rank.rank, line)
         for trial in measured
         for run in trial.recorded_runs
         for rank in run.ranks
-        for line in rank.probes
+        for line in rank.meters
         if line.reason is not None
     ]
-    if untold:
-        trial, rank, line = untold[0]
+    if missing:
+        trial, rank, line = missing[0]
         yield note(
-            "probe-unavailable",
-            f"probe unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {trial.name}); "
-            f"{units.counted(len(untold), 'reading')} in all",
+            "meter-unavailable",
+            f"meter unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {trial.name}); "
+            f"{units.counted(len(missing), 'reading')} in all",
             "These readings are missing in the records, and nothing else: times and throughput stand.",
-            [trial for trial, *_ in untold],
+            [trial for trial, *_ in missing],
         )
 
 

@@ -243,18 +243,17 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs that compiled what later ones find: they record it, or took far longer in that phase than all others."""
+    """Notes the runs that compiled what later ones find compiled."""
     if compiled := _compilations(measured):
         longest = max(compiled, key=lambda compilation: compilation.seconds)
         phase, run = longest.phase, longest.run
-        guessed = ", as of DeepSpeed's extensions" if phase == "engine" else ", as of blocks (torch.compile)"
-        what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
+        names = ", ".join(run.compiled[phase])
         longer, than = (" longer", " than in other runs") if phase in longest.start_up.phases else ("", "")
         count_of_runs = len({compilation.run.run for compilation in compiled})
         yield note(
             "one-off-compilation",
             f"the {phase.replace('_', ' ')} of {run_name(longest.trial, run)} took {longest.seconds:.0f} s{longer}"
-            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation{what} "
+            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation of {names} "
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
             f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",

@@ -17,13 +17,11 @@ from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
 from vitscale.store.results import Run
-from vitscale.trial.rank_batches import longest, micro_batches, shares
+from vitscale.trial.rank_batches import longest, micro_batches, shares, speeds_from_rates
 from vitscale.trial.trial import Trial
 
 _WORTH_IT = 0.05
 """Saving, as a share of the time of forward and backward, from which other shares are advised."""
-_SLOWEST_SPEED = 0.01
-"""Smallest rank speed that a study accepts."""
 
 
 def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -117,8 +115,8 @@ def _quotas_in_words(quotas: Collection[float | None]) -> str:
     return " and ".join(words)
 
 
-def rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]) -> tuple[float, ...] | None:
-    """Each rank's speed / the fastest rank's, to two decimals; None where no full step was explained on all ranks.
+def explained_rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]) -> tuple[float, ...] | None:
+    """Values for `train.rank_speeds` from explained steps; None where no full step was explained on all ranks.
 
     It is the median over the explained steps of all runs, without waiting and transfers. It holds for about as many
     images as were taken: a micro-step has a cost that does not depend on its images.
@@ -131,8 +129,8 @@ def rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]
     rank_seconds = [statistics.median(seconds) for seconds in zip(*steps, strict=True)]
     if len(rank_seconds) != trial.world.size:
         return None
-    fastest = min(rank_seconds)
-    return tuple(max(_SLOWEST_SPEED, round(fastest / seconds, 2)) for seconds in rank_seconds)
+    fastest_seconds = min(rank_seconds)
+    return speeds_from_rates([fastest_seconds / seconds for seconds in rank_seconds])
 
 
 def time_saved(trial: Trial, speeds: Sequence[float]) -> float:

@@ -9,7 +9,10 @@ from vitscale.analysis.runs.repeats import half_width
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult, target_status
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.present.document import Finding
+from vitscale.present.units import listed
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import StudyRecord
 from vitscale.trial.rank_batches import needless_micro_steps
@@ -172,6 +175,21 @@ def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
             'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
             unsure,
+        )
+
+
+def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Notes trials of engines that do not train like one process, or do not say, beside some that do."""
+    others = [trial for trial in measured if computation(trial.trial) != ONE_PROCESS]
+    if others and len(others) < len(measured):
+        engines = listed(list(dict.fromkeys(trial.trial.train.wrapper for trial in others)))
+        verb = "trains" if len(others) == 1 else "train"
+        yield note(
+            "trains-otherwise",
+            f"{count(others)} of {engines} {verb} otherwise than the others, or nobody knows: in no comparison with "
+            "them, and not among the fastest",
+            "Compare them by the time to an accuracy (train.target_accuracy).",
+            others,
         )
 
 

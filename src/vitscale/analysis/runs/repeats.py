@@ -183,6 +183,6 @@ def half_width(interval: Estimate | None) -> float | None:
 @functools.cache
 def _bound(freedom: int) -> float:
     """The factor from a standard deviation to its upper bound."""
-    from scipy.special import chdtri  # a third of a second to import, and only needed here
+    from scipy.special import chdtri  # here, as in `analysis.statistics`
 
     return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND)))

@@ -20,7 +20,7 @@ from vitscale.analysis.runs.steps import LIGHT, Integers
 from vitscale.analysis.statistics import known_mean, known_median, whole_mean
 from vitscale.present.estimate import Estimate
 from vitscale.store.lines import Steps
-from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine
+from vitscale.store.records import GpuSamples, RankRecord, ResourcesLine
 from vitscale.store.results import Run
 
 NOT_RECORDED = "this run recorded no use of its GPUs"
@@ -230,8 +230,7 @@ def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
         for line in rank.resources:
-            own = steps.step[steps.epoch == line.epoch] if line.steps is None else ()
-            first, last = line.steps or ((int(min(own)), int(max(own))) if len(own) else (0, -1))
+            first, last = line.steps or (0, -1)
             spans.setdefault(line.epoch, set()).add(range(first, last + 1))
         timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
         disturbed.append(steps.step[~timed])
@@ -263,7 +262,7 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
         cpu_seconds=sum(line.cpu_seconds for line in lines),
         held_seconds=None if None in held or not held else sum(filter(None, held)),
         host=environment.host if environment else "",
-        gpu=tuple(_of_format_6(line.gpu) for line in lines if line.gpu is not None),
+        gpu=tuple(line.gpu for line in lines if line.gpu is not None),
         threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
         peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
         cores=environment.cores_allowed if environment else (),
@@ -304,14 +303,6 @@ def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:
         )
         for number, same in sorted(of_ranks.items())
     )
-
-
-def _of_format_6(samples: GpuSamples) -> GpuSamples:
-    """The samples with limits apart from slowdowns. Older records mix the two: there only where all are limits."""
-    if samples.limits is not None or not samples.throttle_reasons or set(samples.throttle_reasons) - set(GPU_LIMITS):
-        return samples
-    told = {"limits": samples.throttle_reasons, "limited_share": samples.throttled_share}
-    return samples.model_copy(update=told | {"throttle_reasons": (), "throttled_share": 0.0})
 
 
 def _gpu_reason(ranks: Sequence[_RankUse]) -> str:

@@ -122,7 +122,12 @@ class Traffic:
 
 
 def traffic(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, *, unlike: bool = False
+    runs: Sequence[Run],
+    figures: Sequence[RunFigures],
+    clusters: Clusters = None,
+    *,
+    unlike: bool = False,
+    exchanges_unknown: str = "",
 ) -> Traffic | None:
     """What a trial sends in an optimizer step; None where none of its runs recorded it.
 
@@ -131,12 +136,13 @@ def traffic(
         figures: figures of the same runs.
         clusters: the runs of each observation.
         unlike: whether ranks hold stages or tokens of one model, and so send different things.
+        exchanges_unknown: why a counted step says nothing of others (`engines.checks.exchanges_unknown`).
     """
     counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
     if not counted:
         return None
     backend = counted[0].backend
-    if reason := _why_not(runs, unlike=unlike):
+    if reason := exchanges_unknown or _why_not(runs, unlike=unlike):
         return Traffic(backend, (), None, None, None, reason)
     of_ranks = [_sent(backend, rank.traffic[0].collectives or ()) for rank in runs[0].ranks[: None if unlike else 1]]
     sent = max(of_ranks, key=lambda own: sum(exchange.physical_bytes or 0.0 for exchange in own))
@@ -166,9 +172,6 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
             for rank, line in enumerate(lines):
                 if line.collectives is None:
                     return line.reason or "they could not be counted"
-                if not line.collectives and len(lines) > 1:
-                    # An old record, for which NCCL's ranks read a recorder that only other backends write into.
-                    return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat + 1}"
                 # Names of groups of ranks differ from rank to rank.
                 kinds = Counter(collective.model_copy(update={"communicator": ""}) for collective in line.collectives)

@@ -11,10 +11,11 @@ from vitscale.deepspeed_lint.advice import Changes, FileFinding, changed
 from vitscale.deepspeed_lint.key_lines import lines_of_keys
 from vitscale.deepspeed_lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.deepspeed_lint.view import Release, Setting, View, installed_version
+from vitscale.engines.deepspeed import config as deepspeed_config
+from vitscale.engines.deepspeed.config import BATCH_KEYS
 from vitscale.present.data import finding_fields
 from vitscale.present.document import SEVERITIES, Document, Finding, Paragraph, counts_of, most_severe_first
-from vitscale.trial import deepspeed_config, model_cost
-from vitscale.trial.deepspeed_config import BATCH_KEYS
+from vitscale.trial import model_cost
 from vitscale.trial.trial import TrainSpec, Trial
 
 Rule = Callable[[View], Iterable[FileFinding]]

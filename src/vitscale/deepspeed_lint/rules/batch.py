@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from vitscale.deepspeed_lint.advice import Advice, FileFinding, remove
 from vitscale.deepspeed_lint.view import View, finding
+from vitscale.engines.deepspeed.config import BATCH_KEYS
 from vitscale.present.document import Severity
-from vitscale.trial.deepspeed_config import BATCH_KEYS
 
 GLOBAL, MICRO, ACCUMULATION = BATCH_KEYS
 _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters"

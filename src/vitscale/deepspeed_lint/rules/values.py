@@ -9,8 +9,8 @@ from typing import Any
 from vitscale.deepspeed_lint.advice import REMOVED, Advice, FileFinding, remove
 from vitscale.deepspeed_lint.integrations import DEEPSPEEDS_OWN, FILLED, TRAINER
 from vitscale.deepspeed_lint.view import View, finding, keys_of
+from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import shown
-from vitscale.trial import deepspeed_config, engines
 
 _SWITCHES = (
     *("wall_clock_breakdown", "memory_breakdown", "prescale_gradients", "dump_state", "zero_allow_untested_optimizer"),
@@ -85,7 +85,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFi
         return
     if fact.startswith("one of "):
         valid = fact.removeprefix("one of ").split(", ")
-        number = engines.as_number(value) if all(name.isdigit() for name in valid) else None
+        number = deepspeed_config.as_number(value) if all(name.isdigit() for name in valid) else None
         if (str(value) if number is None else f"{number:g}") not in valid:
             message = f"It is {shown(value)}, but should be one of {', '.join(valid)}"
             fix = [remove(key, "Write one of these, or leave it out"), Advice("Write one of these")]
@@ -95,7 +95,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFi
     if not _converts(value, kind):
         yield _wrong(view, key, value, kind)
         return
-    number = engines.as_number(value, kind)
+    number = deepspeed_config.as_number(value, kind)
     for limit in limits if number is not None else ():
         name, _, bound = limit.partition("=")
         holds, words = _LIMITS[name]
@@ -124,7 +124,13 @@ def _wrong(view: View, key: str, value: object, kind: str) -> FileFinding:
 def _right_type(view: View, key: str, value: object, kind: str, *, quoted: bool) -> list[Advice]:
     """Advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
     text = f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else "")
-    meant = engines.as_flag(value) if kind == "bool" else engines.as_number(value, kind) if quoted else None
+    meant = (
+        deepspeed_config.as_flag(value)
+        if kind == "bool"
+        else deepspeed_config.as_number(value, kind)
+        if quoted
+        else None
+    )
     written = [] if meant is None else [Advice(text, {key: meant})]
     if kind == "part" and isinstance(value, bool) and view.release.fact(f"{key}.enabled") is not None:
         written = [Advice(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
@@ -141,16 +147,16 @@ def _is(value: object, kind: str) -> bool:
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return kind == "float" or engines.as_number(value) is not None
+    return kind == "float" or deepspeed_config.as_number(value) is not None
 
 
 def _converts(value: object, kind: str) -> bool:
     """Whether pydantic, unless strict, converts `value` to a `kind`."""
     if kind == "bool":
-        return engines.as_flag(value) is not None
+        return deepspeed_config.as_flag(value) is not None
     if kind == "str":
         return isinstance(value, str)
-    return engines.as_number(value, kind) is not None
+    return deepspeed_config.as_number(value, kind) is not None
 
 
 def _left_open(part: dict[str, Any]) -> list[str]:

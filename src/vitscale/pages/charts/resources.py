@@ -77,7 +77,7 @@ RESOURCES = (
     _memory("memory", "GPU, allocated", lambda used: used.cuda_allocated_bytes, "cuda", by_rank=True),
     _memory("memory-reserved", "GPU, reserved", lambda used: used.cuda_reserved_bytes, "cuda"),
     _memory("memory-device", "GPU, whole device", lambda used: used.cuda_device_bytes, "cuda"),
-    _memory("memory-rss", "process (RSS)", lambda used: used.peak_rss_bytes, "cpu", by_rank=True),
+    _memory("memory-rss", "process", lambda used: used.peak_rss_bytes, "cpu", by_rank=True),
     Resource(
         "energy", "energy per image", "J per image", lambda used: used.joules_per_image,
         lambda value: f"{units.number(value)} J",

@@ -47,7 +47,13 @@ def study_named(name: str) -> PublishedStudy:
 
 
 def write(
-    study: PublishedStudy, material: Material, results: Path, formats: Sequence[str], output: Path | None
+    study: PublishedStudy,
+    material: Material,
+    results: Path,
+    formats: Sequence[str],
+    output: Path | None,
+    *,
+    to_standard_output: bool = True,
 ) -> list[Path]:
     """Writes all figures, tables and claims in each of `formats`.
 
@@ -56,8 +62,8 @@ def write(
         material: what to draw them from.
         results: the results folder, where files go without `output`: like-paper/, for the study "paper".
         formats: some of html, json, png, svg, pdf.
-        output: the folder; or, for html alone or json alone, a file with that ending. Without it, JSON alone goes to
-            standard output.
+        output: the folder; or, for html alone or json alone, a file with that ending.
+        to_standard_output: whether JSON alone goes there without `output`, and not into a file.
 
     Returns:
         The files written: like-paper.html, like-paper.json, figure-04-... and so on.
@@ -69,7 +75,7 @@ def write(
         if wanted not in FORMATS:
             raise unknown("format of --like", wanted, FORMATS)
     with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
-        if output is None and list(formats) == ["json"]:
+        if to_standard_output and output is None and list(formats) == ["json"]:
             sys.stdout.write(_texts(study, material, ["json"])[0]["json"])
             return []
         return _write(study, material, output or results / f"like-{study.name}", formats)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from vitscale.engines import wrapper_facts
+from vitscale.engines.dtypes import weight_bytes
 from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial.model_cost import VitShape
@@ -81,7 +83,7 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     rows = own_tokens * images
     shared_rows = math.ceil(own_tokens / parallel.tensor) * images if parallel.shard_norms else rows
     # The residual stream stays in fp32 under autocast.
-    pure = train.weight_bytes == 2
+    pure = weight_bytes(train) == 2
     autocast = train.precision in AUTOCAST and not pure
     stream_bytes = 2 if pure else 4
     compute_bytes = 2 if pure or autocast else 4
@@ -118,7 +120,7 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     own_classes = math.ceil(classes / parallel.tensor)
     ends = share.first * hidden * vit.channels * vit.patch**2 + share.last * own_classes * hidden
     # DeepSpeed's linear layer of ZeRO-3 casts again in backward.
-    casts = autocast and not (train.wrapper == "deepspeed" and train.zero_stage == 3)
+    casts = autocast and not wrapper_facts(train).casts_again(train)
     blocks = share.blocks if share.chunks else vit.layers
     everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
     # The classifier keeps the norm's whole output, though it uses one token. Autocast casts only that token, and where

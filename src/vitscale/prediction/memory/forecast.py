@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
+from vitscale.engines import wrapper_facts
+from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optimizer_of_states
 from vitscale.errors import shown
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, optimizer_of_states
 from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
-from vitscale.prediction.memory.zero import modelled
 from vitscale.prediction.shares import Share
 from vitscale.prediction.step.model import Array
-from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import fields_where
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
@@ -117,16 +116,19 @@ def unavailable(trial: Trial) -> str:
     """Why arithmetic does not tell a trial's memory; empty where it does.
 
     Reasons are a model that only building it could count, an engine or an optimizer whose states are not modelled here,
-    offloading, and what a user's own DeepSpeed file may ask for beyond bucket sizes (`zero.modelled`).
+    offloading, and what a user's own DeepSpeed file may ask for beyond bucket sizes (`EngineFacts.states_unknown`).
     """
     train = trial.train
-    if not of_engine(train.wrapper).memory:
+    facts = wrapper_facts(train)
+    if not facts.states:
         return f"what {train.wrapper} holds is not modelled"
     optimizer = optimizer_of_states(train)
     if optimizer not in STATE_BYTES:
         return f"the states of {optimizer if optimizer == train.optimizer else shown(optimizer)} are not modelled"
-    if train.offload != "none" or not modelled(train):
-        return "offloading and these settings of the DeepSpeed file are not modelled"
+    if train.offload != "none":
+        return "offloading is not modelled"
+    if reason := facts.states_unknown(train):
+        return reason
     shapes = recorded_shapes(trial.model)
     if shapes is None:
         return "only building this model could count it"
@@ -210,15 +212,15 @@ def _shapes(trial: Trial) -> ParameterShapes:
     return shapes
 
 
-def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
+def _wrapped(trial: Trial, shapes: ParameterShapes) -> RankStates:
     """What the wrapper holds whatever the micro-batch."""
-    held: Holding = referred(of_engine(trial.train.wrapper).memory)(trial, shapes)
+    held: RankStates = referred(wrapper_facts(trial.train).states)(trial, shapes)
     return held
 
 
 def _of_ranks(
     trial: Trial, vit: VitShape
-) -> Iterator[list[tuple[tuple[str, ...], tuple[Holding, Activations, ParameterShapes]]]]:
+) -> Iterator[list[tuple[tuple[str, ...], tuple[RankStates, Activations, ParameterShapes]]]]:
     """What each rank holds that may take most, with the names of the moments at which it holds that.
 
     Of the ranks that share a model there is one for each place in the pipeline, with an item for each of its turns.
@@ -233,7 +235,7 @@ def _of_ranks(
         of_stages = [_of_stage(stage, kept) for stage, (_, kept) in zip(share.stages, stages, strict=True)]
         turns = []
         for turn in in_turns(trial, share, whole, of_stages, _wrapped):
-            (shapes, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.holding
+            (shapes, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.states
             output = {"activations": own.handed_on - own.received}
             if turn.moments == ("backward",):
                 held = replace(held, backward=added(held.backward, turn.beside, output))

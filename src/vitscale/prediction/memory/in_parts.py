@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+from vitscale.engines import wrapper_facts
+from vitscale.engines.dtypes import weight_bytes
+from vitscale.engines.parts import InTurn, Part
+from vitscale.engines.states import Parts, RankStates, added
 from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.memory.activations import AUTOCAST, activations
-from vitscale.prediction.memory.around import Part, around
-from vitscale.prediction.memory.holding import Holding, Parts, added
-from vitscale.prediction.memory.in_stages import InTurn, StageBytes
+from vitscale.prediction.memory.around import around
+from vitscale.prediction.memory.in_stages import StageBytes
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
@@ -45,7 +48,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     side = spec.image_size
     decoder = decoder_shape(spec)
     windows = () if swin is None else own_blocks(swin, share)
-    buffers = sum(8 * s.window**4 + 2 * s.positions * train.weight_bytes for s in windows)
+    buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
     of_swin = _swin_in_stages if share.chunks else _swin
     body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
     cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
@@ -81,7 +84,7 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
         sizes = [[n * images * _narrow(train) for n in of_unit] for of_unit in _going_on(trial.model, swin, stage)]
     elif vit is not None:
         tokens = math.ceil(vit.tokens / stage.parallel.sequence)
-        sizes = [[images * tokens * vit.hidden * train.weight_bytes]] * vit.layers
+        sizes = [[images * tokens * vit.hidden * weight_bytes(train)]] * vit.layers
     (blocks,) = stage.chunks
     taken = [] if stage.first else sizes[blocks.start - 1]
     given = [] if stage.last else sizes[blocks.stop - 1]
@@ -244,7 +247,7 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
         # As in `activations`, what the second layer passes on is summed in fp32 before there is a gradient of its
         # weights; after that, this gradient is.
         of_weights = 4 * stage.width**2 // ranks
-        widest = (widest[0] + 8 * own - train.weight_bytes * of_weights, widest[0] + 4 * of_weights, *widest[1:])
+        widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
@@ -384,13 +387,13 @@ def _without_debt(parts: Parts) -> Parts:
 
 def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
     """The moments of `moments_in_parts` that a pipeline's turn has; in backward what the stage handed on is there."""
-    for name, parts in moments_in_parts(model, turn.step, turn.holding, turn):
+    for name, parts in moments_in_parts(model, turn.step, turn.states, turn):
         if name in turn.moments:
             yield name, added(parts, {"activations": own.handed_on if name == "backward" else 0})
 
 
 def moments_in_parts(
-    model: Pieces, trial: Trial, holding: Holding, turn: InTurn | None = None
+    model: Pieces, trial: Trial, holding: RankStates, turn: InTurn | None = None
 ) -> list[tuple[str, Parts]]:
     """Every moment that can be highest, with its bytes by part; the order does not depend on the micro-batch.
 
@@ -399,7 +402,7 @@ def moments_in_parts(
     kept = list(accumulate(part.kept for part in model.parts))
     train = trial.train
     # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so do blocks that are computed again.
-    linear = not (train.wrapper == "deepspeed" and train.zero_stage == 3)
+    linear = not wrapper_facts(train).casts_again(train)
     casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
     copies = list(accumulate(casts))
     base = added(holding.steady, {"images": model.images, "buffers of the model": model.buffers})

@@ -7,14 +7,18 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from vitscale.base.plugins import referred
+from vitscale.engines import wrapper_facts
+from vitscale.engines.dtypes import weight_bytes
+from vitscale.engines.parts import InTurn
+from vitscale.engines.states import Parts, RankStates, added, sizes
 from vitscale.prediction.memory.activations import AUTOCAST
-from vitscale.prediction.memory.holding import Holding, Parts, added, fsdp2_in_stages, sizes  # fmt: skip
 from vitscale.prediction.shares import Share, Turn, shares
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
-Wrapped = Callable[[Trial, ParameterShapes], Holding]
+Wrapped = Callable[[Trial, ParameterShapes], RankStates]
 """Takes a trial and shapes of tensors; gives what the trial's wrapper holds of them."""
 
 
@@ -28,23 +32,6 @@ class StageBytes(NamedTuple):
     """What it hands on, without `passed_on`."""
     passed_on: int = 0
     """Maps for a head that it received and hands on as they are."""
-
-
-class InTurn(NamedTuple):
-    """A stage while a micro-batch goes through it; at the end of the step, the whole rank."""
-
-    stage: int
-    """Number of the stage among the rank's own."""
-    moments: tuple[str, ...]
-    """Moments of this turn, as in `moments.ORDER`."""
-    step: Trial
-    """The micro-batch as a step of its own; as the second of two where another's backward came before."""
-    holding: Holding
-    """What the wrapper holds of the stage, and what stays on the rank."""
-    beside: Parts
-    """Bytes of other micro-batches and other stages."""
-    whole: bool = False
-    """Whether the stage's weights, where they are sharded, are all gathered when the turn begins."""
 
 
 def in_turns(
@@ -61,16 +48,18 @@ def in_turns(
     """
     stages = [stage.shapes(whole) for stage in share.stages]
     count = trial.train.grad_accum
+    facts = wrapper_facts(trial.train)
+    gathers_blocks = bool(facts.stage_states)
     steps = [trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": n})}) for n in (1, 2)]
     own = stages[0] if len(stages) == 1 else share.shapes(whole)
     steady = added(wrapped(steps[0], own).steady, _kept_by_schedule(trial, share, of_stages))
 
     @cache
-    def held(stage: int | None, *, later: bool, directly: bool = True) -> tuple[Trial, Holding]:
+    def held(stage: int | None, *, later: bool, directly: bool = True) -> tuple[Trial, RankStates]:
         shapes = own if stage is None else stages[stage]
         step = steps[later]
-        if trial.train.wrapper == "fsdp2":
-            holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
+        if gathers_blocks:
+            holding: RankStates = referred(facts.stage_states)(step, shapes, later=later, directly=directly)
         else:
             holding = wrapped(step, shapes)
         return step, replace(holding, steady=steady)
@@ -78,7 +67,7 @@ def in_turns(
     step, end = held(None, later=count > 1)
     if share.first and trial.train.precision in AUTOCAST:  # autocast casts images for the patches
         of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
-    for turn in share.turns(count, sharded=trial.train.wrapper == "fsdp2"):
+    for turn in share.turns(count, sharded=gathers_blocks):
         later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
         step, holding = held(turn.stage, later=later, directly=later and gathered)
         beside = added(
@@ -110,17 +99,18 @@ def _under_way(trial: Trial, share: Share, turn: Turn, of_stages: Sequence[Stage
 
 
 def _of_other_stage(
-    trial: Trial, held: Callable[..., tuple[Trial, Holding]], shapes: ParameterShapes, turn: Turn, number: int
+    trial: Trial, held: Callable[..., tuple[Trial, RankStates]], shapes: ParameterShapes, turn: Turn, number: int
 ) -> Parts:
     """What a wrapper holds of a stage while another one works."""
     others, finished = turn.others[number], turn.finished[number]
-    over = finished == trial.train.grad_accum and trial.train.wrapper == "fsdp2"
+    gathers_blocks = bool(wrapper_facts(trial.train).stage_states)
+    over = finished == trial.train.grad_accum and gathers_blocks
     gradients = held(number, later=True)[1].held if finished and not over else {}
-    if trial.train.wrapper != "fsdp2" or over:
+    if not gathers_blocks or over:
         return gradients
     count = sizes(shapes)
     gathered = count.all if turn.whole[number] else count.root if others + finished else 0
-    return added(gradients, {"gathered weights": gathered * trial.train.weight_bytes})
+    return added(gradients, {"gathered weights": gathered * weight_bytes(trial.train)})
 
 
 def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes]) -> Parts:
@@ -132,7 +122,7 @@ def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes
     tensor, and the labels of all pixels.
     """
     count = trial.train.grad_accum
-    images = (count * (1 + share.first) - 1) * _pixels(trial) * trial.train.weight_bytes
+    images = (count * (1 + share.first) - 1) * _pixels(trial) * weight_bytes(trial.train)
     labels = (count - 1) * _pixels(trial) // trial.model.channels * 8 * (trial.model.task == "segmentation")
     buffers = count * sum(own.received + own.handed_on + own.passed_on for own in of_stages)
     return {"buffers of stages": buffers, "images": images + labels}

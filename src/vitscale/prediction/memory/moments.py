@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.engines.states import Parts, RankStates, added, sizes
 from vitscale.prediction.memory.activations import Activations
-from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
 from vitscale.trial.model_cost import ParameterShapes
 
 _Counts = NDArray[np.int64]
@@ -77,7 +77,7 @@ class _Backward(NamedTuple):
     passed: int
     """Bytes of gradients that are passed on."""
     done: int = 0
-    """Elements of gradients that are made and stay as `Holding.gradient_bytes` says."""
+    """Elements of gradients that are made and stay as `RankStates.gradient_bytes` says."""
     new: int = 0
     """Elements of gradients that have just been made."""
     flushed: int = 0
@@ -90,7 +90,7 @@ class _Backward(NamedTuple):
     """Whether the moment lies between two blocks."""
 
 
-def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
+def moments(holding: RankStates, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     """Name of each moment -> bytes by part; for backward those of its highest moment."""
     totals = _backward_totals(holding, kept, shapes).tolist()
     each = _backward(kept, shapes, holding.bucket, bool(holding.between_blocks))
@@ -100,7 +100,7 @@ def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dic
 
 
 def all_totals(
-    holding: Holding, kept: Activations, shapes: ParameterShapes, names: Container[str] = ORDER
+    holding: RankStates, kept: Activations, shapes: ParameterShapes, names: Container[str] = ORDER
 ) -> list[int]:
     """Bytes at every moment with one of `names`, also at each of backward; the order does not depend on the batch."""
     outside = () if names == ("backward",) else _outside_backward(holding, kept, shapes).items()
@@ -108,7 +108,7 @@ def all_totals(
     return totals + (_backward_totals(holding, kept, shapes).tolist() if "backward" in names else [])
 
 
-def _outside_backward(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
+def _outside_backward(holding: RankStates, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     base = added(holding.steady, {"images": kept.images})
     held = added(base, holding.held)
     blocks = shapes.blocks[1].repeats * kept.kept_of_block
@@ -189,7 +189,7 @@ def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:
     return blocks + kept.recomputed - gone, passed
 
 
-def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
+def _parts(holding: RankStates, kept: Activations, moment: _Backward) -> Parts:
     return added(
         holding.steady,
         holding.backward,
@@ -206,12 +206,12 @@ def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
     )
 
 
-def _gathered(holding: Holding, moment: _Backward) -> int:
+def _gathered(holding: RankStates, moment: _Backward) -> int:
     by_left = (holding.gathered_between if moment.between else ()) or holding.gathered_blocks
     return by_left[moment.left] if by_left else 0
 
 
-def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> _Counts:
+def _backward_totals(holding: RankStates, kept: Activations, shapes: ParameterShapes) -> _Counts:
     """The sum of `_parts` at each of `_backward`, without the parts."""
     at = _columns(kept, shapes, holding.bucket, bool(holding.between_blocks))
     gathered = np.array(holding.gathered_blocks or (0,) * (shapes.blocks[1].repeats + 1))

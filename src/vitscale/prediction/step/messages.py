@@ -7,79 +7,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from vitscale.base.plugins import referred
-from vitscale.prediction.memory.zero import modelled, section
-from vitscale.prediction.network.links import Array
+from vitscale.engines import wrapper_facts
+from vitscale.engines.messages import Array, Group, Kind, Message
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
-from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import Module
-from vitscale.trial.trial import TrainSpec, Trial
-
-Phase = Literal["forward", "backward", "after"]
-Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
-"""Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model), those
-along one axis of the ranks that share a model, or all ranks."""
-Kind = tuple[str, float, Group, int | None]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One collective of an optimizer step, as an engine asks for it.
-
-    It runs beside computing where `ready` is given, and else holds it up: nothing hides it.
-    """
-
-    operation: str
-    """Name of the collective as records have it: all_reduce, all_gather, reduce_scatter, ..."""
-    tensor_bytes: float
-    """Bytes of the whole tensor, in one call."""
-    calls: float
-    """Number of calls, one right after the other."""
-    phase: Phase
-    """The phase in which it is sent. After: between backward and the end of the step."""
-    ready: float | None
-    """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
-    every_micro_step: bool
-    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step."""
-    needed: float | None = None
-    """The share of its phase after which computing waits for it (weights of a block). None: the phase's end waits."""
-
-    rows: tuple[tuple[int, int], ...] = ()
-    """(rows, elements of a row) of its tensors, where each is padded to whole rows on every rank, and so grows with
-    the ranks; empty: its size is the same on any number of ranks."""
-    padded_for: int = 1
-    """The ranks for which `tensor_bytes` holds."""
-    group: Group = "replicas"
-    images: int | None = None
-    """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
-
-    @property
-    def kind(self) -> Kind:
-        """What decides how long a call takes: two messages of one engine with the same kind take equally long."""
-        return self.operation, self.tensor_bytes, self.group, self.images
-
-    def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
-        """Bytes of the whole tensor, in one call, on `ranks` ranks of its group and with `micro_batch` images."""
-        if self.images is not None:
-            return self.tensor_bytes * micro_batch / self.images
-        if not self.rows:
-            return self.tensor_bytes
-        return self.tensor_bytes * self._elements(ranks) / self._elements(np.array([float(self.padded_for)]))
-
-    def _elements(self, ranks: Array) -> Array:
-        total: Array = sum(np.ceil(count / ranks) * ranks * size for count, size in self.rows) + np.zeros_like(ranks)
-        return total
-
-    def times(self, grad_accum: int) -> float:
-        """Calls in an optimizer step of `grad_accum` micro-steps."""
-        return self.calls * (grad_accum if self.every_micro_step else 1)
+from vitscale.trial.trial import Trial
 
 
 def exposed_seconds(
@@ -90,6 +29,8 @@ def exposed_seconds(
     grad_accum: int | Array,
 ) -> Array:
     """Exposed transfer time of one optimizer step, (draws, configs): how much longer it takes than its computing.
+
+    Where messages are not sent in every step, it is the mean over steps.
 
     Messages of a phase pass one after the other, in their order. Message i may start at `r_i = T F_i`, the time T of
     the phase times its share `ready`, plus what computing has waited so far; it ends at `e_i = max(r_i, e_(i-1)) +
@@ -106,6 +47,23 @@ def exposed_seconds(
         backward_seconds: backward's seconds in one micro-step.
         grad_accum: micro-steps in a step, one number for all configurations or one for each.
     """
+    always = [message for message in messages if message.steps_between == 1]
+    exposed = _exposed_in_a_step(always, collective, forward_seconds, backward_seconds, grad_accum)
+    for steps in sorted({message.steps_between for message in messages} - {1}):
+        with_these = [message for message in messages if message.steps_between in (1, steps)]
+        longer = _exposed_in_a_step(with_these, collective, forward_seconds, backward_seconds, grad_accum) - exposed
+        exposed = exposed + longer / steps
+    return exposed
+
+
+def _exposed_in_a_step(
+    messages: Sequence[Message],
+    collective: Callable[[Message], Array],
+    forward_seconds: Array,
+    backward_seconds: Array,
+    grad_accum: int | Array,
+) -> Array:
+    """`exposed_seconds` of a step that sends all of these messages."""
     known: dict[tuple[Kind, float], Array] = {}
 
     def seconds(message: Message) -> Array:
@@ -153,7 +111,7 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
 
 
 _EXCHANGES = "vitscale.prediction.step.shared_model:exchanges"
-"""What makes the messages of ranks that share a model; a name, as `trial.engines` has them for engines."""
+"""What makes the messages of ranks that share a model; a name, as `EngineFacts` has them."""
 _NORM_BYTES = 8
 """Bytes of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
@@ -166,26 +124,37 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     Where only a model's parameter count is known, its tensors are taken as alike (`_evenly`). Where ranks share a
     model, these are the messages of the rank that sends most.
 
-    None where unknown: a model that only building it could count; an optimizer that exchanges something of its own; a
-    DeepSpeed file that asks for other exchanges.
+    None where unknown: a model that only building it could count; an engine that does not say what it sends, or how
+    often; an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
     """
-    train, sent = trial.train, of_engine(trial.train.wrapper).messages
+    train, reference = trial.train, wrapper_facts(trial.train).messages
     shapes = recorded_shapes(trial.model)
     if shapes is None and trial.model.parameter_count:
         shapes = _evenly(trial.model.parameter_count)
-    if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
+    if shapes is None or not reference or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
-    if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
+    steps_between = wrapper_facts(train).steps_between_exchanges(train)
+    if steps_between is None:
         return None
+    of_engine: Callable[[Trial, ParameterShapes], tuple[Message, ...] | None] = referred(reference)
+
+    def make(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...] | None:
+        sent = of_engine(trial, shapes)
+        if sent is None or steps_between == 1:
+            return sent
+        return tuple(replace(message, steps_between=steps_between) for message in sent)
+
     if trial.parallel.ranks_per_model == 1:
-        made: tuple[Message, ...] = referred(sent)(trial, shapes)
-        return made
+        return make(trial, shapes)
     if vit_shape(trial.model) is None and swin_shape(trial.model) is None:
         return None
     unlike = {(own, tuple(map(len, share.chunks))): share for share in shares(trial) for own in [share.shapes(shapes)]}
-    of_ranks = [
-        (*referred(sent)(trial, own), *referred(_EXCHANGES)(trial, share)) for (own, _), share in unlike.items()
-    ]
+    of_ranks: list[tuple[Message, ...]] = []
+    for (own, _), share in unlike.items():
+        among_replicas = make(trial, own)
+        if among_replicas is None:
+            return None
+        of_ranks.append((*among_replicas, *referred(_EXCHANGES)(trial, share)))
     return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))
 
 
@@ -233,21 +202,6 @@ def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
             Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, True, group=group),
         )
     )
-
-
-def _without_offload(train: TrainSpec) -> TrainSpec:
-    """The settings without offloading, which changes where states lie but not what is sent."""
-    config = dict(train.deepspeed_config or {})
-    zero = config.get("zero_optimization")
-    if isinstance(zero, dict):
-        config["zero_optimization"] = {key: value for key, value in zero.items() if "offload" not in key}
-    return train.model_copy(update={"deepspeed_config": config})
-
-
-def _plain_exchange(train: TrainSpec) -> bool:
-    """Whether a DeepSpeed file whose memory is `modelled` leaves alone what changes only the exchanges."""
-    config = train.deepspeed_config or {}
-    return "optimizer" not in config and not section(config, "zero_optimization").get("zeropp_loco_param")
 
 
 def rescaled(

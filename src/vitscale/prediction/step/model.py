@@ -32,8 +32,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.engines.messages import Group, Kind, Message
 from vitscale.prediction.network.links import Level, Line, LinkDraws, Network, cheapest, lines
-from vitscale.prediction.step.messages import Group, Kind, Message, exposed_seconds
+from vitscale.prediction.step.messages import exposed_seconds
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 
 Array = NDArray[np.float64]
@@ -220,7 +221,8 @@ class StepModel:
         calls: dict[Kind, float | Array] = {}
         for message in self.messages:
             micro_steps = worlds.grad_accum if message.every_micro_step else 1.0
-            calls[message.kind] = calls.get(message.kind, 0.0) + message.calls * micro_steps
+            sent = message.calls * micro_steps / message.steps_between
+            calls[message.kind] = calls.get(message.kind, 0.0) + sent
         for kind, count in calls.items():
             hidden += seconds[kind] * count
         if self.parallel.pipeline > 1:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from vitscale.engines import wrapper_facts
+from vitscale.engines.messages import Message
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.shares import filling
-from vitscale.prediction.step.messages import Message, messages, norm_messages, rescaled
+from vitscale.prediction.step.messages import messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
-from vitscale.trial import engines
 from vitscale.trial.rank_batches import largest_micro_batch
 
 _BACKWARD_SHARE = 2 / 3
@@ -125,7 +126,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         messages=sent,
         norms=norms,
         backend=largest.backend,
-        shards_optimizer=engines.of_engine(largest.trial.train.wrapper).shards(largest.trial.train),
+        shards_optimizer=wrapper_facts(largest.trial.train).shards(largest.trial.train),
         backward_share=min(0.95, statistics.median(shares)) if shares else _BACKWARD_SHARE,
         reference_micro_batch=largest_micro_batch(points[0].trial.train),
         network=evidence.network,

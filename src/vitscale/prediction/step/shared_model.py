@@ -1,4 +1,4 @@
-"""What ranks that share a model send one another, as `engines.splits` and `engines.stages` cut the model.
+"""What ranks that share a model send one another, as `engines.shared.splits` and `engines.shared.stages` cut the model.
 
 Data parallelism sends its own messages besides. Nothing is computed meanwhile.
 """
@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from vitscale.engines import wrapper_facts
+from vitscale.engines.messages import Group, Message, Phase
 from vitscale.prediction.shares import Share
-from vitscale.prediction.step.messages import Group, Message, Phase
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import VitShape, swin_shape, vit_shape
 from vitscale.trial.model_counts import Stage, SwinShape
@@ -33,9 +34,9 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
     Stages send the activations of a micro-batch across each boundary, and their gradients back.
 
     Heads of segmentation lie on every rank: tensor ranks send nothing for them, and sequence ranks hand each other all
-    tokens of the images that each labels. Under Megatron-Core the classifier lies on every rank, too. What is computed
-    again in backward is exchanged again, up to the last tensor that backward needs. In a ViT's block that is all but
-    the MLP's sum; in a stage of Swin, whose norms come last, everything.
+    tokens of the images that each labels. With an engine's own layers the classifier lies on every rank, too. What is
+    computed again in backward is exchanged again, up to the last tensor that backward needs. In a ViT's block that is
+    all but the MLP's sum; in a stage of Swin, whose norms come last, everything.
     """
     swin, vit = swin_shape(trial.model), vit_shape(trial.model)
     parallel = trial.parallel
@@ -44,21 +45,26 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
         exchanged += _of_vit(trial, vit, share)
     elif swin is not None:
         exchanged += _of_swin(trial, swin, share)
-    if trial.train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1) and not _by_megatron(trial):
+    if (
+        trial.train.gradient_clipping > 0
+        and (parallel.tensor > 1 or parallel.pipeline > 1)
+        and not _has_own_layers(trial)
+    ):
         return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")
     return tuple(exchanged)
 
 
-def _by_megatron(trial: Trial) -> bool:
-    return trial.train.engine == "megatron"
+def _has_own_layers(trial: Trial) -> bool:
+    """Whether tensor ranks compute with layers of the engine's own library."""
+    return wrapper_facts(trial.train).own_tensor_layers
 
 
 def _to_mlp(trial: Trial, made: _Made, passed: int) -> int:
     """Bytes of an element of the gradient that tensor ranks add up before an MLP; `passed`: in its input's own dtype.
 
-    Megatron-Core's layer adds up what its product gives, DTensor what becomes of it.
+    A layer of the engine's own (Megatron-Core's) adds up what its product gives, DTensor what becomes of it.
     """
-    return made.products if _by_megatron(trial) else passed
+    return made.products if _has_own_layers(trial) else passed
 
 
 def _of_parts(count: int, ranks: int) -> int:
@@ -102,7 +108,7 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
     own = Counter([every[block] for chunk in share.chunks for block in chunk] if share.chunks else every)
     if trial.parallel.tensor > 1:
         yield from _of_swins_heads(trial, made, passed, own)
-        if share.last and not segments and not _by_megatron(trial):
+        if share.last and not segments and not _has_own_layers(trial):
             classes = _of_parts(trial.model.num_classes or 0, trial.parallel.tensor)
             yield made.message("all_gather", made.images * classes * made.products, 1, "forward")
             yield made.message("all_reduce", made.images * stages[-1].width * passed, 1, "backward")
@@ -190,7 +196,7 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield Message(
                 "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
             )
-        if share.last and not segments and not _by_megatron(trial):
+        if share.last and not segments and not _has_own_layers(trial):
             classes = _of_parts(vit.classes, parallel.tensor)
             yield message("all_gather", images * classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")

@@ -1,0 +1,315 @@
+"""advise: what to rent, under a deadline, a budget or a least efficiency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from vitscale import analysis
+from vitscale.advice.job_files import JOB_FORMATS, job_text
+from vitscale.advice.pipeline import Advice
+from vitscale.advice.printing import advice_document, advice_fields
+from vitscale.advice.request import Option, Request
+from vitscale.advice.sentences import in_short
+from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
+from vitscale.analysis import Analysis
+from vitscale.api.arguments import StrPath, path_of, path_or_none, positive, rank_counts
+from vitscale.api.asking import AdviseAsking
+from vitscale.api.new_files import write_new
+from vitscale.api.predicting import TrainingPlan
+from vitscale.base.distribution import write_wheel
+from vitscale.errors import RequestError, shown, unknown
+from vitscale.prediction.remarks import Remarks
+from vitscale.present.document import Document
+from vitscale.present.units import counted
+from vitscale.present.verb_result import VerbResult
+
+STUDY_FORMAT = "study"
+
+
+@dataclass(frozen=True)
+class AdviceLimits:
+    """Limits that an answer is to meet. None: no such limit."""
+
+    deadline_seconds: float | None = None
+    """Seconds within which the training is to be done, start-up included."""
+    budget: float | None = None
+    """The most to spend: money where a price is given, else GPU-hours."""
+    min_efficiency: float | None = None
+    """The least efficiency against one rank, in (0, 1]."""
+
+
+@dataclass(frozen=True)
+class AdviceChoices:
+    """What to choose among. None: as measured."""
+
+    gpus: Sequence[int] | int | None = None
+    """These rank counts alone."""
+    max_gpus: int | None = None
+    """The most ranks to look at; None: 8 times the largest run."""
+    nodes_of: int | None = None
+    """Ranks of a full host."""
+    devices: StrPath | None = None
+    """A table (CSV) of instances with their prices to choose from."""
+    any_batch: bool = False
+    """Whether answers may train with another global batch than the study."""
+    large_batch: bool = False
+    """Whether they may train with few steps an epoch, or far above the gradient noise scale."""
+    split: bool = False
+    """Whether ranks may share a model: tensor, sequence and pipeline ([parallel])."""
+
+
+@dataclass(frozen=True, repr=False)
+class AdviseResult(VerbResult):
+    """The advice, and its first answer as a study."""
+
+    advice: Advice
+    """All answers, what comes nearest, the Pareto front, what would narrow them."""
+    study: str | None
+    """The first answer as the text of a study file (TOML); None: there is none, or only its author can repeat it."""
+    launch: tuple[str, ...]
+    """The commands that would start its ranks; or one line that says why there are none."""
+    remarks: Remarks
+    """What is to be known first: unsteady runs, options that changed nothing."""
+    start: str | None = None
+    """The command that starts the file that was written; None: none was."""
+
+    verb = "advise"
+
+    @property
+    def met(self) -> bool:
+        """Whether the limits, if any, are met by something."""
+        return self.advice.met
+
+    @property
+    @override
+    def summary(self) -> str:
+        chosen = self.advice.chosen
+        if chosen is None:
+            return "no answer"
+        looked_at = counted(self.advice.looked_at, "configuration")
+        which = "first answer" if self.met else "nothing meets the limits, nearest"
+        return f"{which} {in_short(chosen)}, {looked_at} looked at"
+
+    @override
+    def fields(self) -> Mapping[str, Any]:
+        return advice_fields(self.advice, self.study, self.remarks)
+
+    @override
+    def document(self) -> Document:
+        return advice_document(self.advice, self.launch, self.start, self.remarks)
+
+
+def advise(
+    results: StrPath,
+    *,
+    limits: AdviceLimits | None = None,
+    choices: AdviceChoices | None = None,
+    training: TrainingPlan | None = None,
+    price: float | None = None,
+    network: str | None = None,
+    images: int | None = None,
+    series: str | None = None,
+    parameters: str | None = None,
+    gpu_memory: str | int | None = None,
+    output: StrPath | None = None,
+    output_format: str = STUDY_FORMAT,
+    chart: StrPath | None = None,
+    say: Callable[[str], None] | None = None,
+) -> AdviseResult:
+    """Advises what to rent: the fastest, the cheapest, the most ranks and the knee that meet the limits.
+
+    Args:
+        results: a results folder, or a bundle of it.
+        limits: deadline, budget, least efficiency.
+        choices: rank counts, hosts and instances to choose among, and what answers may change.
+        training: how long to train, and what interrupts it; None: the epochs of the study.
+        price: price of one GPU for an hour, in any currency.
+        network: the link between hosts, such as "25GbE"; None: as measured.
+        images: images of an epoch, where the results do not say.
+        series: the curve to advise from; None: the one with most to tell.
+        parameters: the number of parameters of a model that has no name here, as text: "110M".
+        gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as recorded, or found here.
+        output: a new file for the first answer.
+        output_format: form of that file: "study", or what starts it there: "skypilot", "jobset".
+        chart: a file (.png, .svg, .html) for a chart of time against cost.
+        say: called with a line for each row of the table of instances that is left out.
+
+    Returns:
+        The advice; `met` says whether anything meets the limits. Times in seconds, costs in the currency of the price.
+
+    Raises:
+        RequestError: an option is out of range, these results cannot answer what is asked, or a file cannot be written.
+        StoreError: the folder holds no results, or they cannot be read.
+
+    Example:
+        >>> limits = vitscale.AdviceLimits(deadline_seconds=3600, min_efficiency=0.5)
+        >>> advised = vitscale.advise("results", limits=limits, price=2.5)
+        >>> advised.met
+        True
+        >>> 'name = "documented-advised"' in advised.study
+        True
+    """
+    choices = choices or AdviceChoices()
+    training = training or TrainingPlan()
+    _check_counts(choices, training, images)
+    request = _request(limits or AdviceLimits(), choices, training, price, series)
+    if choices.devices is not None:
+        _refuse_options_of_measured_hosts(choices, gpu_memory, price)
+        request = _with_instances(request, path_of(choices.devices), say)
+    options = {
+        "--nodes-of": choices.nodes_of,
+        "--network": network,
+        "--images": images,
+        "--parameters": parameters,
+        "--gpu-memory": gpu_memory,
+        "--any-batch": choices.any_batch,
+        "--large-batch": choices.large_batch,
+        "--split": choices.split,
+        "--checkpoint-seconds": training.checkpoint_seconds,
+        "--node-mtbf": training.node_mtbf_hours,
+    }
+    files = _AdviceFiles(path_or_none(output), output_format, path_or_none(chart))
+    _check_files(files)
+    folder = path_of(results)
+    analysed = analysis.analyse_folder(folder)
+    asking = AdviseAsking(folder, analysed, request)
+    advice = asking.answer(options)
+    without_study = AdviseResult(advice, study=None, launch=(), remarks=asking.remarks(advice, options))
+    result = _with_study(without_study, analysed, must_be_written=files.output is not None)
+    return _write_files(result, analysed, files)
+
+
+class _AdviceFiles(NamedTuple):
+    """Files that are asked for. None: not asked for."""
+
+    output: Path | None
+    """For the first answer."""
+    output_format: str
+    chart: Path | None
+
+
+def _request(
+    limits: AdviceLimits, choices: AdviceChoices, training: TrainingPlan, price: float | None, series: str | None
+) -> Request:
+    """The limits and choices, checked, without the instances of a table."""
+    return Request(
+        deadline_seconds=positive(limits.deadline_seconds, "--deadline"),
+        budget=positive(limits.budget, "--budget"),
+        min_efficiency=positive(limits.min_efficiency, "--min-efficiency", most=1.0),
+        price_per_gpu_hour=positive(price, "--price"),
+        max_gpus=choices.max_gpus,
+        gpus=rank_counts(choices.gpus),
+        epochs=training.epochs,
+        series=series,
+    )
+
+
+def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | None) -> None:
+    counts = {
+        "--max-gpus": choices.max_gpus,
+        "--nodes-of": choices.nodes_of,
+        "--epochs": training.epochs,
+        "--images": images,
+    }
+    for option, count in counts.items():
+        if count is not None and not 1 <= count <= 10**9:
+            raise RequestError(f"{option}: {count} cannot be", valid=["1 or more"])
+
+
+def _refuse_options_of_measured_hosts(
+    choices: AdviceChoices, gpu_memory: str | int | None, price: float | None
+) -> None:
+    """Refuses what says nothing of instances, where hosts like the measured ones have no price to stand beside them."""
+    if price is not None:
+        return
+    of_measured = {"--split": choices.split, "--nodes-of": choices.nodes_of, "--gpu-memory": gpu_memory}
+    given = [option for option, value in of_measured.items() if value]
+    if given:
+        raise RequestError(
+            f"{given[0]} says nothing of the instances of --devices",
+            next_step="Add --price for hosts like the measured ones beside them, or leave it out",
+        )
+
+
+def _with_instances(request: Request, devices: Path, say: Callable[[str], None] | None) -> Request:
+    """The request with the instances of a table; each row that is left out is said."""
+    from vitscale.prediction.instances import read_instances
+
+    instances, left_out = read_instances(devices)
+    for note in left_out:
+        if say is not None:
+            say(note)
+    return replace(request, instances=instances)
+
+
+def _check_files(files: _AdviceFiles) -> None:
+    """Refuses files that cannot be meant, before anything is worked out."""
+    if files.chart is not None:
+        from vitscale.pages.charts.advice import check_format
+
+        check_format(files.chart)
+    if files.output_format == STUDY_FORMAT:
+        return
+    if files.output_format not in JOB_FORMATS:
+        raise unknown("format", files.output_format, (STUDY_FORMAT, *JOB_FORMATS))
+    if files.output is None:
+        raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
+
+
+def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bool) -> AdviseResult:
+    """The result with its first answer as a study, and the commands that would start it.
+
+    Args:
+        result: the advice.
+        analysed: the results, for the study's name.
+        must_be_written: whether an answer that cannot be written as a study is an error.
+    """
+    advice = result.advice
+    if advice.chosen is None:
+        return result
+    trial = advice.trials[advice.chosen.series]
+    try:
+        text = study_text(f"{analysed.study.name[:90]}-advised", advice.chosen, trial, advice.work)
+        launch = launch_lines(advised_trial(advice.chosen, trial, advice.work))
+    except RequestError as error:
+        if must_be_written:
+            raise
+        return replace(result, launch=(f"unavailable: {error}",))
+    return replace(result, study=text, launch=tuple(launch))
+
+
+def _write_files(result: AdviseResult, analysed: Analysis, files: _AdviceFiles) -> AdviseResult:
+    """Writes the files that are asked for; returns the result with the command that starts the first answer."""
+    if files.output is not None:
+        result = replace(result, start=_write_answer(result, analysed, files.output, files.output_format))
+    if files.chart is not None:
+        from vitscale.pages.charts.advice import write_advice_chart
+
+        write_advice_chart(result.advice, files.chart)
+    return result
+
+
+def _write_answer(result: AdviseResult, analysed: Analysis, output: Path, output_format: str) -> str:
+    """Writes the first answer as a study, or as what starts it; returns the command that starts the file."""
+    chosen = result.advice.chosen
+    if chosen is None or result.study is None:
+        raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
+    trial = result.advice.trials[chosen.series]
+    if output_format == STUDY_FORMAT:
+        write_new(output, result.study)
+        return start_line(output, chosen, trial, None)
+    write_new(output, _job(result.study, chosen, result.advice, analysed, output, output_format))
+    return start_line(output, chosen, trial, JOB_FORMATS[output_format].start)
+
+
+def _job(study: str, chosen: Option, advice: Advice, analysed: Analysis, output: Path, output_format: str) -> str:
+    """The text of a job that installs this vitscale from a wheel beside the file, and runs the study."""
+    environments = [trial.environment for trial in analysed.trials.values() if trial.environment is not None]
+    gpu_types = tuple(dict.fromkeys(device for environment in environments for device in environment.devices))
+    wheel = write_wheel(output.absolute().parent)
+    return job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types, wheel)

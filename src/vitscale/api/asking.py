@@ -1,0 +1,399 @@
+"""Answers of `predict` and `advise` to all their options, with remarks on options that change nothing.
+
+To find such options, each answer is computed again without each option, and only its figures are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitscale.advice.pipeline import Advice, advised_from
+from vitscale.advice.printing import advice_fields
+from vitscale.advice.request import Request
+from vitscale.analysis import Analysis
+from vitscale.api.arguments import memory_bytes
+from vitscale.pages.predicted import predict_fields
+from vitscale.prediction import answering, finishing
+from vitscale.prediction.evidence import Evidence, Series, evidence_of
+from vitscale.prediction.finishing import Finish
+from vitscale.prediction.fitting import Fitted, fit
+from vitscale.prediction.labels import WHAT_IS_SENT
+from vitscale.prediction.remarks import Options, OptionWithoutEffect, Remarks, options_without_effect, unstable_runs
+from vitscale.prediction.results import Assumption, Forecast
+from vitscale.present import units
+from vitscale.trial.model_cost import parameters
+from vitscale.trial.trial import Trial
+
+
+@dataclass(frozen=True)
+class PredictAnswer:
+    """What `predict` says."""
+
+    forecast: Forecast
+    finishes: tuple[Finish, ...]
+    recorded: Evidence
+    """The evidence without what the options say of measured runs."""
+
+    @property
+    def recorded_series(self) -> tuple[Series, ...]:
+        """What is recorded of the series that the answer is about."""
+        names = {prediction.series for prediction in self.forecast.predictions}
+        return tuple(series for series in self.recorded.series if series.name in names)
+
+
+class _Asking:
+    """One results folder, fitted once for each evidence that options make of it."""
+
+    def __init__(self, results: Path, analysed: Analysis) -> None:
+        self.results = results
+        self.analysed = analysed
+        self._fits: list[Fitted] = []
+
+    def _fitted(self, evidence: Evidence) -> Fitted:
+        """The fit to this evidence, which is computed once."""
+        for fitted in self._fits:
+            if fitted.evidence == evidence:
+                return fitted
+        fitted = fit(evidence)
+        self._fits.append(fitted)
+        return fitted
+
+
+class PredictAsking(_Asking):
+    """`predict` of some series at some rank counts."""
+
+    OPTIONS = (
+        "--nodes-of", "--network", "--check", "--model", "--image-size", "--parameters", "--engine", "--zero-stage",
+        "--precision", "--micro-batch", "--grad-accum", "--device", "--price", "--gpu-memory", "--epochs",
+        "--checkpoint-seconds", "--node-mtbf",
+    )  # fmt: skip
+    """Options that are to change a figure. All others choose what is shown, or where."""
+
+    def __init__(self, results: Path, analysed: Analysis, counts: tuple[int, ...] | None, series: str | None) -> None:
+        super().__init__(results, analysed)
+        self.counts = counts
+        self.series = series
+
+    def answer(self, options: Options, *, scored: bool = True) -> PredictAnswer:
+        """The answer with these options; `scored`: with how well predictions of these results did, which takes longer.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
+        horizon = finishing.horizon(options["--epochs"], options["--checkpoint-seconds"], options["--node-mtbf"])
+        recorded = evidence_of(self.results, self.analysed, declared=options["--network"], check=options["--check"])
+        evidence, changes = answering.with_stated_facts(recorded, _changes_of_training(options), options["--nodes-of"])
+        questions = answering.questions(
+            evidence,
+            self.counts or answering.counts_ahead(evidence),
+            changes,
+            series=self.series,
+            nodes_of=options["--nodes-of"],
+            price_per_gpu_hour=options["--price"],
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
+        )
+        fitted = self._fitted(evidence)
+        if scored:
+            forecast = answering.answer(fitted, questions)
+        else:
+            predictions, left_out = answering.predictions(fitted, questions)
+            forecast = Forecast(evidence, predictions, (), left_out)
+        finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
+        return PredictAnswer(forecast, finishes, recorded)
+
+    def figures(self, options: Options) -> object:
+        """All figures of the answer with these options, to be compared by `==`."""
+        answered = self.answer(options, scored=False)
+        fields = predict_fields(answered.forecast)
+        predictions = [_figures(prediction) for prediction in fields["predictions"]]
+        finishes = [_finish_figures(finish) for finish in answered.finishes if not finish.reason]
+        return _rounded([predictions, fields["left_out"], finishes])
+
+    def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
+        """The remarks that stand before the answer to these options."""
+        idle_options = options_without_effect(options, self.figures)
+        recorded = answered.recorded
+        evidence = answered.forecast.evidence
+        sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
+        effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
+        if effective_options & {"--engine", "--model", "--parameters"}:
+            sentences.append(self._what_facts_change(answered))
+        return Remarks(
+            unstable_runs=unstable_runs(self.analysed, answered.recorded_series),
+            taken_as_measured=" ".join(filter(None, sentences)),
+            without_effect=tuple(
+                OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
+                for option in idle_options
+            ),
+        )
+
+    def _what_facts_change(self, answered: PredictAnswer) -> str:
+        """What the answer rests on since an option named the engine or the model of an import; empty on one rank."""
+        predictions = answered.forecast.predictions
+        on_several_ranks = [prediction for prediction in predictions if prediction.gpus > 1]
+        if not on_several_ranks:
+            return ""
+        fitted = self._fitted(answered.forecast.evidence)
+        first = on_several_ranks[0]
+        has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
+        return _what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
+
+
+def _changes_of_training(options: Options) -> answering.Changes:
+    return answering.Changes(
+        model=options["--model"],
+        image_size=options["--image-size"],
+        engine=options["--engine"],
+        zero_stage=options["--zero-stage"],
+        precision=options["--precision"],
+        micro_batch=options["--micro-batch"],
+        grad_accum=options["--grad-accum"],
+        device=options["--device"],
+        parameters=options["--parameters"],
+    )
+
+
+def _what_is_sent(fitted: Fitted, series: str, trial: Trial, *, has_several_hosts: bool) -> str:
+    """ "In each step, ddp sends what 110,000,000 parameters need, over a link that is not known."
+
+    Args:
+        fitted: the fit that an answer is from.
+        series: the series that the answer continues.
+        trial: the trial of the answer.
+        has_several_hosts: whether an answer lies on several hosts.
+    """
+    if fitted.series[series].model.messages is None:
+        return (
+            "What is sent in a step stays unknown; that the model is known changes how far it is taken to overlap "
+            "with compute."
+        )
+    count = parameters(trial.model)
+    need = "the model needs" if count is None else f"{units.counted(count, 'parameter')} need"
+    network = fitted.evidence.network
+    link = network.across if has_several_hosts else network.inside
+    link_words = "a link that is not known" if link.source == "assumed" else link.described
+    return f"In each step, {trial.train.engine} sends what {need}, over {link_words}."
+
+
+_FIELD_BY_OPTION = {"--engine": "engine", "--zero-stage": "zero_stage", "--precision": "precision",
+                    "--micro-batch": "micro_batch", "--grad-accum": "grad_accum"}  # fmt: skip
+"""Option -> the field of training that it sets."""
+_FIGURE_BY_OPTION = {"--price": "cost_per_epoch", "--gpu-memory": "oom_chance"}
+"""Option -> the figure that is computed only with it."""
+_FINISH_OPTIONS = ("--epochs", "--checkpoint-seconds", "--node-mtbf")
+_TRANSFER_OPTIONS = ("--network", "--check", "--engine", "--model", "--parameters")
+"""Options that decide how many bytes are sent, or how fast."""
+
+
+def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
+    """Why an option of `predict` changes no figure; empty where that is not known."""
+    predictions = answered.forecast.predictions
+    taken_as_measured = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
+    if taken_as_measured:
+        return taken_as_measured
+    if option in _FIGURE_BY_OPTION:
+        return predictions[0].reasons.get(_FIGURE_BY_OPTION[option], "")
+    if option in _FINISH_OPTIONS:
+        return next((finish.reason for finish in answered.finishes if finish.reason), "")
+    if option in _FIELD_BY_OPTION and _is_measured(option, value, answered):
+        return "that is what was measured"
+    assumptions: list[Assumption] = []
+    for prediction in predictions:
+        assumptions += prediction.assumptions
+    placements = [_RanksOnHosts(prediction.gpus, prediction.nodes) for prediction in predictions]
+    return _why_transfers_are_the_same(option, assumptions, placements)
+
+
+def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidence) -> str:
+    """Why an option that states what an import left open changes no figure; empty for all others.
+
+    What is sent is another matter: it is to change the answer, and says itself what is missing for that.
+    """
+    fact = answering.facts_taken(recorded, evidence).get(option)
+    if fact is None or option in _TRANSFER_OPTIONS:
+        return ""
+    return (
+        f"{fact} is taken for what was measured, which the import does not tell, so nothing is converted. To ask for "
+        f"another one, import again and say what was measured"
+    )
+
+
+def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
+    """Whether an option's value is the recorded one, not an assumed one, at the last point of every series."""
+    field = _FIELD_BY_OPTION[option]
+    for series in answered.recorded_series:
+        last_point = series.points[-1]
+        is_recorded = f"train.{field}" not in last_point.assumed
+        if not is_recorded or getattr(last_point.trial.train, field) != value:
+            return False
+    return True
+
+
+class _RanksOnHosts(NamedTuple):
+    """Where an answer runs."""
+
+    ranks: int
+    hosts: int
+
+
+def _why_transfers_are_the_same(
+    option: str, assumptions: Iterable[Assumption], placements: Sequence[_RanksOnHosts]
+) -> str:
+    """Why an option changes no time of communication; empty where that is not known.
+
+    Args:
+        option: the option without effect.
+        assumptions: those of all answers.
+        placements: where each answer runs.
+    """
+    if option == "--network" and all(placement.hosts == 1 for placement in placements):
+        most_ranks = max((placement.ranks for placement in placements), default=1)
+        cure = f"add --nodes-of {most_ranks // 2}" if most_ranks > 1 else "ask for more ranks"
+        return f"no answer lies on several hosts ({cure})"
+    if option not in _TRANSFER_OPTIONS:
+        return ""
+    for assumption in assumptions:
+        if assumption.part == WHAT_IS_SENT:
+            return f"what is sent is unknown (to tell it: {assumption.measurement})"
+    return ""
+
+
+class AdviseAsking(_Asking):
+    """`advise` under the limits of a request."""
+
+    OPTIONS = (
+        "--nodes-of", "--network", "--images", "--parameters", "--gpu-memory", "--any-batch", "--large-batch",
+        "--split", "--checkpoint-seconds", "--node-mtbf",
+    )  # fmt: skip
+    """Options that may change a figure and need not. Limits are judged beside each answer, --price and --devices are in
+    each cost, --epochs in each time; all others choose what is looked at, or where it is written."""
+
+    def __init__(self, results: Path, analysed: Analysis, limits: Request) -> None:
+        super().__init__(results, analysed)
+        self.limits = limits
+
+    def answer(self, options: Options) -> Advice:
+        """The advice with these options.
+
+        Raises:
+            RequestError: what is asked cannot be answered from these results.
+        """
+        epochs = self.limits.epochs or 1  # only the checkpoints and failures of this horizon are used
+        horizon = finishing.Horizon.of(epochs, options["--checkpoint-seconds"], options["--node-mtbf"])
+        request = replace(
+            self.limits,
+            ranks_per_node=options["--nodes-of"],
+            images=options["--images"],
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
+            any_batch=bool(options["--any-batch"]),
+            large_batch=bool(options["--large-batch"]),
+            split=bool(options["--split"]),
+            checkpoint_seconds=horizon.checkpoint_seconds,
+            node_mtbf_seconds=horizon.node_mtbf_seconds,
+        )
+        return advised_from(self._fitted(self._evidence(options)), self.analysed, request)
+
+    def _recorded(self, options: Options) -> Evidence:
+        """The evidence without what the options say of measured runs."""
+        return evidence_of(self.results, self.analysed, declared=options["--network"])
+
+    def _evidence(self, options: Options) -> Evidence:
+        """The evidence with what the options say of measured runs."""
+        changes = answering.Changes(parameters=options["--parameters"])
+        return answering.with_stated_facts(self._recorded(options), changes, options["--nodes-of"]).evidence
+
+    def figures(self, options: Options) -> object:
+        """All figures of the advice with these options, to be compared by `==`."""
+        return _rounded(_figures(advice_fields(self.answer(options), None)))
+
+    def remarks(self, advice: Advice, options: Options) -> Remarks:
+        """The remarks that stand before the advice with these options."""
+        idle_options = options_without_effect(options, self.figures)
+        recorded = self._recorded(options)
+        evidence = self._evidence(options)
+        advised_series = [series for series in evidence.series if series.name in advice.trials]
+        sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
+        effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
+        if "--parameters" in effective_options:
+            sentences.append(self._what_parameters_change(advice, evidence))
+        return Remarks(
+            unstable_runs=unstable_runs(self.analysed, advised_series),
+            taken_as_measured=" ".join(filter(None, sentences)),
+            without_effect=tuple(
+                OptionWithoutEffect(
+                    option,
+                    options[option],
+                    _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice),
+                )
+                for option in idle_options
+            ),
+        )
+
+    def _what_parameters_change(self, advice: Advice, evidence: Evidence) -> str:
+        """What the first answer rests on since an option named the parameters of an import; empty on one rank."""
+        option = advice.chosen
+        if option is None or option.gpus == 1:
+            return ""
+        series_trial = advice.trials[option.series]
+        train = series_trial.train.model_copy(update={"engine": option.candidate.engine})
+        trial = series_trial.model_copy(update={"train": train})
+        return _what_is_sent(self._fitted(evidence), option.series, trial, has_several_hosts=option.nodes > 1)
+
+
+_WHY_NO_BETTER = {
+    "--any-batch": "no answer with another global batch is better",
+    "--large-batch": "no answer of large-batch training is better",
+    "--split": "no answer shares a model among ranks",
+}
+
+
+def _why_no_effect_on_advice(option: str, advice: Advice) -> str:
+    """Why an option of `advise` changes no figure; empty where that is not known."""
+    if option in _WHY_NO_BETTER:
+        return _WHY_NO_BETTER[option]
+    if option == "--gpu-memory" and not advice.memory_known:
+        return "what this model takes is not forecast"
+    configurations = [*(answer.option for answer in advice.answers), *advice.front]
+    placements = [_RanksOnHosts(configuration.gpus, configuration.nodes) for configuration in configurations]
+    return _why_transfers_are_the_same(option, advice.assumptions, placements)
+
+
+_NO_FIGURES = (
+    "assumptions", "reasons", "effective_draws", "looked_at", "dropped", "refused",
+    "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu",
+    "memory_capacity_bytes", "limits", "price_per_gpu_hour",
+)  # fmt: skip
+"""Fields of an answer that are words, say how much was looked at, or repeat the question."""
+
+
+def _figures(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of an answer, with the names of the parts that are assumed in place of the assumptions' words."""
+    figures = {name: value for name, value in fields.items() if name not in _NO_FIGURES}
+    figures["assumed"] = [assumption["part"] for assumption in fields["assumptions"]]
+    return figures
+
+
+def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
+    return (
+        finish.work_seconds,
+        finish.wall_seconds,
+        finish.low,
+        finish.high,
+        finish.failures,
+        finish.lost_share,
+        finish.cost,
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """The value with every number to six digits, at any depth: what differs further on is no other answer."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

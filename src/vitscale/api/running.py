@@ -1,0 +1,259 @@
+"""run, train: does the runs of a study that are not done yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from typing_extensions import override
+
+from vitscale import runner
+from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_of, path_or_none, progress_console
+from vitscale.api.planning import default_folder, unfit_trials
+from vitscale.errors import RequestError
+from vitscale.preflight import pace_warnings
+from vitscale.present.document import Document
+from vitscale.present.units import counted
+from vitscale.present.verb_result import VerbResult
+from vitscale.runner.planning import Report
+from vitscale.runner.preview import command_list, finding_lines
+from vitscale.study.file import StudyFile
+
+if TYPE_CHECKING:  # with readers of results, for which the first run need not wait
+    from vitscale.analysis import Analysis
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(VerbResult):
+    """What became of a study's runs, and its results so far."""
+
+    results: Path
+    """The results folder."""
+    report: Report
+    """What this call did, and the outcome of every run."""
+    analysis: Analysis
+    """The results, analysed."""
+    verb_name: Literal["run", "train"] = "run"
+    """Which of the two did it."""
+
+    @property
+    @override
+    def verb(self) -> str:
+        return self.verb_name
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a run did not complete, other than those skipped on request."""
+        return bool(self.report.failures)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What became of the runs, in words."""
+        return _sentences(self.report)
+
+    @property
+    @override
+    def summary(self) -> str:
+        runs = len(self.report.outcomes)
+        completed = sum(outcome.kind == "completed" for outcome in self.report.outcomes.values())
+        return f"{self.analysis.study.name}, {completed} of {counted(runs, 'run')} completed, in {self.results}"
+
+    @override
+    def fields(self) -> Mapping[str, Any]:
+        from vitscale.pages.contract import report_fields
+
+        return report_fields(self.analysis, ended_early=self.report.ended or None)
+
+    @override
+    def document(self) -> Document:
+        from vitscale.pages.answers import terminal_document
+
+        return terminal_document(self.analysis, [*self.sentences, f"Report: vitscale report {self.results}"])
+
+
+def run(
+    study: StrPath,
+    overrides: Sequence[str] = (),
+    *,
+    output: StrPath | None = None,
+    retry_failed: bool = False,
+    allow_version_change: bool = False,
+    skip_unfit: bool = False,
+    gpu_memory: str | int | None = None,
+    launch: LaunchOptions | None = None,
+    console: Console | None = None,
+) -> RunResult:
+    """Runs what is not done yet of a study; the same call again resumes.
+
+    Args:
+        study: the study file.
+        overrides: values put over the study, as `train.micro_batch=16`.
+        output: the results folder; None: results/NAME.
+        retry_failed: do runs again that did not complete.
+        allow_version_change: go on under other library versions than before.
+        skip_unfit: skip trials that will not fit in memory.
+        gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as found here.
+        launch: how ranks are started and where; None: as the study says.
+        console: where notes and progress go; None: standard error.
+
+    Returns:
+        The outcome of every run, and the results so far. A run that fails raises nothing: see `has_failures`.
+
+    Raises:
+        RequestError: the study, its data or the hosts do not allow it; nothing was started.
+        StoreError: the folder cannot be used; nothing was started.
+        VitscaleError: interrupted, the disk is full, or the allocation is over; what is done is kept.
+
+    Example:
+        >>> done = vitscale.run("study.toml", ["measure.steps=2"], output="own")
+        >>> done
+        <run: documented, 2 of 2 runs completed, in own>
+        >>> done.has_failures
+        False
+    """
+    planned, results = _planned(study, overrides, output, launch)
+    options = runner.Options(
+        retry_failed=retry_failed,
+        allow_version_change=allow_version_change,
+        unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit),
+    )
+    return carry_out(planned, results, options, progress_console(console))
+
+
+def commands_to_do(
+    study: StrPath,
+    overrides: Sequence[str] = (),
+    *,
+    output: StrPath | None = None,
+    retry_failed: bool = False,
+    skip_unfit: bool = False,
+    gpu_memory: str | int | None = None,
+    launch: LaunchOptions | None = None,
+) -> str:
+    """Lists the exact commands or batch scripts of what `run` would do with the same arguments; starts nothing.
+
+    Raises:
+        RequestError: the study, its data or the hosts do not allow it.
+        StoreError: the folder holds something else.
+    """
+    planned, results = _planned(study, overrides, output, launch)
+    skipped = unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit)
+    return command_list(planned, results, retry_failed=retry_failed, unfit=skipped)
+
+
+def train(
+    overrides: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    root: str | None = None,
+    engine: str | None = None,
+    gpus: int | None = None,
+    output: StrPath | None = None,
+    launch: LaunchOptions | None = None,
+    console: Console | None = None,
+) -> RunResult:
+    """Trains one trial without a study file; the same call again resumes.
+
+    Args:
+        overrides: values put over the trial, as `train.micro_batch=16`.
+        model: a named model: vit-ti16 ... vit-h14, swinv2-t ... swinv2-l; None: by what this machine has.
+        data: digits, synthetic, cifar10, folder, ...; None: digits.
+        root: the folder of these images.
+        engine: ddp, fsdp2, deepspeed, ...; None: by what this machine has.
+        gpus: ranks in all; None: all there are, on CPU up to 4.
+        output: the results folder; None: results/NAME, named by what is asked for.
+        launch: how ranks are started and where; None: as the study says.
+        console: where notes and progress go; None: standard error.
+
+    Returns:
+        The outcome of the run, and its results.
+
+    Raises:
+        RequestError: an option is wrong, or there is more than one run; nothing was started.
+        StoreError: the folder cannot be used; nothing was started.
+        VitscaleError: interrupted, the disk is full, or the allocation is over; what is done is kept.
+
+    Example:
+        >>> small = ["model.layers=1", "measure.steps=2", "measure.warmup_steps=1", "train.device=cpu"]
+        >>> done = vitscale.train(small, gpus=1, output="one")
+        >>> len(done.report.outcomes)
+        1
+    """
+    import hashlib
+
+    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
+
+    if gpus is not None and gpus < 1:
+        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
+    hostfile = path_or_none(launch.hostfile) if launch is not None else None
+    where = look_around(hostfile, Path.cwd())
+    ranks = rank_counts_for(where)[-1] if gpus is None else gpus
+    wishes = Wishes(model, data, root, engine, (ranks,))
+    check_images(wishes)
+    overlay = overlay_of(launch)
+    # Named by what is asked for: the same call finds its folder again, and another call has its own.
+    asked = repr((first_study("", where, wishes, repeats=1), overlay, [*overrides] or None))
+    name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    text = first_study(name, where, wishes, repeats=1)
+    results = path_or_none(output)
+    planned = runner.plan(StudyFile.checked(Path("train.toml"), text, overlay, overrides), results=results)
+    if planned.most_runs != 1:
+        what = f"train does one run, and this makes {planned.most_runs}"
+        raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
+    folder = results or default_folder(planned)
+    return carry_out(planned, folder, runner.Options(), progress_console(console), verb="train")
+
+
+def carry_out(
+    planned: runner.Plan,
+    results: Path,
+    options: runner.Options,
+    console: Console,
+    verb: Literal["run", "train"] = "run",
+) -> RunResult:
+    """Does the runs of a plan that are not done yet, and reads the results; notes and progress go to the console.
+
+    Raises:
+        VitscaleError: as `run` does.
+    """
+    notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
+    for line in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    report = runner.run(planned, results, options, console)
+    # The modules that read results are imported only when there are some: the first run need not wait for them.
+    from vitscale import analysis
+
+    return RunResult(results, report, analysis.analyse_folder(results), verb)
+
+
+def _planned(
+    study: StrPath, overrides: Sequence[str], output: StrPath | None, launch: LaunchOptions | None
+) -> tuple[runner.Plan, Path]:
+    """The plan of a study, and the folder of its results."""
+    results = path_or_none(output)
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), results=results)
+    return planned, results or default_folder(planned)
+
+
+def _sentences(report: Report) -> list[str]:
+    runs = len(report.outcomes)
+    sentences = []
+    if not report.done_now and not report.ended:
+        sentences.append("Nothing to do: every run of this study has its outcome.")
+    if report.ended:
+        sentences.append(f"Ended early: {report.ended}. Raise it, and the same command goes on; what is done is kept.")
+    if report.skipped:
+        sentences.append(
+            f"{len(report.skipped)} of {runs} runs skipped: they will not fit in memory. The same command without "
+            "--skip-unfit does them."
+        )
+    if report.failures:
+        sentences.append(
+            f"{len(report.failures)} of {runs} runs did not complete. After mending the cause: the same command with "
+            "--retry-failed; what was cancelled or cut off is done again without it."
+        )
+    return sentences

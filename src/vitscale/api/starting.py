@@ -1,0 +1,119 @@
+"""init: a first study for the machines that are there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitscale import runner
+from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
+from vitscale.api.new_files import write_new
+from vitscale.errors import RequestError, shown
+from vitscale.preflight.first_study import Where, Wishes, check_images, first_study, look_around, rank_counts_for
+from vitscale.study.file import StudyFile
+from vitscale.study.schema import study_schema
+
+_SCHEMA = "study.schema.json"
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """A first study that is written."""
+
+    study: Path
+    """The study file; its schema lies beside it."""
+    hosts: str
+    """The hosts that it is for, in words."""
+    runs: int
+    """Runs of the study."""
+
+
+def init(
+    output: StrPath = "study.toml",
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    root: str | None = None,
+    engine: str | None = None,
+    gpus: Sequence[int] | int | None = None,
+    hostfile: StrPath | None = None,
+    where: Where | None = None,
+) -> InitResult:
+    """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
+
+    Args:
+        output: the study file to write, which must not be there yet.
+        model: vit-ti16 ... vit-h14, swinv2-t ... swinv2-l; None: by what the machine has.
+        data: digits, synthetic, cifar10, folder, ...; None: digits, on GPUs synthetic.
+        root: the folder of these images.
+        engine: ddp, fsdp2, deepspeed, ...; None: by what the machine has.
+        gpus: rank counts; None: doublings up to all there are.
+        hostfile: hosts to run on: a file with one `NAME slots=N` a line.
+        where: the machines, where `machines_for` has looked at them already.
+
+    Returns:
+        The file, the hosts that it is for, and its number of runs.
+
+    Raises:
+        RequestError: the file is there already, an argument is wrong, or nobody says where the images lie; the message
+            names the argument.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("first.toml").unlink(missing_ok=True)
+        >>> vitscale.init("first.toml", model="vit-ti16", data="digits", engine="ddp", gpus=[1]).runs
+        3
+    """
+    file = path_of(output)
+    where = machines_for(file, hostfile) if where is None else where
+    check_images(Wishes(data=data, root=root))
+    counts = rank_counts(gpus) or usual_counts(where)
+    wishes = Wishes(model, data, None if root is None else _root_in_study(root, file), engine, counts)
+    text = f"#:schema {_SCHEMA}\n{first_study(_study_name(file), where, wishes)}"
+    planned = runner.plan(StudyFile.checked(file, text))
+    write_new(file, text)
+    schema = file.parent / _SCHEMA
+    if not schema.exists():
+        write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
+    return InitResult(file, where.told, len(planned.tasks))
+
+
+def machines_for(output: StrPath, hostfile: StrPath | None = None) -> Where:
+    """Looks at the machines for a study that is to be written.
+
+    Raises:
+        RequestError: the study is there already, or the hostfile cannot be used.
+    """
+    file = path_of(output)
+    if file.exists() and str(file) != "-":
+        raise RequestError(f"{shown(str(file))} is there already", next_step="Name another file with -o")
+    return look_around(path_or_none(hostfile), Path.cwd(), study_folder=file.parent)
+
+
+def usual_counts(where: Where) -> tuple[int, ...]:
+    """Rank counts that suit these machines: doublings up to all there are."""
+    return rank_counts_for(where)
+
+
+def _root_in_study(root: str, study: Path) -> str:
+    """The folder of the images as a study names it, whose paths start in its own folder."""
+    if root.startswith("~") or Path(root).is_absolute():
+        return root
+    if not study.parent.is_dir():
+        return str(Path(root).absolute())  # from a folder that is still to be made there is no way up
+    return os.path.relpath(root, study.parent.resolve())
+
+
+def _study_name(study: Path) -> str:
+    """The name of a study from that of its file, without what a name may not hold."""
+    letters = [_letter_of_a_name(letter) for letter in study.stem]
+    return "".join(letters).lstrip("._-")[:_LONGEST_NAME] or "study"
+
+
+def _letter_of_a_name(letter: str) -> str:
+    is_allowed = letter.isascii() and (letter.isalnum() or letter in "._-")
+    return letter if is_allowed else "-"

@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate, which stands for another engine."""

@@ -1,0 +1,14 @@
+"""What Accelerate answers about itself; all else is answered by the engine that it stands for."""
+
+from __future__ import annotations
+
+from vitscale.engines.facts import EngineFacts
+
+FACTS = EngineFacts(
+    engine="vitscale.engines.accelerate.wrap:AccelerateEngine",
+    title="Accelerate",
+    packages=("accelerate",),
+    stands_for="accelerate_backend",
+    defaults={"accelerate_backend": "ddp"},
+    checked=({"accelerate_backend": "ddp"},),
+)

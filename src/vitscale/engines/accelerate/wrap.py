@@ -1,0 +1,205 @@
+"""Hugging Face Accelerate: DDP, FSDP2 or DeepSpeed, prepared and stepped by its `Accelerator`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from vitscale.engines import base
+from vitscale.engines.base import Engine, TorchEngine
+from vitscale.engines.deepspeed import wrap as through_deepspeed
+from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
+from vitscale.models import logits_of
+from vitscale.trial.trial import TrainSpec, Trial
+
+
+class AccelerateEngine(Engine):
+    """What `Accelerator.prepare` makes of model and optimizer, used as Accelerate's own examples do."""
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+        """The wrap order of Accelerate.
+
+        1. to the device and the weights' dtype: `prepare` would do it too, but the optimizer comes before it;
+        2. checkpointing and compiling, block by block: inside all that Accelerate adds;
+        3. the `Accelerator`, which adopts the process group that exists;
+        4. the optimizer on the model's own parameters: FSDP2 needs both, to replace them in the optimizer by its own;
+        5. `prepare`, with both at once.
+
+        Raises:
+            RuntimeError: Accelerate wrapped the model in something other than what was asked for.
+        """
+        self.train_spec = train = trial.train
+        self.device = device
+        self.through_deepspeed = train.wrapper == "deepspeed"
+        if self.through_deepspeed:
+            through_deepspeed.quiet_import(device.type)
+            self.input_dtype = through_deepspeed.INPUT_DTYPES.get(train.precision, torch.float32)
+            model = base.with_options(through_deepspeed.constants_as(self.input_dtype, model.to(device)), train)
+        else:
+            self.input_dtype = base.weight_dtype(train)
+            model = base.with_options(model.to(device, self.input_dtype), train)
+        self.accelerator = accelerator = _accelerator(model, trial, device)
+        # One process on a GPU is not distributed to Accelerate (1.15, `multi_device`): it wraps nothing in DDP.
+        self.bare = train.wrapper == "ddp" and device.type == "cuda" and accelerator.num_processes == 1
+        self.wrapped, self.optimizer = accelerator.prepare(model, base.optimizer_of(model, trial))
+        self._check_wrapped()
+        if self.through_deepspeed:
+            self.gradient_dtype = through_deepspeed.gradient_dtype(self.wrapped, train)
+        else:
+            sent = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
+            self.gradient_dtype = TorchEngine.communicated(sent)
+
+    @staticmethod
+    def preload(train: TrainSpec) -> None:
+        """Imports Accelerate; with DeepSpeed also that and transformers, whose settings Accelerate then looks for."""
+        import accelerate  # noqa: F401 - its seconds count as imports
+
+        if train.wrapper == "deepspeed":
+            through_deepspeed.DeepSpeedEngine.preload(train)
+            with suppress(ImportError):
+                import transformers.integrations.deepspeed  # noqa: F401 - its seconds count as imports
+
+    @override
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        with self.accelerator.accumulate(self.wrapped):
+            if self.accelerator.sync_gradients != last:
+                raise RuntimeError(f"Accelerate counts micro-steps otherwise: last is {last}")
+            yield
+
+    @override
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of forward, which autocasts under FSDP2 alone.
+
+        Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), but not what it shards (`_prepare_fsdp2`);
+        DeepSpeed does it itself.
+        """
+        return super().autocast() if self.train_spec.wrapper == "fsdp2" else nullcontext()
+
+    @override
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Goes backward; Accelerate divides by the accumulation itself, and with DeepSpeed steps the optimizer here."""
+        self.accelerator.backward(loss)
+
+    @override
+    def rehearse(self, images: Tensor) -> None:
+        """Does what the base class says, but without `accumulate`, which would count a micro-step."""
+        by_rank = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
+        with self.wrapped.no_sync() if by_rank else nullcontext():
+            with self.autocast():
+                logits = logits_of(self.wrapped(images.to(self.input_dtype)))
+            loss = logits.float().sum() * 0.0
+            if self.through_deepspeed:
+                self.wrapped.set_gradient_accumulation_boundary(False)
+                self.wrapped.backward(loss)
+                self.wrapped.step()
+            else:
+                self.accelerator.backward(loss)
+                self.optimizer.optimizer.zero_grad(set_to_none=True)
+
+    @override
+    def step(self) -> None:
+        if self.train_spec.gradient_clipping > 0 and not self.through_deepspeed:
+            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    @override
+    def unknown_parts(self) -> dict[str, str]:
+        if self.through_deepspeed:
+            return {"optimizer": "Accelerate takes DeepSpeed's optimizer step inside its backward"}
+        return {}
+
+    @override
+    def whole_tensors(self) -> WholeTensors:
+        if self.through_deepspeed:
+            return deepspeed_tensors(self.wrapped, self.train_spec.optimizer)
+        scale = torch_loss_scale(self.accelerator.scaler)
+        return TorchTensors(self.module, self.optimizer.optimizer, self.train_spec.optimizer, loss_scale=scale)
+
+    @property
+    @override
+    def evaluated(self) -> nn.Module:
+        """The wrapper where it gathers weights, otherwise the model inside."""
+        return self.module if self.train_spec.wrapper == "ddp" else self.wrapped
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        itself = self.train_spec.wrapper == "fsdp2" or self.bare
+        module: nn.Module = self.wrapped if itself else self.wrapped.module
+        return module
+
+    def _check_wrapped(self) -> None:
+        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on."""
+        asked = self.train_spec.wrapper
+        if asked == "deepspeed":
+            from deepspeed import DeepSpeedEngine
+
+            wrapped = isinstance(self.wrapped, DeepSpeedEngine)
+        else:
+            wrapped = isinstance(self.wrapped, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
+        if not wrapped and not self.bare:
+            made = type(self.wrapped).__name__
+            raise RuntimeError(f"train.accelerate_backend = '{asked}', but Accelerate made a {made} of the model")
+
+
+def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
+    """The `Accelerator` of a trial."""
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin
+
+    train = trial.train
+    # Accelerate reads these when it makes the process's state: they must not be left from the shell of this rank.
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
+        os.environ.pop(name, None)
+    given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
+    if train.wrapper == "deepspeed":
+        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=through_deepspeed.configuration(trial))
+        return Accelerator(**given)
+    given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
+    given["cpu"] = device.type == "cpu"
+    if train.wrapper == "fsdp2":
+        given["fsdp_plugin"] = fsdp2_plugin(model, train)
+    else:
+        given["kwargs_handlers"] = [_ddp_options(train)]
+    return Accelerator(**given)
+
+
+def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
+    """Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in base.blocks_of(model)}),
+        cpu_offload=train.offload == "parameters",
+        # The weights are the same on every rank already, so rank 0's need not be sent around.
+        cpu_ram_efficient_loading=False,
+        # Without a policy Accelerate makes one of `mixed_precision`, under which weights are gathered, norms computed
+        # and gradients reduced in that dtype (`AcceleratorState` of 1.15): that is not autocast over fp32 weights.
+        mixed_precision_policy=MixedPrecisionPolicy(),
+    )
+
+
+def _ddp_options(train: TrainSpec) -> Any:
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    hooks = {"bf16": DDPCommunicationHookType.BF16, "fp16": DDPCommunicationHookType.FP16}
+    return DistributedDataParallelKwargs(
+        **({} if train.bucket_mib is None else {"bucket_cap_mb": train.bucket_mib}),
+        gradient_as_bucket_view=train.gradient_as_bucket_view,
+        static_graph=train.static_graph,
+        comm_hook=hooks.get(base.compressed_to(train) or "", DDPCommunicationHookType.NO),
+    )

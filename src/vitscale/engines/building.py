@@ -1,0 +1,50 @@
+"""Builds the engine that a trial names, inside a rank."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import nn
+
+from vitscale.base.plugins import referred
+from vitscale.engines import known
+from vitscale.engines.base import Engine, known_gpu
+from vitscale.models.batch_norm import over_real_images
+from vitscale.probes.matmul import forbid_tf32
+from vitscale.trial.trial import TrainSpec, Trial
+
+
+def _named(engine: str) -> type[Engine]:
+    """The class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
+    kind: type[Engine] = referred(known(engine).engine)
+    return kind
+
+
+def preload(train: TrainSpec) -> None:
+    """Imports an engine's libraries now, so that their seconds count as imports.
+
+    torch's compiler too: the first optimizer and the first DDP module load it, used or not (`torch._disable_dynamo`).
+    """
+    with known_gpu(train.device):
+        importlib.import_module("torch._dynamo")
+        _named(train.engine).preload(train)
+
+
+def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
+    """Wraps `model` as the trial's engine does. In all engines alike, fp32 is multiplied in fp32, never in TF32.
+
+    In all engines alike, too, batch norms are replaced by the trial's before anything else holds a module. Where it
+    classifies with local norms, these stay torch's own, which see padding.
+    """
+    if trial.model.task == "segmentation" or trial.train.batch_norm == "synchronised":
+        over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
+    # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
+    # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
+    forbid_tf32()
+    kind = _named(trial.train.engine)
+    if trial.parallel.pipeline == 1:
+        return kind(model, trial, device)
+    from vitscale.engines.shared.pipeline import pipelined  # takes a second to import
+
+    return pipelined(kind)(model, trial, device)

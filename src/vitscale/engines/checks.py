@@ -1,0 +1,143 @@
+"""What a [train] is held against: its engine's options, refusals, and what it cannot tell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from vitscale.engines import ENGINES, OPTIONS, known, of_engine, readers_of, wrapper_facts
+from vitscale.engines.facts import ONE_PROCESS, Refusal
+from vitscale.errors import RequestError, shown
+from vitscale.trial import script
+from vitscale.trial.trial import TrainSpec, Trial
+
+_NAMING_ENGINES = {facts.stands_for for facts in ENGINES.values()}
+"""Fields of [train] that name an engine, besides `engine`."""
+
+
+def check(train: TrainSpec) -> None:
+    """Checks what is to be trained against what its engine can do on the trial's device.
+
+    Raises:
+        RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
+    """
+    known(train.engine)
+    for refusal in _refusals(train):
+        raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
+
+
+def check_checkpoint(train: TrainSpec) -> None:
+    """Checks that a checkpoint of this training can be saved and restored (`measure.checkpoint`).
+
+    Raises:
+        RequestError: it cannot, with the reason.
+    """
+    reason = wrapper_facts(train).checkpoint_unknown
+    if train.optimizer == "deepspeed_config":
+        reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
+    if reason is not None:
+        raise RequestError(
+            f"measure.checkpoint cannot be done under {engine_in_words(train)}: {reason}", next_step="Leave it out"
+        )
+
+
+def norms_unknown(trial: Trial) -> str | None:
+    """Why the norms of the gradients of a micro-batch and of a step cannot be told; None where they can."""
+    train = trial.train
+    if trial.parallel.ranks_per_model > 1:
+        return "ranks that share a model hold parts of the gradient"
+    if trial.model.task == "segmentation":
+        return "gradients are means over pixels, of which not every image has as many"
+    if train.precision == "fp16":
+        return "fp16 scales the gradients by a factor that changes as training goes on"
+    if reason := wrapper_facts(train).norms_unknown(train):
+        return reason
+    if computation(trial) != ONE_PROCESS:
+        return f"ranks of {train.wrapper} are not known to step by one gradient"
+    return None
+
+
+def exchanges_unknown(trial: Trial) -> str:
+    """Why what one step sends is not what any other step sends, or nobody knows; empty where each step exchanges.
+
+    What scripts and imported trials send is only known as far as it was counted.
+    """
+    if trial.train.script is not None or trial.origin is not None:
+        return ""
+    steps = wrapper_facts(trial.train).steps_between_exchanges(trial.train)
+    if steps is None:
+        return f"how often {trial.train.wrapper} exchanges is not known"
+    return "" if steps == 1 else f"{trial.train.wrapper} exchanges once in {steps} steps, and single steps were counted"
+
+
+def computation(trial: Trial) -> str:
+    """Name of what a trial computes: only trials with the same name can be compared as if they trained the same.
+
+    That is `EngineFacts.trains_like`; an engine that leaves it out is like itself alone. Scripts and imported trials
+    are taken to train like one process.
+    """
+    if trial.train.script is not None or trial.origin is not None:
+        return ONE_PROCESS
+    return wrapper_facts(trial.train).trains_like or f"that of {trial.train.wrapper}"
+
+
+def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """The reasons for refusal, in the order in which they should be mended."""
+    if train.script is not None or train.arguments or train.engine == script.NAME:
+        yield from itertools.starmap(Refusal, script.unfit(train))
+        return  # how a script trains is its own affair
+    facts = of_engine(train.engine)
+    if reason := facts.unavailable(train.device):
+        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", facts.instead)
+    yield from _idle_options(train)
+    yield from _precisions(train)
+    yield from _optimizers(train)
+    yield from wrapper_facts(train).refusals(train)
+
+
+def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuses options that the engine does not read: varying them would vary nothing."""
+    stands_for = of_engine(train.engine).stands_for
+    for option in OPTIONS:
+        value = getattr(train, option)
+        if value == TrainSpec.model_fields[option].default or option == stands_for:
+            continue
+        if option not in wrapper_facts(train).options:
+            has_short_value = not isinstance(value, dict) and option not in _NAMING_ENGINES
+            shown_value = f" = {shown(value)}" if has_short_value else ""
+            what = f"train.{option}{shown_value} has no meaning under {engine_in_words(train)}"
+            yield Refusal(what, _way_to_read(option))
+
+
+def _way_to_read(option: str) -> str:
+    """What to do about an option that the engine does not read."""
+    readers = [shown(name) for name in readers_of(option)]
+    return f"Remove it, or set engine = {' or '.join(readers)}" if readers else "Remove it: no engine reads it"
+
+
+def _precisions(train: TrainSpec) -> Iterator[Refusal]:
+    if train.precision == "fp16" and train.device == "cpu":
+        yield Refusal(
+            "fp16 training needs a GPU, and this trial computes on the CPU",
+            "Use train.precision = 'bf16' or 'fp32' (take fp16 out of a DeepSpeed file), or a machine with a GPU",
+        )
+    for (name, value), refusal in wrapper_facts(train).cannot.items():
+        if getattr(train, name) == value:
+            yield refusal
+
+
+def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
+    if train.optimizer == "lamb" and wrapper_facts(train).shards(train):
+        yield Refusal(
+            "train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and "
+            f"{engine_in_words(train)} hands the optimizer flat pieces of them: it would train something else",
+            "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
+        )
+
+
+def engine_in_words(train: TrainSpec) -> str:
+    """The engine in the study's words: "train.engine = 'deepspeed' with zero_stage = 2"."""
+    facts = of_engine(train.engine)
+    naming = [facts.stands_for] if facts.stands_for else facts.name_options
+    settings = [f"{option} = {shown(getattr(train, option))}" for option in naming]
+    return f"train.engine = {shown(train.engine)}" + (f" with {', '.join(settings)}" if settings else "")

@@ -1,0 +1,119 @@
+"""PyTorch's DistributedDataParallel: gradients are averaged in buckets while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
+from vitscale.engines.shared.splits import split
+from vitscale.engines.shared.stages import Stages, stage_plan
+from vitscale.trial.trial import Trial
+
+Hook = Callable[[Any, Any], Future[Tensor]]
+"""DDP's communication hook: takes a process group and a bucket (`dist.GradBucket`)."""
+_COMPRESSED: dict[str, Hook] = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+
+class StageDdp(DistributedDataParallel):
+    """DDP around a pipeline stage, whose gradients may still travel when its last backward is over.
+
+    DDP by itself waits for them there, and torch's schedules hand the stage's own gradient on afterwards
+    (`backward_one_chunk`, then `get_bwd_send_ops`, in torch 2.13): each stage's exchange would hold up all stages
+    before it. `end_exchange` waits instead, once all is handed on.
+    """
+
+    def __init__(self, module: nn.Module, hook: Hook, **options: Any) -> None:
+        """`hook`: begins the exchange of a bucket; its future gives the mean, in the bucket itself."""
+        super().__init__(module, **options)
+        under_way: list[tuple[Future[Tensor], list[tuple[Tensor, Tensor]]]] = []
+        self._under_way = under_way
+
+        # torch compares annotations with its own types. It keeps the function, which therefore does not keep `self`.
+        def begin(group, bucket):  # type: ignore[no-untyped-def]
+            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+            under_way.append((hook(group, bucket), pairs))
+            buffer = bucket.buffer()
+            begun: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+            begun.set_result(buffer)
+            return begun
+
+        self.register_comm_hook(self.process_group, begin)
+
+    def end_exchange(self) -> None:
+        """Waits until every gradient is the mean over the ranks of the group."""
+        for exchange, pairs in self._under_way:
+            exchange.wait()
+            for parameter, mean in pairs:
+                # With gradient_as_bucket_view both are the same memory.
+                if parameter.grad is not None and parameter.grad.data_ptr() != mean.data_ptr():
+                    parameter.grad.copy_(mean)
+        self._under_way.clear()
+
+
+class DdpEngine(TorchEngine):
+    """DDP at its defaults, except for what the study sets."""
+
+    wrapped: DistributedDataParallel
+
+    @staticmethod
+    @override
+    def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
+        """The wrap order of DDP.
+
+        1. to the device and the weights' dtype: DDP broadcasts rank 0's weights from where they are, and its buckets
+           live there, in their dtype;
+        2. tokens over the ranks that share an image, where there are any: gradients are averaged over them too;
+        3. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
+        4. stages, where other ranks hold the other blocks: each is wrapped by itself;
+        5. DDP: from here on the parameters must not be replaced;
+        6. the hook that sends gradients in another dtype, or beside what other stages do: it belongs to DDP's reducer.
+        """
+        train = trial.train
+        model = model.to(device, weight_dtype(train))
+        plan = stage_plan(model, trial)
+        mesh = split(model, trial, device) if trial.parallel.ranks_per_model > 1 else None
+
+        compressed = compressed_to(train)
+
+        def distributed(module: nn.Module) -> nn.Module:
+            options: dict[str, Any] = {
+                "device_ids": [device.index] if device.type == "cuda" else None,
+                "process_group": None if mesh is None else mesh.get_group(),
+                "bucket_cap_mb": train.bucket_mib,
+                "gradient_as_bucket_view": train.gradient_as_bucket_view,
+                "static_graph": train.static_graph,
+            }
+            if plan is not None:
+                return StageDdp(
+                    module, _COMPRESSED[compressed] if compressed else default_hooks.allreduce_hook, **options
+                )
+            wrapped = DistributedDataParallel(module, **options)
+            if compressed:
+                wrapped.register_comm_hook(wrapped.process_group, _COMPRESSED[compressed])
+            return wrapped
+
+        model = with_options(model, train, plan.blocks_of(model, trial) if plan else None)
+        return distributed(model) if plan is None else Stages(model, plan, trial, distributed)
+
+    @override
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        """The context of a micro-step: gradients travel once per optimizer step.
+
+        It is around forward too, where DDP decides whether the coming backward reduces.
+        """
+        return nullcontext() if last else self.wrapped.no_sync()
+
+    @property
+    @override
+    def module(self) -> nn.Module:
+        model: nn.Module = self.wrapped.module
+        return model

@@ -1,0 +1,1 @@
+"""DeepSpeed, with ZeRO."""

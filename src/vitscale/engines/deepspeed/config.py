@@ -1,0 +1,418 @@
+"""The user's own DeepSpeed configuration: reading it, and checking it against the study.
+
+The study cannot vary what the file fixes. A field that the study leaves open is taken from the file; a field that both
+set must agree. Batch sizes are the study's to set, so the file leaves them out or says "auto".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vitscale.base.files import read_text
+from vitscale.errors import RequestError, shown, wrong_value
+from vitscale.trial.trial import TrainSpec, ZeroStage
+
+_DEEPEST = 20
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_MOST_DIGITS = 1000
+_LONGEST_LINE = 2000
+"""Longest line of a file that is no JSON, in characters."""
+
+
+class _Part(BaseModel):
+    """The keys of a configuration that this program reads; the rest is DeepSpeed's to judge."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Switch(_Part):
+    enabled: bool | None = None
+    dtype: str | None = None
+
+
+class _Zero(_Part):
+    stage: ZeroStage | None = None
+
+
+class _OptimizerParams(_Part):
+    lr: float | None = Field(default=None, gt=0.0)
+    weight_decay: float | None = Field(default=None, ge=0.0)
+    momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+
+
+class _Optimizer(_Part):
+    type: str
+    params: _OptimizerParams = _OptimizerParams()
+
+
+class _Known(_Part):
+    train_batch_size: int | None = Field(default=None, ge=1)
+    train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
+    gradient_accumulation_steps: int | None = Field(default=None, ge=1)
+    gradient_clipping: float | None = Field(default=None, ge=0.0)
+    communication_data_type: str | None = None
+    zero_optimization: _Zero = _Zero()
+    bf16: _Switch | None = None
+    bfloat16: _Switch = _Switch()
+    """What `bf16` was called; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
+    fp16: _Switch = _Switch()
+    torch_autocast: _Switch = _Switch()
+    optimizer: _Optimizer | None = None
+    wall_clock_breakdown: bool = False
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a DeepSpeed file for a study.
+
+    Raises:
+        RequestError: it cannot be read (see `load`), or gives a value of the wrong type to a key
+            that this program looks at.
+    """
+    config = load(path, next_step="train.deepspeed_config names a JSON file").values
+    _known(config)
+    return config
+
+
+class File(NamedTuple):
+    """A DeepSpeed file: its text, and the values that DeepSpeed makes of it."""
+
+    text: str
+    values: dict[str, Any]
+
+
+def load(path: Path, *, next_step: str) -> File:
+    """Reads a DeepSpeed file of at most 1 MiB, whatever its keys and values.
+
+    Raises:
+        RequestError: it is missing, too large, no text, or `parse` refuses it.
+    """
+    text = read_text(path, "DeepSpeed configuration", next_step=next_step)
+    return File(text, parse(text, shown(str(path))))
+
+
+def parse(text: str, named: str) -> dict[str, Any]:
+    """Parses the text of the DeepSpeed file `named` to the values that DeepSpeed makes of it.
+
+    DeepSpeed reads a file with `hjson.load` and refuses a key that stands twice (`DeepSpeedConfig.__init__` in
+    deepspeed/runtime/config.py, all releases since 0.8.1). Hjson is JSON with comments, commas that trail or lack,
+    and texts without quotes; a number without a fraction becomes an int below 1e10, so that 5e8 is 500000000.
+
+    Raises:
+        RequestError: it is no Hjson (with line and column where they are known), holds a key twice, is nested too
+            deeply, or is no object.
+    """
+    try:
+        config = _values(text)
+        _require_plain(config)
+    except RecursionError:
+        raise RequestError(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"]) from None
+    except IndexError:  # what hjson 3.1 raises where a comment or a text of several lines never ends
+        raise RequestError(f"{named} is no JSON or Hjson: a comment or a text in it has no end") from None
+    except ValueError as error:
+        raise RequestError(f"{named} is no JSON or Hjson{_place_and_reason(error)}") from None
+    if not isinstance(config, dict):
+        raise RequestError(f"{named} holds {shown(config)}", valid=["one object: { ... }"])
+    return config
+
+
+def is_json(text: str) -> bool:
+    """Whether a text that `parse` reads is JSON too, which is all that Transformers and Accelerate read."""
+    try:
+        json.loads(text, parse_int=_whole, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _RefusedValue(ValueError):
+    """A value in the file that this program does not take, in whatever form it is written."""
+
+
+def _values(text: str) -> Any:
+    """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson."""
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_float": _number}
+    try:
+        return json.loads(text, parse_constant=_no_constant, **hooks)
+    except _RefusedValue:
+        raise
+    except ValueError as error:
+        json_error = error
+    # hjson looks at a text without quotes again at each comma in it, which takes time by the square of its length.
+    longest = max(map(len, text.splitlines()), default=0)
+    if longest > _LONGEST_LINE:
+        reason = f"a line of {longest:,} characters is too long for Hjson, and as JSON it is wrong"
+        raise ValueError(f"{reason}{_place_and_reason(json_error)}")
+    import hjson
+
+    try:
+        return hjson.loads(text, **hooks)
+    except hjson.HjsonDecodeError:
+        if isinstance(json_error, json.JSONDecodeError):
+            raise
+        raise json_error from None  # NaN or Infinity
+
+
+def _place_and_reason(error: ValueError) -> str:
+    """The place and reason of a parser's error in words; the reason alone where it has no place."""
+    line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+    if line is None or column is None:
+        return f": {error}"
+    reason = str(getattr(error, "msg", error)).partition(" (")[0]  # hjson adds hints in brackets
+    reason = reason.replace("%r", "").strip().removesuffix("at").strip()
+    return f" at line {line}, column {column}: {reason}"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise _RefusedValue(f"key {shown(key)} stands twice in one object")
+        content[key] = value
+    return content
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise _RefusedValue(f"a whole number in it has {len(text):,} digits")
+    return int(text)
+
+
+def _number(text: str) -> int | float:
+    """Converts as hjson does: below 1e10 a number without a fraction becomes an int."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise _RefusedValue("a number in it is too large for a float")
+    return int(number) if abs(number) < 1e10 and number.is_integer() else number
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _require_plain(value: object, depth: int = 0) -> None:
+    """Raises for values that would not be read back as stored: deep nesting, infinity (1e999), half characters."""
+    if depth > _DEEPEST:
+        raise RecursionError
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _require_plain(key)
+            _require_plain(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _require_plain(item, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number in it is too large for a float")
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{shown(value)} holds half of a character")
+
+
+def _known(config: dict[str, Any]) -> _Known:
+    try:
+        return _Known.model_validate(_without_auto(config))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise RequestError(
+            "the DeepSpeed configuration: " + wrong_value(problem, next_step="Correct it there, or take it out")
+        ) from None
+
+
+def _without_auto(value: Any) -> Any:
+    """The value without keys that Hugging Face's integration sets to "auto", as if they were not there."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_auto(item) for key, item in value.items() if item != "auto"}
+
+
+def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The study fields that the file decides, by dotted name ("train.precision"), with the file's value.
+
+    Raises:
+        RequestError: two precisions are enabled at once, or autocast to another type than bfloat16.
+    """
+    known = _known(config)
+    fixed: dict[str, Any] = {
+        "train.gradient_clipping": known.gradient_clipping,
+        "train.zero_stage": known.zero_optimization.stage,
+        "train.precision": _precision(known),
+        "train.gradient_dtype": known.communication_data_type and known.communication_data_type.lower(),
+    }
+    if known.optimizer is not None:
+        params = known.optimizer.params
+        fixed["train.optimizer"] = known.optimizer.type
+        fixed["train.learning_rate"] = params.lr
+        fixed["train.weight_decay"] = params.weight_decay
+        fixed["train.momentum"] = params.momentum
+    return {field: value for field, value in fixed.items() if value is not None}
+
+
+def _precision(known: _Known) -> str | None:
+    switches = {"bf16-params": known.bf16 or known.bfloat16, "fp16": known.fp16, "bf16": known.torch_autocast}
+    enabled = [precision for precision, switch in switches.items() if switch.enabled]
+    if len(enabled) > 1:
+        what = f"the DeepSpeed configuration enables {' and '.join(enabled)} at once"
+        raise RequestError(what, valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"])
+    if not enabled:
+        # Autocast is refused and nothing else asked for, which leaves fp32.
+        return "fp32" if known.torch_autocast.enabled is False else None
+    dtype = known.torch_autocast.dtype
+    if enabled == ["bf16"] and dtype not in (None, "bfloat16", "bf16", "torch.bfloat16"):
+        raise RequestError(f"torch_autocast.dtype is {shown(dtype)} in the DeepSpeed configuration", valid=["bfloat16"])
+    return enabled[0]
+
+
+def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> list[str]:
+    """Disagreements between file and study: one sentence each, naming both values.
+
+    `study_values` holds the fields set by hand in the study (dotted names) with their values.
+    """
+    fixed = fixed_fields(config)
+    disagreements = []
+    for field, ours in study_values.items():
+        if field in fixed:
+            theirs = fixed[field]
+            same = str(ours).lower() == str(theirs).lower() if field == "train.optimizer" else ours == theirs
+            if not same:
+                disagreements.append(
+                    f"{field} is {shown(ours)} in the study but {shown(theirs)} in the DeepSpeed configuration"
+                )
+        elif key := _set_twice(config, field):
+            disagreements.append(
+                f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too"
+            )
+        elif "train.optimizer" in fixed and (key := _OF_THE_OPTIMIZER.get(field)) and not _says_auto(config, key):
+            disagreements.append(
+                f"{field} is {shown(ours)} in the study, but the DeepSpeed configuration describes the optimizer and "
+                f'leaves {key} to DeepSpeed (say "{key}": "auto" there to take the study\'s)'
+            )
+    return disagreements
+
+
+_ALSO_OF_ZERO: dict[str, tuple[str, ...]] = {
+    "train.offload": ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"),
+    "train.overlap_comm": ("overlap_comm",),
+    "train.bucket_mib": ("reduce_bucket_size",),
+    "train.gather_bucket_mib": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
+}
+"""Fields of a study that are keys of the file's zero_optimization too, under other names or in other units: only one
+may set them."""
+_ALSO_OF_THE_SCHEDULER = ("train.learning_rate_warmup_steps", "train.learning_rate_scaling")
+"""Fields of a study that the file's scheduler sets too."""
+
+
+def _set_twice(config: dict[str, Any], field: str) -> str | None:
+    """The key of the file that sets what `field` of the study sets."""
+    zero = config.get("zero_optimization")
+    for key in _ALSO_OF_ZERO.get(field, ()):
+        if isinstance(zero, dict) and zero.get(key, "auto") != "auto":
+            return f"zero_optimization.{key}"
+    return "scheduler" if field in _ALSO_OF_THE_SCHEDULER and config.get("scheduler", "auto") != "auto" else None
+
+
+_OF_THE_OPTIMIZER = {
+    "train.learning_rate": "lr",
+    "train.learning_rate_scaling": "lr",
+    "train.weight_decay": "weight_decay",
+}
+
+
+def _says_auto(config: dict[str, Any], key: str) -> bool:
+    params = config["optimizer"].get("params")
+    return isinstance(params, dict) and params.get(key) == "auto"
+
+
+def batch_values(config: dict[str, Any]) -> dict[str, int]:
+    """The keys among `BATCH_KEYS` to which the file gives a number, with that number."""
+    return _known(config).model_dump(include={*BATCH_KEYS}, exclude_none=True)
+
+
+def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:
+    """Checks the file's numeric batch keys against one trial's.
+
+    Args:
+        config: the file.
+        mode: the batch policy; a numeric `train_batch_size` fits strong-global only.
+        trial_values: each of `BATCH_KEYS` with this trial's value.
+
+    Raises:
+        RequestError: naming both values and the keys to remove.
+    """
+    given = batch_values(config)
+    wrong = []
+    for key, value in given.items():
+        if key == "train_batch_size" and mode != "strong-global":
+            wrong.append(f"{key} is {value}, but under scaling.mode = '{mode}' the global batch follows the rank count")
+        elif value != trial_values[key]:
+            wrong.append(f"{key} is {value} in the file but {trial_values[key]} in the study")
+    if wrong:
+        raise RequestError(
+            f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
+            next_step=f'Remove {", ".join(given)} from the file (or set to "auto"): the study sets them',
+        )
+
+
+def synchronised(config: dict[str, Any] | None) -> bool:
+    """Whether the file asks for timers that wait for the device; these slow the step that they measure."""
+    return config is not None and config.get("wall_clock_breakdown") is True
+
+
+_SWITCHES = (
+    "cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)  # fmt: skip
+_GROUPS = ("zero_hpz_partition_size", "mics_shard_size")
+_NO_GROUPS = (None, 0, 1, -1)
+
+
+def states_are_modelled(train: TrainSpec) -> bool:
+    """Whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
+    config = train.deepspeed_config or {}
+    zero = section(config, "zero_optimization")
+    offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
+    switched = any(flag(train, key) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
+    grouped = any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUPS)
+    scattered = flag(train, "contiguous_gradients") is False
+    masters = any(as_flag(section(config, of).get(f"{of}_master_weights_and_grads")) for of in ("bf16", "fp16"))
+    return not (offloads or switched or grouped or scattered or masters or "data_types" in config)
+
+
+def flag(train: TrainSpec, key: str) -> bool | None:
+    """A switch of `zero_optimization` in the user's file; None where that says nothing of it."""
+    return as_flag(section(train.deepspeed_config, "zero_optimization").get(key))
+
+
+def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
+    """A section of a DeepSpeed file; empty where it has none, or something else in its place."""
+    value = (config or {}).get(key)
+    return value if isinstance(value, dict) else {}
+
+
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
+"""Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
+_LARGEST_WHOLE = 2**63
+
+
+def as_flag(value: object) -> bool | None:
+    """The boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
+    if isinstance(value, str):
+        return True if value.lower() in _TRUE else False if value.lower() in _FALSE else None
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+def as_number(value: object, kind: str = "int") -> int | float | None:
+    """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
+    if isinstance(value, str):
+        whole, _, rest = value.strip().partition(".")
+        is_whole = value.isascii() and whole == whole.strip() and not rest.strip("0")
+        try:
+            value = float(value) if kind == "float" else int(whole) if is_whole else None
+        except ValueError:
+            return None
+    if isinstance(value, float):
+        return value if kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE) else None
+    return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None

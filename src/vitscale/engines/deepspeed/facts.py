@@ -1,0 +1,108 @@
+"""What DeepSpeed answers about itself, at each ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitscale.engines.deepspeed.config import as_flag, states_are_modelled
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.errors import shown
+from vitscale.trial.rank_batches import in_words
+from vitscale.trial.trial import TrainSpec
+
+_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
+"""Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
+fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
+_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers of a DeepSpeed file, in lower case, that exchange data of their own instead of gradients."""
+
+
+def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    yield from _without_effect(train)
+    yield from _fixed_micro_batch(train)
+
+
+def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
+    stage = train.zero_stage
+    if stage == 0:
+        for option in _FROM_STAGE_1:
+            if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
+                what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
+                yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
+    if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
+        yield Refusal(
+            f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
+            f"'bf16' at zero_stage = {stage}: its autocast decides, and sends linear layers in bf16, the rest in fp32",
+            "Remove it, or use precision = 'fp32' or 'bf16-params', or zero_stage = 0",
+        )
+    if train.offload == "parameters" and stage != 3:
+        yield Refusal(
+            f"train.offload = 'parameters' needs zero_stage = 3, and this is {stage}: below it every rank computes "
+            "with whole weights",
+            "Set zero_stage = 3, or offload = 'optimizer'",
+        )
+
+
+def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuses different batches per rank where a DeepSpeed file gives one micro-batch to all."""
+    fixed = (train.deepspeed_config or {}).get("train_micro_batch_size_per_gpu")
+    if train.micro_batches is not None and isinstance(fixed, int):
+        yield Refusal(
+            f"train.rank_speeds gives ranks {in_words(train.micro_batches)} images, and the DeepSpeed configuration "
+            f"says train_micro_batch_size_per_gpu = {fixed} for all of them",
+            'Remove that key from the file (or set it to "auto"), or leave rank_speeds out',
+        )
+
+
+def _norms_unknown(train: TrainSpec) -> str | None:
+    if train.engine == "accelerate":
+        return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
+    config = train.deepspeed_config or {}
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
+    if kind in _COMPRESSING:
+        return "the optimizer exchanges no gradients once it compresses"
+    if kind == "muon" and train.zero_stage > 0:
+        return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
+    if isinstance(zero, dict) and as_flag(zero.get("compute_grad_norm")) is False and train.zero_stage > 0:
+        return "the DeepSpeed file sets compute_grad_norm to false"
+    return None
+
+
+def _states_unknown(train: TrainSpec) -> str:
+    return "" if states_are_modelled(train) else "these settings of the DeepSpeed file are not modelled"
+
+
+FACTS = EngineFacts(
+    engine="vitscale.engines.deepspeed.wrap:DeepSpeedEngine",
+    title="DeepSpeed",
+    packages=("deepspeed",),
+    options=(
+        "zero_stage",
+        "offload",
+        "overlap_comm",
+        "bucket_mib",
+        "gather_bucket_mib",
+        "gradient_dtype",
+        "deepspeed_config",
+        *BLOCK_OPTIONS,
+    ),
+    name_options=("zero_stage",),
+    splits=("sequence",),
+    refusals=_refusals,
+    norms_unknown=_norms_unknown,
+    trains_like=ONE_PROCESS,
+    steps_between_exchanges=lambda _: 1,
+    shards=lambda train: train.zero_stage > 0,
+    keeps_fp32_weights=True,
+    fp16_weights=True,
+    casts_again=lambda train: train.zero_stage == 3,
+    messages="vitscale.engines.deepspeed.messages:messages",
+    states="vitscale.engines.deepspeed.states:states",
+    states_unknown=_states_unknown,
+    part_gathers="vitscale.engines.deepspeed.states:part_gathers",
+    variants=tuple(Variant(zero_stage=stage) for stage in range(4)),
+    checked=(*({"zero_stage": stage} for stage in range(4)), {"zero_stage": 2, "parallel.sequence": 2}),
+    preloaded=lambda train: (train.zero_stage > 0,),
+    marked_by="DeepSpeed",
+)

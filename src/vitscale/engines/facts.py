@@ -1,0 +1,130 @@
+"""What an engine answers about itself. No torch here: `study`, `analysis`, `prediction`, `advice` and ranks ask alike.
+
+An answer that is left out is unknown, and whoever asks says so: nothing is guessed of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import Axis, ParallelSpec
+from vitscale.trial.trial import Device, TrainSpec
+
+ONE_PROCESS = "one process"
+"""`EngineFacts.trains_like` of engines whose every step is that of one process with the whole global batch."""
+BLOCK_OPTIONS = ("activation_checkpointing", "compile")
+"""Fields of [train] that `engines.base.with_options` reads."""
+
+
+class Refusal(NamedTuple):
+    """Why an engine cannot do what is asked."""
+
+    what: str
+    """What is asked, and what prevents it."""
+    next_step: str
+    valid: tuple[str, ...] = ()
+    """What would be taken."""
+
+
+class Variant(NamedTuple):
+    """A way to train with an engine that `vitscale advise` may propose though no run used it."""
+
+    zero_stage: int = 0
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """All answers of an engine that others need. References are "module:name", and imported when needed."""
+
+    engine: str
+    """Reference to the class that trains: a `vitscale.engines.base.Engine`."""
+    title: str = ""
+    """Its name in sentences: "DDP"."""
+    label: str = ""
+    """Its name in curves and tables, where that is another one than a study writes."""
+    packages: tuple[str, ...] = ()
+    """Distributions beyond torch that decide its results; their versions are recorded."""
+    alone: bool = False
+    """Whether it trains on one rank, without a process group; what distributes is compared with it."""
+    usual: bool = False
+    """Whether it is what most would use: the reference of comparisons among engines that distribute."""
+
+    options: tuple[str, ...] = ()
+    """Fields of [train] that it reads, of those that say how training is distributed or executed (`engines.OPTIONS`);
+    others are refused."""
+    name_options: tuple[str, ...] = ()
+    """Those of `options` whose value is part of its name: "deepspeed ZeRO-2"."""
+    stands_for: str = ""
+    """The field of [train] that names the engine which wraps the model; empty: it does so itself."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values for fields of [train] that a study leaves open."""
+    splits: tuple[Axis, ...] = ()
+    """Axes of [parallel] along which several ranks may share a model under it."""
+    own_tensor_layers: bool = False
+    """Whether ranks that share matrices compute with layers of the engine's library, which leave a classifier whole."""
+
+    cannot: Mapping[tuple[str, str], Refusal] = field(default_factory=dict)
+    """(Field of [train], value) -> why it is refused."""
+    refusals: Callable[[TrainSpec], Iterator[Refusal]] = lambda _: iter(())
+    """Further refusals of a [train]."""
+    split_refusals: Callable[[ParallelSpec, ModelSpec], Iterator[Refusal]] = lambda _, __: iter(())
+    """Refusals of a model that ranks share, along axes that are among `splits`."""
+    unavailable: Callable[[Device], str | None] = lambda _: None
+    """Why it cannot run here at all; None where it can."""
+    instead: str = "Use another engine"
+    """What to do where it cannot."""
+    checkpoint_unknown: str | None = None
+    """Why no checkpoint can be saved and restored."""
+    norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
+    """Why norms of gradients cannot be told; None where they can. They cannot either where `trains_like` is not
+    `ONE_PROCESS`."""
+
+    trains_like: str = ""
+    """Name of what it computes: `ONE_PROCESS`, or a name of its own. Trials of one name are held against each other;
+    of a name of its own only those that divide the global batch alike. Empty: unknown, and no trial is."""
+    steps_between_exchanges: Callable[[TrainSpec], int | None] = lambda _: None
+    """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
+    shards: Callable[[TrainSpec], bool] = lambda _: False
+    """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    keeps_fp32_weights: bool = False
+    """Whether it keeps fp32 weights beside those of 16 bits."""
+    fp16_weights: bool = False
+    """Whether `fp16` makes its weights fp16. Other engines keep fp32 weights and cast in forward."""
+    casts_again: Callable[[TrainSpec], bool] = lambda _: False
+    """Whether backward casts the weights of linear layers again, so that autocast's copies need not be kept."""
+
+    messages: str = ""
+    """Reference to what an optimizer step sends: `(trial, shapes) -> tuple[engines.messages.Message, ...] | None`."""
+    states: str = ""
+    """Reference to what a rank holds beside activations: `(trial, shapes) -> engines.states.RankStates`."""
+    states_unknown: Callable[[TrainSpec], str] = lambda _: ""
+    """Why `states` does not tell it for this [train]; empty where it does."""
+    stage_states: str = ""
+    """Reference to what a rank holds while a micro-batch is in one of its pipeline stages, for an engine that gathers
+    weights block by block: `(trial, shapes, *, later, directly) -> RankStates`."""
+    around_parts: str = ""
+    """Reference to what it holds at each part of a model of unlike blocks, where `RankStates` does not say it:
+    `(trial, states, parts, turn) -> engines.parts.Around`."""
+    part_gathers: str = ""
+    """Reference to the weights that it gathers in each part's forward and backward:
+    `(trial, parts) -> engines.parts.PartGathers | None`."""
+
+    variants: tuple[Variant, ...] = ()
+    """What `vitscale advise` considers even if no run used it."""
+    checked: tuple[Mapping[str, Any], ...] = ()
+    """What `vitscale check --training` trains: fields of [train], and of [parallel] by dotted names."""
+    preloaded: Callable[[TrainSpec], tuple[object, ...]] = lambda _: ()
+    """What of a [train] decides which libraries `Engine.preload` imports, besides the engine and the device."""
+    gradients_on_host: Callable[[TrainSpec], bool] = lambda _: False
+    """Whether ranks of GPUs exchange gradients on the host."""
+    marked_by: str = ""
+    """How annotations in a trace begin by which its training is recognised."""
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """All its references, "module:name"."""
+        own = (self.engine, self.messages, self.states, self.stage_states, self.around_parts, self.part_gathers)
+        return tuple(filter(None, own))

@@ -1,0 +1,60 @@
+"""What FSDP2 answers about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.errors import shown
+from vitscale.trial.trial import TrainSpec
+
+
+def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    if train.engine == "accelerate" and train.device == "cpu":
+        yield Refusal(
+            "train.accelerate_backend = 'fsdp2' cannot run here: on CPU Accelerate drops its FSDP plugin without a "
+            "word and trains with DDP (AcceleratorState of Accelerate 1.15)",
+            "Use engine = 'fsdp2', or accelerate_backend = 'ddp' or 'deepspeed'",
+        )
+    if train.engine == "accelerate" and train.master_weights:
+        what = "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here"
+        yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
+    if train.master_weights and train.precision != "bf16-params":
+        what = f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32"
+        yield Refusal(what, "Set precision = 'bf16-params', or remove it")
+    if train.engine == "accelerate" and train.gradient_dtype is not None:
+        what = "train.gradient_dtype has no meaning under accelerate with FSDP2: it takes the dtype from its precision"
+        yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
+    if train.offload == "optimizer":
+        yield Refusal(
+            "train.offload = 'optimizer' has no meaning under FSDP2, which offloads weights, gradients and optimizer "
+            "together",
+            "Set offload = 'parameters'",
+        )
+    if train.offload == "parameters" and train.device == "cpu":
+        yield Refusal(
+            "train.offload = 'parameters' has no meaning under FSDP2 on the CPU: all lies in the host's memory already",
+            "Remove it, or run on a machine with a GPU",
+        )
+
+
+FACTS = EngineFacts(
+    engine="vitscale.engines.fsdp2.wrap:Fsdp2Engine",
+    title="FSDP2",
+    options=("offload", "gradient_dtype", "master_weights", "reshard_after_forward", *BLOCK_OPTIONS),
+    splits=("tensor", "sequence", "pipeline"),
+    refusals=_refusals,
+    # FSDP2 gives autograd weights of its own, so no hook sees the gradient of one micro-batch.
+    norms_unknown=lambda _: "FSDP2 scatters gradients before a rank's own can be seen whole",
+    trains_like=ONE_PROCESS,
+    steps_between_exchanges=lambda _: 1,
+    shards=lambda _: True,
+    messages="vitscale.engines.fsdp2.messages:messages",
+    states="vitscale.engines.fsdp2.states:states",
+    stage_states="vitscale.engines.fsdp2.states:stage_states",
+    around_parts="vitscale.engines.fsdp2.states:around_parts",
+    variants=(Variant(),),
+    checked=({}, {"parallel.tensor": 2}, {"parallel.tensor": 2, "parallel.shard_norms": True}),
+    gradients_on_host=lambda train: train.offload == "parameters",
+    marked_by="FSDP::",
+)

@@ -1,0 +1,1 @@
+"""Megatron-Core's data and tensor parallelism."""

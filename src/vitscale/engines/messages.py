@@ -1,0 +1,71 @@
+"""The collectives of an optimizer step, as engines ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Phase = Literal["forward", "backward", "after"]
+Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
+"""Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model), those
+along one axis of the ranks that share a model, or all ranks."""
+Kind = tuple[str, float, Group, int | None]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of an optimizer step, as an engine asks for it.
+
+    It runs beside computing where `ready` is given, and else holds it up: nothing hides it.
+    """
+
+    operation: str
+    """Name of the collective as records have it: all_reduce, all_gather, reduce_scatter, ..."""
+    tensor_bytes: float
+    """Bytes of the whole tensor, in one call."""
+    calls: float
+    """Number of calls, one right after the other."""
+    phase: Phase
+    """The phase in which it is sent. After: between backward and the end of the step."""
+    ready: float | None
+    """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
+    every_micro_step: bool
+    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step."""
+    needed: float | None = None
+    """The share of its phase after which computing waits for it (weights of a block). None: the phase's end waits."""
+
+    rows: tuple[tuple[int, int], ...] = ()
+    """(rows, elements of a row) of its tensors, where each is padded to whole rows on every rank, and so grows with
+    the ranks; empty: its size is the same on any number of ranks."""
+    padded_for: int = 1
+    """The ranks for which `tensor_bytes` holds."""
+    steps_between: int = 1
+    """Optimizer steps from one such message to the next."""
+    group: Group = "replicas"
+    images: int | None = None
+    """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
+
+    @property
+    def kind(self) -> Kind:
+        """What decides how long a call takes: two messages of one engine with the same kind take equally long."""
+        return self.operation, self.tensor_bytes, self.group, self.images
+
+    def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
+        """Bytes of the whole tensor, in one call, on `ranks` ranks of its group and with `micro_batch` images."""
+        if self.images is not None:
+            return self.tensor_bytes * micro_batch / self.images
+        if not self.rows:
+            return self.tensor_bytes
+        return self.tensor_bytes * self._elements(ranks) / self._elements(np.array([float(self.padded_for)]))
+
+    def _elements(self, ranks: Array) -> Array:
+        total: Array = sum(np.ceil(count / ranks) * ranks * size for count, size in self.rows) + np.zeros_like(ranks)
+        return total
+
+    def times(self, grad_accum: int) -> float:
+        """Calls in an optimizer step of `grad_accum` micro-steps; their mean where not every step sends it."""
+        return self.calls * (grad_accum if self.every_micro_step else 1) / self.steps_between

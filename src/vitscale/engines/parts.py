@@ -1,0 +1,82 @@
+"""A model of unlike blocks, part by part, and what an engine holds around the parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vitscale.engines.states import Parts, RankStates
+from vitscale.trial.model_counts import Module
+from vitscale.trial.trial import Trial
+
+
+class Part(NamedTuple):
+    """One piece of a model; bytes of a micro-batch.
+
+    Where sizes decide which moment is widest, every moment that can be widest is listed: each is a straight line in
+    the number of images, and their maximum is not.
+    """
+
+    kept: int = 0
+    """What it keeps for backward."""
+    forward: tuple[int, ...] = (0,)
+    """What its forward holds beside that, at each moment that can be the widest."""
+    backward: tuple[int, ...] = (0,)
+    """Gradients passed on, and those that wait, at each moment of its backward that can be the widest; what is kept is
+    there too."""
+    modules: tuple[Module, ...] = ()
+    """Its modules in the order of forward."""
+    block: int = 0
+    """The number of the wrapped block that holds it, from 1 on; outside blocks 0 before them and -1 behind them."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of all its tensors."""
+        return sum(module.elements for module in self.modules)
+
+    def cast_bytes(self, *, linear: bool) -> int:
+        """Bytes of the 16-bit copies that autocast makes of its weights; `linear`: those of linear layers too."""
+        return 2 * sum(m.elements for m in self.modules if m.macs and (linear or len(m.tensors[0]) == 4))
+
+    @property
+    def tensors(self) -> list[int]:
+        """Elements of each tensor, in the order of forward."""
+        return [math.prod(shape) for module in self.modules for shape in reversed(module.gradients)]
+
+
+class Around(NamedTuple):
+    """Bytes beside `RankStates.steady`, activations and what backward passes on."""
+
+    forward: Sequence[Parts]
+    """What is there in each part's forward."""
+    backward: Sequence[Parts]
+    """What is there in each part's backward, where it is widest: gradients included."""
+    between: Sequence[tuple[int, float, Parts]]
+    """Other moments of backward: the part, the share of it whose activations are gone, and what is there."""
+    exchange: Parts
+    """What is there when backward is over."""
+
+
+class PartGathers(NamedTuple):
+    """Weights that are gathered at each part."""
+
+    forward: Sequence[Parts]
+    backward: Sequence[Parts]
+
+
+class InTurn(NamedTuple):
+    """A stage while a micro-batch goes through it; at the end of the step, the whole rank."""
+
+    stage: int
+    """Number of the stage among the rank's own."""
+    moments: tuple[str, ...]
+    """Moments of this turn, as in `prediction.memory.moments.ORDER`."""
+    step: Trial
+    """The micro-batch as a step of its own; as the second of two where another's backward came before."""
+    states: RankStates
+    """What the wrapper holds of the stage, and what stays on the rank."""
+    beside: Parts
+    """Bytes of other micro-batches and other stages."""
+    whole: bool = False
+    """Whether the stage's weights, where they are sharded, are all gathered when the turn begins."""

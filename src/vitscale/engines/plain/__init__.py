@@ -1,0 +1,1 @@
+"""No engine: one rank, no wrapper, no process group."""

@@ -1,0 +1,1 @@
+"""What engines share inside a rank: splits and stages of a model, whole tensors, checkpoints."""

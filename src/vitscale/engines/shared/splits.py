@@ -1,0 +1,209 @@
+"""One model on several ranks: its matrices cut by torch's DTensor, its tokens exchanged for heads around attention.
+
+Ranks that share a model hold the same images, and the loss comes out the same on each of them. Everything is cut so
+that gradients are right once a data-parallel wrapper has averaged them over data x sequence:
+
+- tensor: what a rank holds whole has the same gradient on all ranks of a tensor group; each part has its own.
+- sequence: each exchange is followed backwards by its exact adjoint. A rank's loss then reaches the tokens of all, and
+  the sum over a sequence group counts each image as often as there are ranks in it; the mean counts it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel as tp
+
+from vitscale.engines.shared.swin_split import split_rows, swin_tensor_plan
+from vitscale.engines.shared.tokens import split_tokens
+from vitscale.errors import RequestError, shown
+from vitscale.models.batch_norm import norms_of
+from vitscale.models.named import PyramidSegmenter, VisionTransformer
+from vitscale.trial.model_cost import swin_shape
+from vitscale.trial.model_spec import Task
+from vitscale.trial.trial import Trial
+
+PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
+"""Axes of the mesh; replicas are data x sequence, over which gradients are averaged."""
+
+
+def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
+    """Cuts a model as the trial's layout says; before that it is whole, alike on all ranks, and on its device.
+
+    This comes before anything that wraps blocks or holds parameters, because parameters that are cut are replaced.
+
+    Returns:
+        The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence.
+    """
+    layout, swin = trial.layout, swin_shape(trial.model)
+    sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
+    axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
+    mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
+    group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
+    if trial.parallel.ranks_per_model > 1:
+        exchange_norms(model, mesh[REPLICAS].get_group(), group)
+    if group is not None:
+        if isinstance(model, VisionTransformer | PyramidSegmenter):
+            split_tokens(model, group)
+        elif swin is not None:
+            split_rows(model, swin, group)
+        else:
+            _asked(offered(model, "split_tokens", trial), trial, group)
+    if layout.tensor > 1:
+        tp.parallelize_module(model, mesh[TENSOR], tensor_plan_of(model, trial), src_data_rank=None)
+    return mesh[REPLICAS]
+
+
+def exchange_norms(model: nn.Module, replicas: dist.ProcessGroup, sequence: dist.ProcessGroup | None) -> None:
+    """Tells batch norms whose images they are over.
+
+    Synchronised ones are over those of `replicas`, and local ones over those of a data-parallel rank, which its
+    `sequence` ranks share. Tensor ranks have the same images.
+    """
+    for norm in norms_of(model):
+        norm.replicas = replicas
+        norm.group = replicas if norm.synchronised else sequence
+
+
+def tensor_plan_of(model: nn.Module, trial: Trial) -> dict[str, tp.ParallelStyle]:
+    """How a model's matrices are cut over the trial's tensor ranks, as DTensor has it.
+
+    Raises:
+        RequestError: a factory's model does not say so.
+    """
+    norms = trial.parallel.shard_norms
+    if isinstance(model, VisionTransformer | PyramidSegmenter):
+        return tensor_plan(trial.model.task, shard_norms=norms)
+    if swin_shape(trial.model) is not None:
+        return swin_tensor_plan(trial.model.task)
+    plan: dict[str, tp.ParallelStyle] = _asked(
+        offered(model, "tensor_plan", trial), trial, trial.parallel.tensor, shard_norms=norms
+    )
+    return plan
+
+
+_OFFERS = {
+    "tensor": (
+        "tensor_plan",
+        "a method tensor_plan(ranks, shard_norms) that returns styles of torch's DTensor by module",
+    ),
+    "sequence": ("split_tokens", "a method split_tokens(group) after which each rank of it takes its own tokens"),
+    "pipeline": ("in_order", "a list in_order of names of modules that make up its forward, one after the other"),
+}
+"""Axis -> what a factory's model has to offer to be split along it: its name, and a description."""
+
+
+def offered(model: nn.Module, name: str, trial: Trial) -> Any:
+    """What a factory's model offers by this name, one of `_OFFERS`.
+
+    Raises:
+        RequestError: it does not offer it; the error names the axes along which it can be split.
+    """
+    if hasattr(model, name):
+        return getattr(model, name)
+    axis, what = next((axis, what) for axis, (offer, what) in _OFFERS.items() if offer == name)
+    raise RequestError(
+        f"parallel.{axis} = {getattr(trial.parallel, axis)}: the model of {shown(trial.model.factory)}, "
+        f"{type(model).__name__}, does not say how it is split",
+        valid=[f"parallel.{axis}" for axis, (offer, _) in _OFFERS.items() if hasattr(model, offer)],
+        next_step=f"Give it {what} (docs/parallelism.md), or leave parallel.{axis} out",
+    )
+
+
+def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: Any) -> Any:
+    """What a model's offer returns; with a ValueError the model refuses, such as ranks that do not divide its heads."""
+    try:
+        return offer(*arguments, **named)
+    except ValueError as error:
+        what = f"model.factory {shown(trial.model.factory)} cannot be split over these ranks: {error}"
+        raise RequestError(what, next_step="Change [parallel], or the model") from error
+
+
+def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
+    """How DTensor cuts a ViT: in each block attention by heads and the MLP by its width, and the classifier by classes.
+
+    The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. Heads
+    of segmentation stay whole too: their convolutions read all channels.
+
+    Args:
+        task: the model's task.
+        shard_norms: whether tokens of norms and residuals are cut too. The all-reduce after each pair of matrices then
+            becomes a reduce-scatter there and an all-gather before the next pair.
+    """
+    block = "vit.layers.*"
+    plan: dict[str, tp.ParallelStyle] = {
+        f"{block}.{name}": tp.ColwiseParallel()
+        for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.fc1")
+    }
+    if task == "classification":
+        plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
+    # One DTensor for all matrices that read it: their gradients are added and then reduced once, instead of three times
+    # for queries, keys and values.
+    own = Shard(1) if shard_norms else Replicate()
+    for name in (f"{block}.attention", f"{block}.mlp"):
+        plan[name] = tp.PrepareModuleInput(
+            input_layouts=(own,), desired_input_layouts=(Replicate(),), use_local_output=False
+        )
+    if not shard_norms:
+        return plan | {f"{block}.attention.o_proj": tp.RowwiseParallel(), f"{block}.mlp.fc2": tp.RowwiseParallel()}
+    # They are DTensors from the first block to the last norm: a local part alone does not tell that parts are unequal.
+    plan |= {
+        f"{block}.{name}": tp.RowwiseParallel(output_layouts=own, use_local_output=False)
+        for name in ("attention.o_proj", "mlp.fc2")
+    }
+    for name in (f"{block}.layernorm_before", f"{block}.layernorm_after", "vit.layernorm"):
+        plan[name] = tp.SequenceParallel()
+    plan["vit.layers.0"] = tp.PrepareModuleInput(
+        input_layouts=(Replicate(),), desired_input_layouts=(own,), use_local_output=False
+    )
+    plan["vit"] = tp.PrepareModuleOutput(output_layouts=(own,), desired_output_layouts=(Replicate(),))
+    return plan
+
+
+def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
+    """Squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
+
+    `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. Where k of N
+    ranks hold a part, each of them counts 1/k of it, and one all-reduce adds up.
+
+    Args:
+        gradients: those of this rank's parameters; they have been averaged.
+        ranks: N, the ranks that hold any part of what this rank holds; in a pipeline those of its stages.
+
+    Raises:
+        RuntimeError: no parameter has a gradient.
+    """
+    if not gradients:
+        raise RuntimeError("no parameter has a gradient")
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+    for gradient in gradients:
+        parts = 1
+        if isinstance(gradient, DTensor):
+            for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+                parts *= 1 if placement.is_replicate() else size
+            gradient = gradient.to_local()
+        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square() * (parts / ranks)
+    dist.all_reduce(total)
+    return total
+
+
+def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None:
+    """Scales gradients so that their norm over all ranks is `largest` at most, as `clip_grad_norm_` does."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    factor = (largest / (squared_gradient_norm(gradients, ranks).sqrt() + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(factor.to(local.dtype))
+
+
+def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:
+    """The process group, one of `groups`, of this rank; all ranks make all groups, in the same order."""
+    own: dist.ProcessGroup
+    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+    return own

@@ -1,0 +1,389 @@
+"""Records the optimizer steps of one rank, whoever trains: vitscale's own loop, or a user's script through a Probe.
+
+One object drives what goes around a step: the clock, the profiler, the counters of resources and traffic, the rank's
+progress and its record. It knows nothing of models and data.
+
+    recorder.begin_epoch(epoch, steps=range(100))  # all ranks meet, the clock starts
+    for batch in batches:
+        recorder.begin_step()
+        loss = train(batch)
+        recorder.end_step(images=len(batch), loss=loss)
+        if recorder.has_profile:
+            recorder.read_profile(lambda unknown: unknown)
+    measures = recorder.end_epoch()
+
+A step is timed from the end of the one before, so that the wait for its data counts wherever that is fetched. What is
+no training goes between `pause` and `resume`. Steps after `count_traffic` are not recorded: what they send is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitscale.engines.step_schedule import timed_stretch
+from vitscale.probes.resources import ResourceProbe
+from vitscale.probes.steps import Explainer, LineOf, Phase, StepClock, finish_device_work, step_clock
+from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
+from vitscale.store import RankLog
+from vitscale.store.records import PhaseLine, ResourcesLine, StepLine
+from vitscale.trial.trial import StepWindow, Trial
+from vitscale.worker import extensions
+from vitscale.worker.group import barrier
+from vitscale.worker.rank_process import RankInfo
+
+
+class EpochMeasures(NamedTuple):
+    """Figures of an epoch that is over."""
+
+    wall_seconds: float
+    """Seconds from its first step to the end of its last, pauses included."""
+    resources: ResourcesLine
+    """Resources used in its longest stretch of timed steps, and its memory."""
+
+
+class StepRecorder:
+    """Records one rank's steps. All ranks call `begin_epoch`, `resume` and `read_profile` at the same steps."""
+
+    def __init__(
+        self, trial: Trial, rank: RankInfo, device: torch.device, log: RankLog, planned_windows: Sequence[StepWindow]
+    ) -> None:
+        """Opens the counters of this rank's machine, and starts the profiler once if it is to be used.
+
+        The process group exists by now, if there is to be one.
+
+        Args:
+            trial: says how many steps warm up, and whether traces are kept.
+            rank: which rank this is.
+            device: what it computes on.
+            log: gets a line for each step, and the lines of profiles and traffic.
+            planned_windows: window of each step, from the first on; steps beyond are like the last one.
+        """
+        self._windows = planned_windows
+        self._warmup_steps = trial.window.warmup_steps
+        self._rank = rank
+        self._device = device
+        self._log = log
+        self._clock: StepClock[LineOf] = step_clock(device)
+        self._explainer = Explainer(device, rank.world_size, log.path.parent if trial.window.traces else None)
+        self.phase: Phase = self._explainer.phase
+        """Context for a part of a step, by its name."""
+        self.resources = ResourceProbe(device, rank.local_rank)
+        self._traffic = TrafficCounter()
+
+        self.step = 0
+        """Number of the step under way, and between two steps that of the next one."""
+        self.window = self._window_of(0)
+        """Window of that step."""
+        self.epoch = 0
+        """Epoch that is written beside each step."""
+        self.step_seconds = 0.0
+        """Seconds of all steps written so far."""
+        self.is_paused = True
+        """Whether the clock stands still: `resume` comes before the next step."""
+        self.has_profile = False
+        """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
+        self.steps_to_count = 0
+        """Number of steps to come that are not recorded: see `count_traffic`."""
+        self._step_context: AbstractContextManager[object] | None = None
+        """Context around the step under way; None between two steps."""
+        self._first_step: _FirstStep | None = None
+        self._met_before: int | None = None
+        """The explained step before which ranks have met."""
+        self._stretch = TimedStretch(self.resources, epoch=0, planned=range(0))
+        self._epoch_began = 0.0
+        if "explained" in planned_windows:
+            self._explainer.warm_up()
+
+    # Epochs and pauses
+
+    def begin_epoch(self, epoch: int, steps: range) -> None:
+        """Starts the clock before an epoch's first step, on all ranks together.
+
+        Args:
+            epoch: its number.
+            steps: numbers of its steps. A script's are one epoch here, whatever it calls one.
+        """
+        self.epoch = epoch
+        finish_device_work(self._device)
+        self.resources.begin_epoch()
+        planned = timed_stretch(self._windows, self._warmup_steps, steps)
+        self._stretch = TimedStretch(self.resources, epoch, planned)
+        self.resume()
+        self._epoch_began = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stops the clock for what is no training, and drops the step under way."""
+        self._undo_step()
+        finish_device_work(self._device)
+        self._stretch.end(self.step)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Starts the clock, on all ranks together."""
+        self.is_paused = False
+        finish_device_work(self._device)
+        if not self.is_counting:
+            # Before the barrier: a driver's time to answer one rank must not let the others wait in a step.
+            self._stretch.begin_if_planned(self.step)
+        barrier()
+        finish_device_work(self._device)
+        self._stretch.start_clocks()
+        self._clock.start()
+
+    def end_epoch(self) -> EpochMeasures:
+        """Waits for the device, and writes what is known of the epoch's steps only now."""
+        finish_device_work(self._device)
+        wall_seconds = time.perf_counter() - self._epoch_began
+        self._stretch.end(self.step)
+        resources = self.resources.with_memory(self._stretch.line())
+        self._write_steps(self._clock.drain())
+        return EpochMeasures(wall_seconds, resources)
+
+    def close(self) -> None:
+        """Ends the threads that watch the machine; steps may still be counted."""
+        self.resources.close()
+
+    # Steps
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether steps are counted rather than recorded."""
+        return self.steps_to_count > 0
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self._step_context is not None
+
+    def begin_first_step(self) -> None:
+        """Begins to watch what the first step compiles, and how long it takes. `begin_step` does so itself, unless
+        something that belongs to the first step comes before it."""
+        self._first_step = _FirstStep()
+
+    def begin_step(self) -> None:
+        """Begins the next step; does nothing within a step."""
+        if self._step_context is not None:
+            return
+        if self.steps_to_count:
+            is_usual = self.steps_to_count <= COUNTED_STEPS
+            self._step_context = self._traffic.step(self.step) if is_usual else nullcontext()
+            self._step_context.__enter__()
+            return
+        if self.step == self._stretch.planned.stop:
+            self._stretch.end(self.step)
+        if self.window == "explained" and not self._explainer.explaining:
+            self._begin_block()
+        if self.step == 0 and self._first_step is None:
+            self.begin_first_step()
+        self._step_context = self._explainer.step(self.step)
+        self._step_context.__enter__()
+
+    def end_step(self, images: int, loss: Tensor) -> None:
+        """Ends the step when all of its work has been issued.
+
+        Args:
+            images: its images on this rank.
+            loss: this rank's mean loss (scalar); it is read later, so that nothing waits for the device.
+
+        Raises:
+            OSError: the record cannot be written any more.
+        """
+        if self.steps_to_count:
+            self._end_counted_step()
+            return
+        if self.step + 1 == self._stretch.planned.start:
+            # In the step before the stretch, which is not timed, counters may be asked.
+            self._stretch.begin_if_planned(self.step + 1)
+        warmup = self.step < self._warmup_steps
+        line = partial(StepLine, step=self.step, epoch=self.epoch, images=images, warmup=warmup, window=self.window)
+        self._write_steps(self._clock.mark(line, loss))
+        self._leave_step()
+        if self._first_step is not None:
+            self._log.write(self._first_step.end(self._device))
+            self._first_step = None
+        was_explained = self.window == "explained"
+        self.step += 1
+        self.window = self._window_of(self.step)
+        if was_explained:
+            self.has_profile = self.window != "explained" or self.step == len(self._windows)
+        self._log.check()
+
+    def drop_step(self) -> None:
+        """Leaves the step under way as if it had not begun, and the profile that it is in. The clock starts anew."""
+        if self._step_context is None:
+            return
+        self._undo_step()
+        if self._stretch.is_sampled:  # what this step has used cannot be told from what was used before it
+            self._stretch.discard()
+            self._stretch.begin_if_planned(self.step)
+        self._clock.start()  # without a barrier: it may be this rank alone that goes on after an error
+
+    def abort(self) -> None:
+        """Undoes what the step under way has changed in this process; waits for nothing, so that errors may call it."""
+        self._leave_step(_StepDropped())  # else the counter of traffic would take the step for a whole one
+        if self._first_step is not None:
+            self._first_step.end_watch()
+            self._first_step = None
+
+    def _undo_step(self) -> None:
+        if self._step_context is not None:
+            self.abort()
+            self._explainer.drop_block()
+
+    def _leave_step(self, dropped: _StepDropped | None = None) -> None:
+        context = self._step_context
+        self._step_context = None
+        if context is not None:
+            context.__exit__(None if dropped is None else _StepDropped, dropped, None)
+
+    def _window_of(self, step: int) -> StepWindow:
+        if step < len(self._windows):
+            return self._windows[step]
+        return self._windows[-1] if self._windows else "light"
+
+    def _write_steps(self, timed: Sequence[tuple[LineOf, float, float]]) -> None:
+        for line_of, seconds, loss in timed:
+            self.step_seconds += seconds
+            self._log.write(line_of(seconds=seconds, loss=loss))
+
+    # Profiles
+
+    def _begin_block(self) -> None:
+        """Starts the profiler. Ranks then meet, else the explained step would wait for one whose profiler is slower to
+        start; but not again for a block that is begun a second time."""
+        self._explainer.begin_block()
+        if self._met_before != self.step:
+            barrier()
+            self._met_before = self.step
+        self._clock.start()
+
+    @property
+    def named_phases(self) -> frozenset[str]:
+        """Phases that were named in the block of explained steps."""
+        return self._explainer.named_phases
+
+    def read_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        """Writes what the profiler saw in a block; then ranks go on together. A pause of tens of milliseconds.
+
+        Args:
+            with_reasons: the parts of a step that are unknown, each with its reason -> these with the caller's own.
+        """
+        self.has_profile = False
+        for line in self._explainer.end_block(self._rank.rank):
+            self._log.write(line.model_copy(update={"unknown": dict(with_reasons(line.unknown))}))
+        barrier()
+        self._clock.start()
+
+    # Traffic
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of the process group; None where this rank is in none."""
+        return None if self._traffic.backend == NO_GROUP else self._traffic.backend
+
+    def count_traffic(self, first_usual: int = 0) -> None:
+        """Records none of the `steps_to_count` steps to come, and counts what the last of them send. Without a process
+        group there are none.
+
+        Args:
+            first_usual: the first step that sends what all later ones do, as far as the caller's work goes.
+        """
+        self.window = "light"
+        if self.backend is None:
+            return
+        first_counted = max(self.step, first_usual, FIRST_USUAL_STEP)
+        self.steps_to_count = first_counted + COUNTED_STEPS - self.step
+
+    def _end_counted_step(self) -> None:
+        self._leave_step()
+        self.step += 1
+        self.steps_to_count -= 1
+        self._log.alive()
+        if self.steps_to_count == 0:
+            for line in self._traffic.lines():
+                self._log.write(line)
+        self._log.check()
+
+
+class _StepDropped(Exception):
+    """Leaves the context of a step that is dropped, so that nothing of it is recorded."""
+
+
+class _FirstStep:
+    """The first step, which may compile: a phase of start-up."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._watch = extensions.watched()
+        self._compiled = self._watch.__enter__()
+
+    def end(self, device: torch.device) -> PhaseLine:
+        """Ends it once the device has done its work; returns its record."""
+        finish_device_work(device)
+        self.end_watch()
+        seconds = time.perf_counter() - self._began
+        return PhaseLine(name="first_step", seconds=seconds, compiled=tuple(self._compiled))
+
+    def end_watch(self) -> None:
+        """Stops watching what is compiled."""
+        self._watch.__exit__(None, None, None)
+
+
+class TimedStretch:
+    """The resources that a rank used in the longest unbroken stretch of an epoch's timed steps.
+
+    One stretch is planned; a pause ends it, and the rest of the plan is the next one.
+    """
+
+    def __init__(self, probe: ResourceProbe, epoch: int, planned: range) -> None:
+        """`planned`: the steps that would be one stretch without pauses."""
+        self.planned = planned
+        self._probe = probe
+        self._epoch = epoch
+        self._first_step: int | None = None
+        """First step of the stretch that is sampled now; None between stretches."""
+        self._longest = range(0)
+        self._line: ResourcesLine | None = None
+        """The record of the longest stretch so far."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a stretch has begun and not ended."""
+        return self._first_step is not None
+
+    def begin_if_planned(self, step: int) -> None:
+        """Begins to sample before this step, if it is planned."""
+        if step in self.planned or step == self.planned.start:  # the plan is empty where an epoch has no steps
+            self._probe.begin()
+            self._first_step = step
+
+    def start_clocks(self) -> None:
+        """Begins the stretch's time here, after ranks have met since it began."""
+        if self._first_step is not None:
+            self._probe.start_clocks()
+
+    def end(self, next_step: int) -> None:
+        """Ends a stretch before `next_step`, if there is one, and keeps its record if none before it was longer."""
+        if self._first_step is None:
+            return
+        steps = range(self._first_step, next_step)
+        self._first_step = None
+        line = self._probe.end(self._epoch, steps)
+        if len(steps) >= len(self._longest):
+            self._longest = steps
+            self._line = line
+
+    def discard(self) -> None:
+        """Ends a stretch that holds what belongs to none."""
+        self._first_step = None
+
+    def line(self) -> ResourcesLine:
+        """Returns the record of the longest stretch; of no steps where none was timed."""
+        return self._line if self._line is not None else self._probe.end(self._epoch, range(0))

@@ -1,0 +1,395 @@
+"""The steps of a user's own loop inside a study, as the script marks them by its Probe.
+
+They go to a `StepRecorder`, as those of vitscale's own loop do. What is of scripts alone stands here: a step begins
+where the previous one has ended; images, micro-steps and precision are checked against the study; a loop over the
+batches of a loader finds out by itself where its steps end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from vitscale.engines.step_schedule import windows
+from vitscale.probes.matmul import measured_matmul
+from vitscale.processes.heartbeat import PROGRESS
+from vitscale.store import RankLog
+from vitscale.store.records import EpochLine, ModelLine, PhaseLine
+from vitscale.store.results import RunHeader
+from vitscale.trial.trial import samples_used, steps_per_epoch
+from vitscale.worker.environment import start_line
+from vitscale.worker.rank_process import RankInfo
+from vitscale.worker.recorder import StepRecorder
+from vitscale.worker.script_arguments import SCRIPT_PHASES, ScriptPhase, images_in
+
+_UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
+_NO_BATCH: Any = object()
+_PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+
+
+class _BatchLoop:
+    """A script's loop over the batches of one loader, which says nothing of where its steps end."""
+
+    def __init__(self) -> None:
+        self.images_in_hand: int | None = None
+        """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
+        self.optimizer_stepped = False
+        """Whether an optimizer has stepped since that batch."""
+        self.short_images: int | None = None
+        """Images of the latest step if they were too few, which is right if no batch follows."""
+
+
+class ScriptSteps:
+    """One rank's steps of a script."""
+
+    def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
+        """`began`: `time.perf_counter()` as the script began."""
+        trial = header.trial
+        self._header = header
+        self._trial = trial
+        self._rank = rank
+        self._log = log
+        self._began = began
+        self._step_images = trial.train.micro_batch * trial.train.grad_accum
+        """Images of this rank in each step, as the study says."""
+        self.last_step = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
+        """Number of steps to record; None: as many as the script takes."""
+        self.done = False
+        """Whether nothing more is to be measured."""
+        self._recorder: StepRecorder | None = None
+        """None before the first step: only then do the device and the process group exist."""
+        self._loop: _BatchLoop | None = None
+        """The loop over batches that the script is in."""
+        self._is_training = False
+        """Whether the script has begun to train the step under way, rather than wait for its data."""
+        self._losses: list[torch.Tensor | float] = []
+        """Losses of the micro-steps of the step under way."""
+        self._stretch_began = 0
+        """First step since the latest pause."""
+        self._dropped_steps = 0
+        """Steps that a pause ended before they were over."""
+        self._model = ModelLine(
+            parameters=None,
+            gradient_dtype=None,
+            synchronised_timing=None,
+            dataset_fingerprint=header.dataset_fingerprint,
+            train_samples=trial.data.samples,
+            held_out_samples=None,
+        )
+
+    # What a script calls by its Probe
+
+    @property
+    def step(self) -> int:
+        """Number of the step under way, and between two steps that of the next one."""
+        return 0 if self._recorder is None else self._recorder.step
+
+    @contextmanager
+    def one_step(self, images: int) -> Iterator[None]:
+        """Measures one optimizer step of `images` images on this rank.
+
+        Raises:
+            ValueError: the study says other images.
+        """
+        self.begin_step()
+        self._is_training = True
+        try:
+            yield
+        except BaseException:
+            self.drop_step()
+            raise
+        self.end_step(images)
+
+    def batches(
+        self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
+    ) -> Iterator[Any]:
+        """Yields a loader's batches, and ends a step after every `accumulate` of them; see `Probe.steps`.
+
+        Raises:
+            ValueError: `accumulate` is not what the trial has.
+        """
+        self._check_accumulation(accumulate)
+        self._resume()
+        loop = self._loop = _BatchLoop()
+        try:
+            batches = iter(loader)
+            while not self.done:
+                self.begin_step()
+                step_images = 0
+                for micro_step in range(accumulate):
+                    with self.phase("data"):
+                        batch = next(batches, _NO_BATCH)
+                    if batch is _NO_BATCH:
+                        return
+                    if loop.short_images is not None:
+                        self._check_images(loop.short_images)
+                    step_images += images_in(batch, images, accumulate)
+                    self._is_training = True
+                    if micro_step == accumulate - 1:
+                        loop.images_in_hand = step_images
+                        loop.optimizer_stepped = False
+                    yield batch
+                self._end_step_of(loop)
+        finally:
+            self._loop = None
+            self._pause()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leaves out what is not training. A step under way is dropped, unless a loop's optimizer has stepped in it."""
+        loop = self._loop
+        if loop is not None and loop.optimizer_stepped:
+            self._end_step_of(loop)
+        if self._is_training:
+            self._dropped_steps += 1
+        # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
+        self._pause()
+        yield
+        self._resume()
+
+    @contextmanager
+    def phase(self, name: ScriptPhase) -> Iterator[None]:
+        """Marks a part of a step.
+
+        Raises:
+            ValueError: no phase has this name: its time would be in no part.
+        """
+        if name not in SCRIPT_PHASES:
+            raise ValueError(f"probe.phase({name!r}): a phase is one of {', '.join(map(repr, SCRIPT_PHASES))}")
+        if self._recorder is None:
+            yield
+            return
+        with self._recorder.phase(name):
+            yield
+        if name in ("data", "h2d"):
+            PROGRESS.phase = "script"
+
+    def add_loss(self, value: torch.Tensor | float) -> None:
+        """Takes the loss of a micro-step."""
+        if self.done:  # no step would ever take it
+            return
+        self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
+
+    def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
+        """Takes what is known of the model that is trained; None changes nothing.
+
+        Raises:
+            ValueError: `precision` is not what the trial has.
+        """
+        if precision is not None and precision != self._trial.train.precision:
+            raise ValueError(
+                f"probe.describe(precision={precision!r}), and this trial has train.precision = "
+                f"{self._trial.train.precision!r}: correct one of the two"
+            )
+        changes: dict[str, int] = {}
+        if parameters is not None:
+            changes["parameters"] = parameters
+        if flops_per_image is not None:
+            changes["flops_per_image"] = round(flops_per_image)
+        self._model = self._model.model_copy(update=changes)
+        if self._recorder is not None:
+            self._log.write(self._model)
+
+    # One step
+
+    def begin_step(self) -> None:
+        """Begins the next step, unless it has begun or enough is measured."""
+        if self.done:
+            return
+        if self._recorder is None:
+            self._recorder = self._start()
+        if self._recorder.is_paused:
+            self._resume()
+        self._recorder.begin_step()
+        PROGRESS.phase = "script"
+
+    def end_step(self, images: int, *, last: bool = False) -> None:
+        """Ends the step under way, and begins the next one.
+
+        Args:
+            images: its images on this rank.
+            last: whether it is its loader's last, which may have fewer images than the others.
+
+        Raises:
+            ValueError: the study says other images.
+        """
+        is_short_rest = last and 0 < images < self._step_images
+        if not is_short_rest:
+            self._check_images(images)
+        recorder = self._recorder
+        self._is_training = False
+        if recorder is None or not recorder.is_in_step:
+            self._pause()  # an earlier pause has dropped this step; what came after it belongs to none
+            return
+        recorder.end_step(images, self._mean_loss())
+        if recorder.has_profile:
+            recorder.read_profile(self._with_unnamed_phases)
+        if recorder.step == self.last_step:
+            self._record_epoch(recorder)
+            recorder.count_traffic()
+        is_recorded = self.last_step is not None and recorder.step >= self.last_step
+        if is_recorded and not recorder.is_counting:
+            self.done = True
+            PROGRESS.phase = "script, measured"
+        self.begin_step()
+
+    def drop_step(self) -> None:
+        """Leaves the step under way as if it had not begun."""
+        self._is_training = False
+        self._losses = []
+        if self._recorder is not None:
+            self._recorder.drop_step()
+
+    def _end_step_of(self, loop: _BatchLoop) -> None:
+        """Ends the step whose last batch a loop has in hand, unless it has ended."""
+        images = loop.images_in_hand
+        loop.images_in_hand = None
+        loop.optimizer_stepped = False
+        if images is None:
+            return
+        is_short = images < self._step_images
+        loop.short_images = images if is_short else None
+        self.end_step(images, last=is_short)
+
+    def _pause(self) -> None:
+        """Stops the clock, and drops the step under way."""
+        self._is_training = False
+        self._losses = []
+        if self._recorder is not None and not self.done:
+            self._recorder.pause()
+
+    def _resume(self) -> None:
+        """Goes on with training after something else: the ranks' clocks start together."""
+        recorder = self._recorder
+        if recorder is None or self.done:
+            return
+        recorder.pause()
+        if recorder.step > self._stretch_began:  # two pauses without a step between them are no epoch
+            recorder.epoch += 1
+            self._stretch_began = recorder.step
+        recorder.resume()
+
+    # From the first step to the last
+
+    def _start(self) -> StepRecorder:
+        """Begins to record, before the first step."""
+        trial = self._trial
+        train = trial.train
+        rank = self._rank
+        script_seconds = time.perf_counter() - self._began
+        device = device_of(self._header)
+        images = samples_used(trial.data.samples, trial.data.fraction)
+        per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
+        planned_steps = self.last_step or per_epoch * (train.epochs or 0)
+        recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
+        self._log.write(start_line(self._header, rank, device, recorder.backend))
+        self._log.write(PhaseLine(name="script", seconds=script_seconds))
+        self._log.write(self._model)
+        register_optimizer_step_post_hook(self._note_optimizer)
+        recorder.begin_epoch(0, range(planned_steps))
+        return recorder
+
+    def _note_optimizer(self, *_: object) -> None:
+        """Notes that an optimizer has stepped: torch calls this after each of its steps."""
+        if self._loop is not None:
+            self._loop.optimizer_stepped = True
+
+    def _record_epoch(self, recorder: StepRecorder) -> None:
+        """Records all steps as one epoch, and ends the threads that watch the machine."""
+        resources = recorder.end_epoch().resources
+        self._log.write(resources)
+        self._log.write(
+            EpochLine(
+                epoch=0,
+                steps=recorder.step,
+                images=None,
+                seconds=recorder.step_seconds,
+                complete=False,
+                train_loss=None,
+                train_accuracy=None,
+                held_out_loss=None,
+                held_out_accuracy=None,
+                peak_bytes=recorder.resources.peak_bytes(resources),
+            )
+        )
+        recorder.close()
+
+    def end(self) -> None:
+        """Ends the measurement after the script.
+
+        Raises:
+            RuntimeError: it has ended too early.
+        """
+        self._pause()
+        recorder = self._recorder
+        if self.last_step is not None and self.step < self.last_step:
+            raise RuntimeError(
+                f"the script ended after {self.step} of {self.last_step} optimizer steps (measure.warmup_steps + "
+                f"measure.steps): {self._advice_for_more_steps(self.last_step)}"
+            )
+        if recorder is None:
+            raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")
+        if self.last_step is None:
+            self._record_epoch(recorder)
+        rate = measured_matmul(device_of(self._header), self._trial.train.precision)
+        if rate is not None:
+            self._log.write(rate)
+
+    def _advice_for_more_steps(self, last_step: int) -> str:
+        if self.step + self._dropped_steps < last_step:
+            return "let it train until probe.done, or set measure.steps lower"
+        return (
+            f"{self._dropped_steps} more were left out because probe.pause() came before they were over. After an "
+            "optimizer that is not torch's a loop over probe.steps cannot tell: mark each step by "
+            "`with probe.step(images):`, and pause behind it"
+        )
+
+    # Parts of the record
+
+    def _mean_loss(self) -> torch.Tensor:
+        """Mean of the losses of this step (scalar); NaN, which a record has as null, where there are none."""
+        losses = self._losses
+        self._losses = []
+        if not losses:
+            return torch.tensor(math.nan)
+        device = device_of(self._header)
+        return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=device) for loss in losses]).mean()
+
+    def _with_unnamed_phases(self, unknown: Mapping[str, str]) -> dict[str, str]:
+        """Parts of a step that are unknown, each with its reason: also those whose phase the script does not name."""
+        named_phases = frozenset[str]() if self._recorder is None else self._recorder.named_phases
+        reasons: dict[str, str] = {}
+        for phase, part in _PART_OF_PHASE.items():
+            if phase not in named_phases:
+                reasons[part] = _UNNAMED.format(phase=phase)
+        return {**reasons, **unknown}
+
+    # Checks against the study
+
+    def _check_accumulation(self, accumulate: int) -> None:
+        if accumulate != self._trial.train.grad_accum:
+            raise ValueError(
+                f"probe.steps(accumulate={accumulate}), and this trial has train.grad_accum = "
+                f'{self._trial.train.grad_accum}: hand it on to the script by "{{grad_accum}}"'
+            )
+
+    def _check_images(self, images: int) -> None:
+        if images != self._step_images:
+            train = self._trial.train
+            raise ValueError(
+                f"the script trains {images} images in this optimizer step of rank {self._rank.rank}, and the study "
+                f"says {self._step_images} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
+                f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
+            )
+
+
+def device_of(header: RunHeader) -> torch.device:
+    """The device that the script has chosen, of the trial's kind."""
+    kind = header.trial.train.device
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

@@ -97,7 +97,6 @@ def test_trials_of_two_algorithms_are_not_held_against_each_other() -> None:
     [
         ("averaged", "averaged exchanges once in 8 steps, and single steps were counted"),
         ("silent", "how often silent exchanges is not known"),
-        ("ddp", "the recorder of gloo was found empty, though 2 ranks trained together"),
     ],
 )
 def test_a_counted_step_without_exchange_is_no_statement_about_others(engine: str, reason: str) -> None:

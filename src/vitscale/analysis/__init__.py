@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
@@ -33,7 +34,7 @@ from vitscale.base.processors import usable_cores
 from vitscale.present.document import Finding
 from vitscale.store.packs import pack_files
 from vitscale.store.reading import folder_of, load, read_study, without_collection, without_lines
-from vitscale.store.results import Results, Run, StudyRecord
+from vitscale.store.results import Results, Run, StudyRecord, Unread
 
 __all__ = [
     "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse",
@@ -55,6 +56,8 @@ class Analysis:
     curves: tuple[CurveResult, ...]
     problems: tuple[str, ...]
     """What in the records could not be used, and why."""
+    unread: tuple[Unread, ...]
+    """Finished runs that cannot be read; every answer from this analysis begins with them (`store.unread`)."""
     runs: Sequence[Run]
     combine_unlike: bool
 
@@ -70,7 +73,8 @@ class Analysis:
     @without_collection()
     def findings(self) -> tuple[Finding, ...]:
         """What to know before trusting a figure, and what to do."""
-        return findings(list(self.trials.values()), self.curves, self.study, self.runs)
+        of_results = findings(list(self.trials.values()), self.curves, self.study, self.runs)
+        return (*_of_unread(self.unread), *of_results)
 
     @cached_property
     @without_collection()
@@ -119,14 +123,14 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     if count < 2 or "polars" in sys.modules or (study := read_study(folder)) is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
-    def part(trials: Sequence[str]) -> tuple[dict[str, TrialResult], tuple[Run, ...], tuple[str, ...]]:
+    def part(trials: Sequence[str]) -> _Part:
         loaded = load(folder, frozenset(trials))
         slim = {id(run): without_lines(folder, run) for run in loaded.runs}
         summaries = {
             trial_id: replace(result, records=tuple(slim[id(run)] for run in result.records))
             for trial_id, result in _summaries(loaded, trials, combine_unlike).items()
         }
-        return summaries, tuple(slim.values()), loaded.problems
+        return _Part(summaries, tuple(slim.values()), loaded.problems, loaded.unread)
 
     # Packs mostly hold runs in the order of their trials.
     trials = sorted(study.trials)
@@ -134,12 +138,25 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
     summaries = {
         trial_id: replace(result, trial=study.trials[trial_id])
-        for summaries, _, _ in parts
-        for trial_id, result in summaries.items()
+        for part_read in parts
+        for trial_id, result in part_read.summaries.items()
     }
-    runs = tuple(run for _, runs, _ in parts for run in runs)
-    problems = tuple(dict.fromkeys(problem for _, _, problems in parts for problem in problems))
-    return _analysis(summaries, Results(study=study, runs=runs, problems=problems), combine_unlike)
+    results = Results(
+        study=study,
+        runs=tuple(run for part_read in parts for run in part_read.runs),
+        problems=tuple(dict.fromkeys(problem for part_read in parts for problem in part_read.problems)),
+        unread=tuple(dict.fromkeys(unread for part_read in parts for unread in part_read.unread)),
+    )
+    return _analysis(summaries, results, combine_unlike)
+
+
+class _Part(NamedTuple):
+    """What one process has read of a folder."""
+
+    summaries: dict[str, TrialResult]
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]
+    unread: tuple[Unread, ...]
 
 
 def _summaries(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialResult]:
@@ -170,9 +187,16 @@ def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_un
         trials=trials,
         curves=curves,
         problems=(*results.problems, *notes),
+        unread=results.unread,
         runs=results.runs,
         combine_unlike=combine_unlike,
     )
+
+
+def _of_unread(unread: Sequence[Unread]) -> Iterator[Finding]:
+    """A warning for each file of finished runs that cannot be read."""
+    for one in unread:
+        yield Finding("unread", "warning", one.reason, f"{one.remedy[:1].upper()}{one.remedy[1:]}.")
 
 
 def _by_name(note: str, trial: TrialResult) -> str:

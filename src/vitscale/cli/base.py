@@ -10,10 +10,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from typing_extensions import override
 from vitscale.errors import RequestError, shown
 from vitscale.present.document import Document
 from vitscale.present.terminal import show
+
+if TYPE_CHECKING:
+    from vitscale.store.results import Unread
 
 VERBS = {
     "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
@@ -260,15 +263,37 @@ def silence(stream: TextIO) -> None:
 
 
 def answer(
-    verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
+    verb: str,
+    fields: Callable[[], Mapping[str, Any]],
+    document: Callable[[], Document],
+    *,
+    unread: Sequence[Unread] | None,
+    json: bool,
+    verbose: bool,
 ) -> None:
-    """Prints what a verb has found: as JSON where --json asks for it, else for a terminal."""
-    if json:
-        from vitscale.present.data import envelope  # with msgspec, for which help need not wait
+    """Prints what a verb has found: as JSON where --json asks for it, else for a terminal.
 
-        sys.stdout.write(envelope(verb, fields()))
+    Args:
+        verb: the verb.
+        fields: makes the fields of the JSON.
+        document: makes what a terminal shows.
+        unread: what cannot be read of the results that the answer rests on, with which either form begins; None: it
+            rests on none.
+        json: whether --json is given.
+        verbose: whether to show folded parts.
+    """
+    from vitscale.store.unread import (
+        beginning_with_unread,
+        unread_fields,
+    )  # with pydantic, which help need not wait for
+
+    if json:
+        from vitscale.present.data import envelope  # with msgspec
+
+        of_results = {} if unread is None else {"unread": unread_fields(unread)}
+        sys.stdout.write(envelope(verb, {**of_results, **fields()}))
     else:
-        show(ProgramConsole(), document(), verbose)
+        show(ProgramConsole(), beginning_with_unread(document(), unread or ()), verbose)
 
 
 def write_new(path: Path, text: str) -> None:

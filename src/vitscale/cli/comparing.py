@@ -111,6 +111,7 @@ def _compare(
     from vitscale import analysis
     from vitscale.analysis.counterparts import side_by_side
     from vitscale.pages.side_by_side import Compared, compared_document, compared_fields
+    from vitscale.store.unread import beginning_with_unread
 
     if page is not None and page.suffix not in _PAGE_SUFFIXES:
         raise RequestError(f"-o names {shown(page.name)}", valid=["FILE.html", "FILE.md"])
@@ -126,9 +127,16 @@ def _compare(
     answer = Compared.of(named_results, pairs, limit)
     document = compared_document(answer)
     if page is not None:
-        _write_page(page, document, json=json)
+        _write_page(page, beginning_with_unread(document, answer.unread), json=json)
     if json or page is None:
-        base.answer("compare", partial(compared_fields, answer), lambda: document, json=json, verbose=verbose)
+        base.answer(
+            "compare",
+            partial(compared_fields, answer),
+            lambda: document,
+            unread=answer.unread,
+            json=json,
+            verbose=verbose,
+        )
     if answer.is_failed or (strict and answer.is_undecided):
         raise typer.Exit(1)
 

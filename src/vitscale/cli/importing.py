@@ -83,7 +83,12 @@ def import_(
     done = import_logs(logs, taken, options, results)
     told_for = taken if log_format == "auto" else ""
     answer(
-        "import", lambda: _fields(done, results), lambda: _document(done, results, told_for), json=json, verbose=verbose
+        "import",
+        lambda: _fields(done, results),
+        lambda: _document(done, results, told_for),
+        unread=None,
+        json=json,
+        verbose=verbose,
     )
 
 

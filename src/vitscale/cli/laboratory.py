@@ -81,7 +81,7 @@ def lab_status(json: JsonOption = False) -> None:
     if not (labs or wrong or json):
         ProgramConsole().print("There is no lab. Make one: vitscale lab up", highlight=False)
     elif labs or json:
-        answer("lab", lambda: status_fields(labs), lambda: status_document(labs), json=json, verbose=True)
+        answer("lab", lambda: status_fields(labs), lambda: status_document(labs), unread=None, json=json, verbose=True)
 
 
 def up_lines(lab: Laboratory) -> list[str]:

@@ -77,11 +77,12 @@ def predict(
         "--checkpoint-seconds": checkpoint_seconds,
         "--node-mtbf": node_mtbf,
     }
-    asking = PredictAsking(results, analysis.analyse_folder(results), counts, series)
+    analysed = analysis.analyse_folder(results)
+    asking = PredictAsking(results, analysed, counts, series)
     answered = asking.answer(options)
     of_answer = answered.forecast, answered.finishes, asking.remarks(answered, options)
     fields, document = partial(predict_fields, *of_answer), partial(predict_document, *of_answer)
-    base.answer("predict", fields, document, json=json, verbose=verbose)
+    base.answer("predict", fields, document, unread=analysed.unread, json=json, verbose=verbose)
 
 
 @app.command()
@@ -220,6 +221,7 @@ def advise(
         write_advice_chart(advice, chart)
     remarks = asking.remarks(advice, options)
     document = partial(advice_document, advice, launch, start, remarks)
-    base.answer("advise", partial(advice_fields, advice, study, remarks), document, json=json, verbose=verbose)
+    fields = partial(advice_fields, advice, study, remarks)
+    base.answer("advise", fields, document, unread=analysed.unread, json=json, verbose=verbose)
     if not advice.met:
         raise typer.Exit(1)

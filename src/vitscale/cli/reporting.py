@@ -77,6 +77,7 @@ def report(
     from vitscale.prediction import answering, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.store.reading import without_collection
+    from vitscale.store.unread import beginning_with_unread
 
     if to_standard_output:
         if len(wanted) > 1 or wanted[0] not in outputs.TO_STANDARD_OUTPUT:
@@ -113,6 +114,8 @@ def report(
     if with_tables:
         show(console, terminal_document(analysed, [f"Report: {files[0]}"]), verbose)
         return
+    if analysed.unread:
+        show(console, beginning_with_unread(Document("", ()), analysed.unread), verbose)
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.present.document import Document, Paragraph
-from vitscale.present.terminal import lines, redraws
+from vitscale.present.terminal import lines, redraws, show
 from vitscale.present.units import counted, size
 
 
@@ -46,8 +46,9 @@ def export(
     if output.exists() and output.stat().st_size and not bundles.is_bundle(output):
         next_step = "Name another file with -o; a bundle of before is replaced"
         raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)
-    study = store.load(results).study  # refuses what no verb could read again
-    files = bundles.write_bundle(store.folder_of(results), output, redact=redact)
+    read = store.load(results)  # refuses what no verb could read again
+    study = read.study
+    files = bundles.write_bundle(store.folder_of(results), output, redact=redact, unread=read.unread)
     with output.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -62,19 +63,22 @@ def export(
         told = "Its texts may still tell of you in words: look into it, then send it." if redact else ""
         return Document("", (Paragraph(what),), (told,) if told else ())
 
-    answer("export", fields, document, json=json, verbose=verbose)
+    answer("export", fields, document, unread=read.unread, json=json, verbose=verbose)
 
 
 def _send(results: Path, to: str, folder: Path) -> None:
     from vitscale import analysis
     from vitscale.pages.sinks import SINKS, send
+    from vitscale.store.unread import beginning_with_unread
 
     if to not in SINKS:
         raise unknown("tracker", to, SINKS)
-    sent, known = send(to, analysis.analyse_folder(results), folder)
+    analysed = analysis.analyse_folder(results)
+    sent, known = send(to, analysed, folder)
     there = f"; {counted(known, 'run')} there already" if known else ""
     where = f" in {folder}" if to == "tensorboard" else ""
-    ProgramConsole().print(f"{counted(sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
+    document = Document("", (Paragraph(f"{counted(sent, 'run')} sent to {to}{where}{there}"),))
+    show(ProgramConsole(), beginning_with_unread(document, analysed.unread))
 
 
 _LOOK_SECONDS = 2.0
@@ -102,7 +106,14 @@ def watch(
     took = time.monotonic() - began
     console = ProgramConsole()
     if once or json or not redraws(console):
-        answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
+        answer(
+            "watch",
+            partial(view_fields, view),
+            lambda: view_document(view, results),
+            unread=None,
+            json=json,
+            verbose=True,
+        )
         return
     try:
         with Live(console=console, auto_refresh=False) as live:

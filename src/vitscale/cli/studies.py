@@ -57,7 +57,7 @@ def plan(
         return
     estimate = _estimate(planned, predict_from, price, gpu_memory, skip_unfit=skip_unfit)
     fields, document = partial(plan_fields, planned, estimate), partial(plan_document, planned, estimate)
-    base.answer("plan", fields, document, json=json, verbose=verbose)
+    base.answer("plan", fields, document, unread=estimate.expected.unread, json=json, verbose=verbose)
 
 
 @app.command()
@@ -211,7 +211,9 @@ def check(
     record, path = preflight.run_check(target, wanted, output, lambda line: say.print(line, highlight=False))
     findings = preflight.judged(record)
     told = (record, findings, path)
-    base.answer("check", lambda: check_fields(*told), lambda: check_document(*told), json=json, verbose=verbose)
+    base.answer(
+        "check", lambda: check_fields(*told), lambda: check_document(*told), unread=None, json=json, verbose=verbose
+    )
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -230,7 +232,7 @@ def _check_training(
     bundle = results / "bundle.tar.gz"
     write_bundle(results, bundle, redact=True, beside=fields)
     document = partial(training.training_document, results, bundle, proved, missing, findings)
-    base.answer("check", lambda: fields | {"bundle": str(bundle)}, document, json=json, verbose=verbose)
+    base.answer("check", lambda: fields | {"bundle": str(bundle)}, document, unread=None, json=json, verbose=verbose)
     if findings:
         raise typer.Exit(1)
 
@@ -264,6 +266,7 @@ def lint(
         "lint",
         lambda: linter.lint_fields(file, findings, setting),
         lambda: linter.lint_document(file, findings, setting),
+        unread=None,
         json=json,
         verbose=verbose,
     )

@@ -43,7 +43,7 @@ from vitscale.prediction.start_up import OF_FORKS
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.store.reading import RUNS_LEFT_OUT
+from vitscale.store.unread import beginning_with_unread
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
@@ -225,10 +225,9 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: those that cannot be read, of the study, of other ranks, or for intervals; empty where
-    none are."""
-    if damaged := next((problem for problem in analysis.problems if problem.endswith(RUNS_LEFT_OUT)), ""):
-        return f"put a file back from a copy, or delete it, and `vitscale run` does its runs again: {damaged}."
+    """Which runs are missing: of the study, of other ranks, or for intervals; empty where none are."""
+    if any(one.is_pack for one in analysis.unread):
+        return ""  # what to do with it, before `vitscale run` does anything, is said before all else
     missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
     if missing:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
@@ -337,10 +336,11 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         if trial.outcome not in ("completed", None)
     ]
     warned = [finding for finding in analysis.findings if finding.severity == "warning"]
-    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # "Next" says these
+    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats", "unread")]  # said elsewhere
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
     chosen, missing = choosing.fastest(analysis), what_to_run(analysis)
-    lost = [problem for problem in analysis.problems if "left out" in problem and problem not in missing]
+    told_first = tuple(one.reason for one in analysis.unread[:1])
+    lost = [problem for problem in analysis.problems if "left out" in problem and not problem.startswith(told_first)]
     unread = [f"problem: {problem}" for problem in lost[:_MOST_PROBLEMS]]
     unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
     fastest = ""
@@ -361,7 +361,8 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         doc.Section(all_curves, tuple(mode_tables(analysis).values()), folded=True),
         doc.Section("what else to know", tuple(notes), folded=True) if notes else None,
     ]
-    return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+    document = doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+    return beginning_with_unread(document, analysis.unread)
 
 
 _MOST_SUMMARY_ROWS = 8

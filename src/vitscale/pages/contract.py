@@ -53,6 +53,7 @@ from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
+from vitscale.store.unread import unread_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -70,6 +71,7 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "r
         "resolutions": resolutions.as_json(analysis),
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
+        "unread": unread_fields(analysis.unread),
         "problems": list(analysis.problems),
         "predictions": list(map(prediction_table.prediction, forecast.predictions if forecast else ())),
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],

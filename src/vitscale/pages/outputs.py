@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,6 +33,7 @@ from vitscale.present.drawing import FIGURE_FORMATS, picture, pictures
 from vitscale.present.html import to_html
 from vitscale.store.lines import WINDOWS, Steps
 from vitscale.store.results import Results, Run
+from vitscale.store.unread import beginning_with_unread, unread_sentence
 
 if TYPE_CHECKING:
     import polars
@@ -72,7 +74,8 @@ class Reported:
         if kind == "json":
             return to_json(self.analysis, self.forecast)
         if kind == "methods":
-            document = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+            methods = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+            document = beginning_with_unread(methods, self.analysis.unread)
         else:
             document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
         if kind == "html":
@@ -329,6 +332,10 @@ class Frames:
         return to_markdown(terminal_document(self._analysis))
 
 
+class UnreadWarning(UserWarning):
+    """Finished runs are missing from the frames, for they cannot be read."""
+
+
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
     """The frames of a results folder, or of a bundle of it.
 
@@ -338,5 +345,11 @@ def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
 
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
+
+    Warns:
+        UnreadWarning: finished runs cannot be read, and are in no frame.
     """
-    return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)
+    read = store.load(Path(results).expanduser())
+    if read.unread:
+        warnings.warn(unread_sentence(read.unread), UnreadWarning, stacklevel=2)
+    return Frames(read, combine_unlike=combine_unlike)

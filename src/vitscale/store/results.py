@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -186,9 +186,30 @@ class StudyRecord(Record):
     """The program that wrote it last, as in `RunHeader`; null in older formats."""
 
 
+class Unread(NamedTuple):
+    """A file of finished runs that cannot be read, in whole or in part."""
+
+    file: str
+    """Its path in the results folder; of a broken line the run's folder."""
+    reason: str
+    """A clause that names it: "packs/000002-ab.parquet cannot be read: it is damaged"."""
+    remedy: str
+    """What to do, as a clause."""
+    results: str = ""
+    """Name of the results, where an answer rests on several; empty else."""
+
+    @property
+    def is_pack(self) -> bool:
+        """Whether it holds many runs. `vitscale run` begins nothing while one is unread."""
+        return self.file.startswith("packs/")
+
+
 class Results(Record):
     """A results folder read back: finished runs of this study, and what was left out and why."""
 
     study: StudyRecord
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
+    """All that was left out, and why; what is `unread` too."""
+    unread: tuple[Unread, ...] = ()
+    """Finished runs without which every answer is made, for they cannot be read."""

@@ -27,6 +27,7 @@ from vitscale.present.document import Block, Bullets, Choice, Code, Document, Fi
 from vitscale.present.drawing import FIGURE_FORMATS, pictures
 from vitscale.present.html import to_html
 from vitscale.store import write_whole
+from vitscale.store.unread import beginning_with_unread, unread_fields
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
 
@@ -83,7 +84,8 @@ def findings(study: PublishedStudy, material: Material) -> list[str]:
 def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
     """What a terminal shows: the claims' sentences, and the files that were written."""
     told = Bullets(tuple(findings(study, material)))
-    return Document("", (told,), tuple(f"Written: {path}" for path in written))
+    document = Document("", (told,), tuple(f"Written: {path}" for path in written))
+    return beginning_with_unread(document, material.analysis.unread)
 
 
 def _write(study: PublishedStudy, material: Material, folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -107,7 +109,7 @@ def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) ->
     tables = study.tables(material)
     makers = {
         "html": lambda: _to_html(study, material, drawn, tested, tables),
-        "json": lambda: _to_json(study, drawn, tested, tables),
+        "json": lambda: _to_json(study, material, drawn, tested, tables),
     }
     return {kind: makers[kind]() for kind in formats if kind in makers}, drawn
 
@@ -128,7 +130,7 @@ def _to_html(
     blocks.append(Section("Source", (Paragraph(study.reading),)))
     subtitle = f"{shown} of {len(drawn)} figures drawn"
     subtitle += f"; {len(drawn) - shown} say what data they lack" if shown < len(drawn) else ""
-    document = Document(material.analysis.study.name, tuple(blocks))
+    document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
 
@@ -151,9 +153,12 @@ def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
 
-def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]) -> str:
-    """The envelope around `source`, `claims`, `figures` and `tables`."""
+def _to_json(
+    study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
+) -> str:
+    """The envelope around `unread`, `source`, `claims`, `figures` and `tables`."""
     content = {
+        "unread": unread_fields(material.analysis.unread),
         "source": study.source,
         "claims": {key: list(entries) for result in tested for key, entries in result.entries.items()},
         "figures": [

@@ -99,7 +99,7 @@ def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
         "vitscale", "version", "program", "study", "trials", "curves", "waterfalls", "resolutions", "comparisons",
-        "verdicts", "problems", "predictions", "prediction_scores",
+        "verdicts", "unread", "problems", "predictions", "prediction_scores",
     ]  # fmt: skip
     assert content["version"] == 8
     for trial in content["trials"]:

@@ -14,6 +14,7 @@ import pytest
 
 from prediction_factory import resolved_study
 from results_factory import write_results
+from study_factory import toml
 from vitscale import cli
 from vitscale.pages.outputs import UnreadWarning
 from vitscale.pages.outputs import load as load_frames
@@ -184,9 +185,16 @@ def test_a_bundle_of_what_is_left_is_read_and_says_what_it_lacks(
     for file in (bundle, again):
         printed = call("predict", file)
         assert printed.words.startswith(
-            f"Finished runs are missing from this answer; ask for a bundle of whole results: not in this bundle: "
-            f"packs/{pack} cannot be read"
+            f"Finished runs are missing from this answer; ask for a bundle of whole results, for this one was made without "
+            f"them: packs/{pack} cannot be read"
         ), printed
         with contextlib.suppress(FileExistsError):
             call("export", bundle, "-o", again)
     assert len(load(bundle).runs) == len(load(damaged).runs)
+
+
+def test_a_plan_that_predicts_from_results_says_it(damaged: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "study.toml").write_text(toml())
+    printed = call("plan", tmp_path / "study.toml", "--from", damaged)
+    assert printed.words.startswith(BEGINNING), printed
+    assert len(json.loads(call("plan", tmp_path / "study.toml", "--from", damaged, "--json").out)["unread"]) == 1

@@ -36,7 +36,7 @@ Model = TypeVar("Model", bound=BaseModel)
 RESTORE_PACK = "put the file back from a copy, or delete it, and `vitscale run` does its runs again"
 RESTORE_RUN = "put the file back from a copy, or delete its run's folder, and `vitscale run` does the run again"
 RESTORE_IMPORT = "put the file back from a copy, or import again into a new folder"
-RESTORE_BUNDLE = "ask for a bundle of whole results"
+RESTORE_BUNDLE = "ask for a bundle of whole results, for this one was made without them"
 _LONGEST_REASON = 300
 """Letters of a reason that a bundle, which may be anybody's, gives."""
 
@@ -333,7 +333,7 @@ def _left_out_of_bundle(results: Path) -> list[Unread]:
     if not isinstance(left_out, dict):
         return []
     return [
-        Unread(file, f"not in this bundle: {printable(str(reason))[:_LONGEST_REASON]}", RESTORE_BUNDLE)
+        Unread(file, printable(str(reason))[:_LONGEST_REASON], RESTORE_BUNDLE)
         for file, reason in left_out.items()
         if is_pack_file(file) and not (results / file).exists()
     ]

@@ -185,8 +185,8 @@ def test_a_bundle_of_what_is_left_is_read_and_says_what_it_lacks(
     for file in (bundle, again):
         printed = call("predict", file)
         assert printed.words.startswith(
-            f"Finished runs are missing from this answer; ask for a bundle of whole results, for this one was made without "
-            f"them: packs/{pack} cannot be read"
+            "Finished runs are missing from this answer; ask for a bundle of whole results, for this one was made "
+            f"without them: packs/{pack} cannot be read"
         ), printed
         with contextlib.suppress(FileExistsError):
             call("export", bundle, "-o", again)

@@ -315,7 +315,7 @@ def load(
     if interrupted:
         problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
     if study.imported is not None:
-        unread = [one._replace(remedy=RESTORE_IMPORT) for one in unread]
+        unread = [one if one.remedy == RESTORE_BUNDLE else one._replace(remedy=RESTORE_IMPORT) for one in unread]
     read_runs = tuple(runs[name] for name in wanted if name in runs)
     return Results(study=study, runs=read_runs, problems=tuple(problems), unread=tuple(unread))
 

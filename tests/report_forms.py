@@ -13,6 +13,7 @@ from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
 from vitscale.present.markdown import to_markdown
 from vitscale.present.terminal import lines
+from vitscale.present.unread import beginning_with_unread
 
 
 def page(analysis: Analysis, forecast: Forecast | None = None) -> str:
@@ -28,7 +29,8 @@ def latex(analysis: Analysis) -> str:
 
 
 def terminal(analysis: Analysis, width: int = 80, *, verbose: bool = False) -> list[str]:
-    return [line.plain for line in lines(terminal_document(analysis, ["Report: x"]), width, verbose)]
+    document = beginning_with_unread(terminal_document(analysis, ["Report: x"]), analysis.unread)
+    return [line.plain for line in lines(document, width, verbose)]
 
 
 def views(analysis: Analysis, forecast: Forecast | None = None) -> dict[str, FigureView]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitscale.api.sharing import ExportResult, SendResult, WatchResult, export, send, watch
     from vitscale.api.starting import InitResult, init
     from vitscale.errors import RequestError, StoreError, VitscaleError
-    from vitscale.pages.outputs import Frames, load
+    from vitscale.pages.outputs import Frames, UnreadWarning, load
     from vitscale.prediction.answering import Changes
     from vitscale.worker.callbacks import composer_callback, lightning_callback, trainer_callback
     from vitscale.worker.probe import Probe
@@ -50,6 +50,7 @@ __all__ = [
     "StoreError",
     "TrainingCheckResult",
     "TrainingPlan",
+    "UnreadWarning",
     "VitscaleError",
     "WatchResult",
     "advise",
@@ -88,7 +89,7 @@ _MODULES = {
     "vitscale.api.sharing": ("ExportResult", "SendResult", "WatchResult", "export", "send", "watch"),
     "vitscale.api.starting": ("InitResult", "init"),
     "vitscale.errors": ("RequestError", "StoreError", "VitscaleError"),
-    "vitscale.pages.outputs": ("Frames", "load"),
+    "vitscale.pages.outputs": ("Frames", "UnreadWarning", "load"),
     "vitscale.prediction.answering": ("Changes",),
     "vitscale.worker.callbacks": ("composer_callback", "lightning_callback", "trainer_callback"),
     "vitscale.worker.probe": ("Probe",),

@@ -61,16 +61,38 @@ def test_what_ranks_time_is_counted_in(device: str, hours: str) -> None:
     assert units.ranks_time(device, "h") == hours.removesuffix("ours")
 
 
+@pytest.mark.parametrize(
+    ("hours", "words"),
+    [
+        (7.47e-05, "0.269 rank-seconds"),
+        (0.0, "0 rank-seconds"),
+        (0.16, "576 rank-seconds"),
+        (1 / 6, "10.0 rank-minutes"),
+        (1.99, "119 rank-minutes"),
+        (2.0, "2.00 rank-hours"),
+        (1234.5, "1,234 rank-hours"),
+    ],
+)
+def test_a_small_time_of_ranks_is_in_seconds_or_minutes(hours: float, words: str) -> None:
+    assert units.rank_time(hours, "cpu") == words
+    assert units.rank_time(hours, "cuda") == words.replace("rank", "GPU")
+
+
+def test_a_column_of_ranks_time_has_the_unit_of_the_largest() -> None:
+    unit = units.rank_time_unit([0.001, None, 0.5], "cuda", short=True)
+    assert (unit.sign, unit.text(0.001), unit.text(0.5)) == ("GPU-min", "0.0600", "30.0")
+
+
 def test_advice_on_a_cpu_has_no_gpu_hours(tmp_path: Path) -> None:
     advice = advice_on(started_by("torchrun"), tmp_path)
     text = shown(advice_document(advice, [], None), verbose=True)
-    assert "rank-h" in text
+    assert "rank-s" in text
     assert "at most 10.0 rank-hours" in text
     assert "GPU-" not in text
     assert advice_fields(advice, None)["limits"]["budget_unit"] == "rank-hours"
     option = advice.chosen
     assert option is not None
-    assert "rank-hours" in study_text("advised", option, advice.trials[option.series], advice.work)
+    assert "rank-seconds" in study_text("advised", option, advice.trials[option.series], advice.work)
 
 
 def test_advice_on_gpus_has_them() -> None:

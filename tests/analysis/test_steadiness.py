@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prediction_factory import resolved_study
-from results_factory import one_curve, write_results
+from results_factory import make_curve, make_results, make_trial, one_curve, steady_run, write_results
 from vitscale import cli
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, steady_first
@@ -61,6 +61,27 @@ def test_a_verb_says_it_before_all_else_and_in_json(
     assert json.loads(capsys.readouterr().out)["unstable_runs"] == said
     printed(tmp_path / "steady", verb, "--json")
     assert json.loads(capsys.readouterr().out)["unstable_runs"] is None
+
+
+def test_every_verb_and_the_page_have_the_number_of_all_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A training without an engine is the noisiest, and no curve that `predict` continues has it."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "argv", [])
+    measured = resolved_study({1: [0.1, 0.12, 0.14], 2: [0.104, 0.105, 0.106]})
+    plain = make_trial("none", 1)
+    runs = [steady_run(plain, seconds, repeat) for repeat, seconds in enumerate((0.1, 0.2, 0.4))]
+    curves = [
+        (curve, [measured.study.trials[point.trial_id] for point in curve.points]) for curve in measured.study.curves
+    ]
+    study = make_results([*curves, (make_curve([plain]), [plain])], [*measured.runs, *runs])
+    write_results(study, tmp_path / "results")
+    said = sentence(analyse(study))
+    assert "2 of 3 trials are above 5 %" in said
+    for verb in ("predict", "advise"):
+        printed(tmp_path / "results", verb, "--json")
+        assert json.loads(capsys.readouterr().out)["unstable_runs"] == said
 
 
 def test_the_page_begins_what_next_with_it() -> None:

@@ -99,11 +99,12 @@ class Hostile(VerbResult):
 
     verb = "lint"
     summary = HOSTILE
+    unread = None
 
-    def fields(self) -> dict[str, str]:
+    def _answer_fields(self) -> dict[str, str]:
         return {"text": HOSTILE}
 
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         laid = table([DocumentColumn(HOSTILE)], [[HOSTILE]], title=HOSTILE, notes=[HOSTILE], folded=True)
         finding = Finding(HOSTILE, "error", HOSTILE, HOSTILE)
         section = Section(HOSTILE, (Bullets((HOSTILE,)),), folded=True)

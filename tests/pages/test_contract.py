@@ -98,8 +98,8 @@ def _segmenting(run: Run) -> Run:
 def test_the_whole_contract_is_there() -> None:
     content = strict(to_json(analyse(rich_study())))
     assert list(content) == [
-        "vitscale", "version", "program", "study", "trials", "curves", "waterfalls", "resolutions", "comparisons",
-        "verdicts", "problems", "predictions", "prediction_scores",
+        "vitscale", "version", "program", "unread", "study", "trials", "curves", "waterfalls", "resolutions",
+        "comparisons", "verdicts", "problems", "predictions", "prediction_scores",
     ]  # fmt: skip
     assert content["version"] == 8
     for trial in content["trials"]:

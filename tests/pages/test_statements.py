@@ -388,7 +388,7 @@ def test_ddp_and_deepspeed_that_are_not_told_apart_are_chosen_together() -> None
 
 
 def test_hours_of_a_cpu_are_not_gpu_hours() -> None:
-    for device, unit in (("cpu", "rank-hours"), ("cuda", "GPU-hours")):
+    for device, unit in (("cpu", "rank-seconds"), ("cuda", "GPU-seconds")):
         trials = [make_trial(gpus=gpus, device=device) for gpus in (1, 2)]
         runs = [steady_run(trial, 0.1 * trial.world.size**0.5, repeat) for trial in trials for repeat in range(3)]
         analysis = analyse(make_results([(make_curve(trials), trials)], runs))
@@ -402,7 +402,7 @@ def test_hours_of_a_cpu_are_not_gpu_hours() -> None:
             if isinstance(block, Figure) and block.name == "scaling"
         )
         labels = {choice.label for choice in chart.controls["measure"]}
-        assert (unit in labels, len({"rank-hours", "GPU-hours"} & labels)) == (True, 1)
+        assert (unit in labels, len({"rank-seconds", "GPU-seconds"} & labels)) == (True, 1)
 
 
 def test_whose_start_up_is_added_is_said_where_ranks_are_forks() -> None:

@@ -375,6 +375,22 @@ def test_a_pack_that_ends_its_decoder_costs_a_plain_folder_only_its_runs(
         read_pack(folder / "packs" / name)
 
 
+def test_a_pack_that_ends_its_decoder_is_left_out_of_the_bundle_of_its_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pack_finished(folder)
+    runs = len(load(folder).runs)
+    bad = aborting(_small_pack(tmp_path_factory))
+    name = f"000000-{parquet.content_digest(bad)}.parquet"
+    (folder / "packs" / name).write_bytes(bad)
+    bundle = folder / "b.tar.gz"
+    write_bundle(folder, bundle, redact=False, unread=load(folder).unread)
+    back = load(bundle)
+    (unread,) = back.unread
+    assert (len(back.runs), unread.file) == (runs, f"packs/{name}")
+    assert unread.reason.startswith(f"packs/{name} cannot be read: it has ended the process")
+
+
 def test_a_pack_that_asks_for_more_than_its_share_of_memory_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

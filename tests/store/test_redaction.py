@@ -291,3 +291,35 @@ def test_a_value_has_one_stand_in_whatever_it_is_recognised_by() -> None:
     in_log = redactor.text(f"writes to {file} at {revision}")
     assert in_study == f'environment = {{ NCCL_DEBUG_FILE = "{record["settings"]["NCCL_DEBUG_FILE"]}" }}'
     assert in_log == f"writes to {record['settings']['NCCL_DEBUG_FILE']} at {record['git_revision']}"
+
+
+def test_a_share_of_windows_is_taken_out_as_a_path() -> None:
+    redactor = Redactor()
+    share = r"\\fileserver\share\jdoe\data.csv"
+    for text in (f"reading {share} now", f"{share!r}", f'"{share}"', f"file={share}"):
+        redacted_text = redactor.text(text)
+        assert not any(word in redacted_text for word in ("fileserver", "share", "jdoe", "data.csv")), redacted_text
+    assert redactor.text(f"reading {share} now").endswith(" now")
+    assert redactor.text(r"the pattern \\d+ of 3") == r"the pattern \\d+ of 3"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host:8080/api?key=abcdef&project=customer",
+        "https://10.1.2.3:8443/customer/api#abcdef",
+        "grpc://gw.example.com:443?project=customer",
+        "http://user@[2001:db8::7]:80/customer",
+    ],
+)
+def test_what_follows_the_port_of_a_url_is_taken_out(url: str) -> None:
+    text = Redactor().text(f"GET {url} 200 in 3 ms")
+    assert not any(word in text for word in ("customer", "abcdef", "api", "example")), text
+    assert text.endswith(" 200 in 3 ms")
+
+
+def test_what_follows_the_port_of_a_known_host_is_taken_out_without_a_scheme() -> None:
+    redactor = Redactor()
+    redactor.learn("host", ["node7"])
+    assert "customer" not in redactor.text("store at node7:29500/customer")
+    assert redactor.text("500 images/s at 12:30/h") == "500 images/s at 12:30/h"

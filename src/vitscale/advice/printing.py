@@ -99,11 +99,11 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     if not asked:
         return
     columns = _columns(advice, [*asked.values()], lambda option: _seconds_cell(option.seconds))
-    rest = _rest(advice)
+    rest = _rest(advice, [*asked.values()])
     names: dict[Candidate, str] = {}
     rows, whole = [], []
     for question, option in asked.items():
-        same = f"the same as the {names[option.candidate]}" if option.candidate in names else ""
+        same = f"= {names[option.candidate]}" if option.candidate in names else ""
         cells = [doc.Cell(same, spans=len(columns))] if same else [form(option) for form in columns.values()]
         rows.append((doc.Cell(question), *cells))
         whole += [] if same else [(doc.Cell(question), *(form(option) for form in rest.values()))]
@@ -169,20 +169,29 @@ def _seconds_cell(between: Estimate | None) -> doc.Cell:
     return doc.Cell(units.seconds(between.value), units.bounds(between.low, between.high, unit.text))
 
 
-def _amount_cell(between: Estimate | None) -> doc.Cell:
+_AS_IT_IS = units.Unit(1.0, "")
+
+
+def _amount_cell(between: Estimate | None, unit: units.Unit = _AS_IT_IS) -> doc.Cell:
     if between is None:
         return doc.Cell(units.UNKNOWN)
-    return doc.Cell(number(between.value), units.bounds(between.low, between.high))
+    return doc.Cell(unit.text(between.value), units.bounds(between.low, between.high, unit.text))
 
 
-def _rest(advice: Advice) -> dict[doc.Column, CellOf]:
+def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
+    """The unit in which the time of all ranks of some options stands in a column."""
+    return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
+
+
+def _rest(advice: Advice, options: Sequence[Option]) -> dict[doc.Column, CellOf]:
     """What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting."""
+    spent = _spent_unit(advice, options)
     return {
         doc.Column("limits met", words=True): lambda option: doc.Cell(
             ", ".join(f"{limit}: {_SHORT_VERDICT[met]}" for limit, met in option.verdicts.items()) or units.UNKNOWN
         ),
         doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
-        doc.Column(units.ranks_time(advice.device)): lambda option: _amount_cell(option.gpu_hours),
+        doc.Column(spent.sign): lambda option: _amount_cell(option.gpu_hours, spent),
         doc.Column("cost"): lambda option: _amount_cell(option.cost),
         doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
         doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
@@ -218,9 +227,8 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
             number(None if option.cost is None else option.cost.value)
         )
     else:
-        columns[doc.Column(units.ranks_time(advice.device, "h"))] = lambda option: doc.Cell(
-            number(option.gpu_hours.value)
-        )
+        spent = _spent_unit(advice, options, short=True)
+        columns[doc.Column(spent.sign)] = lambda option: doc.Cell(spent.text(option.gpu_hours.value))
     columns[doc.Column("eff.")] = lambda option: doc.Cell(units.share(option.efficiency.value))
     if advice.noise.images is not None:
         columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))

@@ -57,7 +57,7 @@ def amount(between: Estimate) -> str:
 
 def amounts(advice: Advice, option: Option) -> str:
     """ "1.50 h, 12.0 GPU-hours"."""
-    return f"{units.seconds(option.seconds.value)}, {number(option.gpu_hours.value)} {units.ranks_time(advice.device)}"
+    return f"{units.seconds(option.seconds.value)}, {units.rank_time(option.gpu_hours.value, advice.device)}"
 
 
 def ranks_on_hosts(option: Option) -> str:
@@ -93,12 +93,14 @@ def origins(advice: Advice) -> str:
 def limit_lines(advice: Advice) -> list[str]:
     """The limits as they were understood."""
     asked = advice.asked
-    money, unit = ("a cost of ", "") if asked.priced else ("", f" {units.ranks_time(advice.device)}")
     lines = []
     if asked.deadline_seconds is not None:
         lines.append(f"done within {units.seconds(asked.deadline_seconds)}")
     if asked.budget is not None:
-        lines.append(f"{money}at most {number(asked.budget)}{unit}")
+        if asked.priced:
+            lines.append(f"a cost of at most {number(asked.budget)}")
+        else:
+            lines.append(f"at most {units.rank_time(asked.budget, advice.device)}")
     if asked.min_efficiency is not None:
         lines.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
     return lines
@@ -211,7 +213,7 @@ def dares(advice: Advice) -> Iterator[str]:
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (
             f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
-            f"{number(other.gpu_hours.value)} {units.ranks_time(advice.device)} ({other.label})."
+            f"{units.rank_time(other.gpu_hours.value, advice.device)} ({other.label})."
         )
 
 

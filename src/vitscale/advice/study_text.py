@@ -15,7 +15,6 @@ from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
-from vitscale.present.units import number
 from vitscale.study.sections import TrainSection
 from vitscale.trial import script
 from vitscale.trial.facts import Spec
@@ -79,7 +78,7 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         "measure": {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
         | ({} if window.steps is None else {"steps": window.steps}),
     }
-    spent = f"{number(option.gpu_hours.value)} {units.ranks_time(advised.train.device)}"
+    spent = units.rank_time(option.gpu_hours.value, advised.train.device)
     lines = [
         "# Written by vitscale advise.",
         f"# Expected: {units.seconds(option.seconds.value)} ({units.seconds(option.seconds.low)} to "

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import drift_by_trial
@@ -32,6 +33,7 @@ from vitscale.analysis.trials import TrialFigures, TrialResult
 from vitscale.base.forks import has_other_threads, spread
 from vitscale.base.processors import usable_cores
 from vitscale.present.document import Finding
+from vitscale.present.unread import Unread
 from vitscale.store.packs import pack_files
 from vitscale.store.reading import folder_of, load, read_study, without_collection, without_lines
 from vitscale.store.results import Curve, Results, Run, StudyRecord
@@ -56,6 +58,8 @@ class Analysis:
     curves: tuple[CurveResult, ...]
     problems: tuple[str, ...]
     """What in the records could not be used, and why."""
+    unread: tuple[Unread, ...]
+    """Finished runs that cannot be read; every answer from this analysis begins with them (`present.unread`)."""
     runs: Sequence[Run]
     combine_unlike: bool
 
@@ -71,7 +75,8 @@ class Analysis:
     @without_collection()
     def findings(self) -> tuple[Finding, ...]:
         """What to know before trusting a figure, and what to do."""
-        return findings(list(self.trials.values()), self.curves, self.study, self.runs)
+        of_results = findings(list(self.trials.values()), self.curves, self.study, self.runs)
+        return (*_of_unread(self.unread), *of_results)
 
     @cached_property
     @without_collection()
@@ -125,14 +130,14 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     if study is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
-    def part(trials: Sequence[str]) -> tuple[dict[str, TrialFigures], tuple[Run, ...], tuple[str, ...]]:
+    def part(trials: Sequence[str]) -> _Part:
         loaded = load(folder, frozenset(trials))
         slim = {id(run): without_lines(folder, run) for run in loaded.runs}
         figures = {
             trial_id: replace(of_trial, recorded_runs=tuple(slim[id(run)] for run in of_trial.recorded_runs))
             for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items()
         }
-        return figures, tuple(slim.values()), loaded.problems
+        return _Part(figures, tuple(slim.values()), loaded.problems, loaded.unread)
 
     # Packs mostly hold runs in the order of their trials.
     trials = sorted(study.trials)
@@ -140,12 +145,25 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
     figures = {
         trial_id: replace(of_trial, trial=study.trials[trial_id])
-        for of_part, _, _ in parts
-        for trial_id, of_trial in of_part.items()
+        for part_read in parts
+        for trial_id, of_trial in part_read.figures.items()
     }
-    runs = tuple(run for _, runs, _ in parts for run in runs)
-    problems = tuple(dict.fromkeys(problem for _, _, problems in parts for problem in problems))
-    return _analysis(figures, Results(study=study, runs=runs, problems=problems), combine_unlike)
+    results = Results(
+        study=study,
+        runs=tuple(run for part_read in parts for run in part_read.runs),
+        problems=tuple(dict.fromkeys(problem for part_read in parts for problem in part_read.problems)),
+        unread=tuple(dict.fromkeys(unread for part_read in parts for unread in part_read.unread)),
+    )
+    return _analysis(figures, results, combine_unlike)
+
+
+class _Part(NamedTuple):
+    """What one process has read of a folder."""
+
+    figures: dict[str, TrialFigures]
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]
+    unread: tuple[Unread, ...]
 
 
 def _figures_by_trial(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
@@ -178,9 +196,16 @@ def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unl
         trials=trials,
         curves=tuple(scale(curve, trials, combine_unlike) for curve in curves),
         problems=(*results.problems, *_notes(trials.values())),
+        unread=results.unread,
         runs=results.runs,
         combine_unlike=combine_unlike,
     )
+
+
+def _of_unread(unread: Sequence[Unread]) -> Iterator[Finding]:
+    """A warning for each file of finished runs that cannot be read."""
+    for one in unread:
+        yield Finding("unread", "warning", one.reason, f"{one.remedy[:1].upper()}{one.remedy[1:]}.")
 
 
 def _curves_of_known_trials(study: StudyRecord) -> list[Curve]:

@@ -26,6 +26,7 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.remarks import Remarks
 from vitscale.present.document import Document
 from vitscale.present.units import counted
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 STUDY_FORMAT = "study"
@@ -75,6 +76,8 @@ class AdviseResult(VerbResult):
     """The commands that would start its ranks; or one line that says why there are none."""
     remarks: Remarks
     """What is to be known first: unsteady runs, options that changed nothing."""
+    analysis: Analysis
+    """The results that it rests on."""
     start: str | None = None
     """The command that starts the file that was written; None: none was."""
 
@@ -87,6 +90,11 @@ class AdviseResult(VerbResult):
 
     @property
     @override
+    def unread(self) -> Sequence[Unread]:
+        return self.analysis.unread
+
+    @property
+    @override
     def summary(self) -> str:
         chosen = self.advice.chosen
         if chosen is None:
@@ -96,11 +104,11 @@ class AdviseResult(VerbResult):
         return f"{which} {in_short(chosen)}, {looked_at} looked at"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return advice_fields(self.advice, self.study, self.remarks)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return advice_document(self.advice, self.launch, self.start, self.remarks)
 
 
@@ -179,7 +187,8 @@ def advise(
     analysed = analysis.analyse_folder(folder)
     asking = AdviseAsking(folder, analysed, request)
     advice = asking.answer(options)
-    without_study = AdviseResult(advice, study=None, launch=(), remarks=asking.remarks(advice, options))
+    remarks = asking.remarks(advice, options)
+    without_study = AdviseResult(advice, study=None, launch=(), remarks=remarks, analysis=analysed)
     result = _with_study(without_study, analysed, must_be_written=files.output is not None)
     return _write_files(result, analysed, files)
 

@@ -122,7 +122,7 @@ class PredictAsking(_Asking):
         if effective_options & {"--engine", "--model", "--parameters"}:
             sentences.append(self._what_facts_change(answered))
         return Remarks(
-            unstable_runs=unstable_runs(self.analysed, answered.recorded_series),
+            unstable_runs=unstable_runs(self.analysed),
             taken_as_measured=" ".join(filter(None, sentences)),
             without_effect=tuple(
                 OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
@@ -314,13 +314,12 @@ class AdviseAsking(_Asking):
         idle_options = options_without_effect(options, self.figures)
         recorded = self._recorded(options)
         evidence = self._evidence(options)
-        advised_series = [series for series in evidence.series if series.name in advice.trials]
         sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
         effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
         if "--parameters" in effective_options:
             sentences.append(self._what_parameters_change(advice, evidence))
         return Remarks(
-            unstable_runs=unstable_runs(self.analysed, advised_series),
+            unstable_runs=unstable_runs(self.analysed),
             taken_as_measured=" ".join(filter(None, sentences)),
             without_effect=tuple(
                 OptionWithoutEffect(

@@ -32,6 +32,7 @@ class CheckResult(VerbResult):
     """The file that the check is stored in; `predict` and `run` take it."""
 
     verb = "check"
+    unread = None
 
     @property
     def has_errors(self) -> bool:
@@ -44,11 +45,11 @@ class CheckResult(VerbResult):
         return f"{counted(self.record.request.world.size, 'rank')}, {counts_of(self.findings)}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return check_fields(self.record, self.findings, self.stored)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return check_document(self.record, self.findings, self.stored)
 
 
@@ -68,6 +69,7 @@ class TrainingCheckResult(VerbResult):
     """The claims that fail."""
 
     verb = "check"
+    unread = None
 
     @property
     def has_errors(self) -> bool:
@@ -80,13 +82,13 @@ class TrainingCheckResult(VerbResult):
         return f"{counted(len(self.proofs), 'claim')}, {len(self.findings)} of them failed"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         from vitscale.preflight.training import training_fields
 
         return training_fields(self.results, self.proofs, self.missing, self.findings) | {"bundle": str(self.bundle)}
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         from vitscale.preflight.training import training_document
 
         return training_document(self.results, self.bundle, self.proofs, self.missing, self.findings)

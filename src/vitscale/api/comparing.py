@@ -17,6 +17,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.pages.side_by_side import Compared, compared_document, compared_fields
 from vitscale.present.document import Document
 from vitscale.present.units import counted
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 _PAGE_SUFFIXES = (".html", ".md")
@@ -48,7 +49,8 @@ class CompareResult(VerbResult):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a trial is neither slower than the limit for certain nor within it, or has no counterpart."""
+        """Whether a trial is neither slower than the limit for certain nor within it, or has no counterpart, or runs
+        that cannot be read could change it."""
         return self.compared.is_undecided
 
     @property
@@ -59,17 +61,22 @@ class CompareResult(VerbResult):
 
     @property
     @override
+    def unread(self) -> Sequence[Unread]:
+        return self.compared.unread
+
+    @property
+    @override
     def summary(self) -> str:
         others = len({pair.results for pair in self.compared.pairs})
         pairs = counted(len(self.compared.pairs), "trial")
         return f"{pairs} of {counted(others, 'other')} with {self.compared.first}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return compared_fields(self.compared)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return compared_document(self.compared)
 
     def write(self, page: StrPath) -> CompareResult:

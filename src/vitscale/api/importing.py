@@ -35,6 +35,7 @@ class ImportResult(VerbResult):
     """The format that the files were taken for; empty where it was named."""
 
     verb = "import"
+    unread = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -50,11 +51,11 @@ class ImportResult(VerbResult):
         return f"{self.done.study.name}, {runs} of {series}, in {self.results}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return import_fields(self.done, self.results)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return import_document(self.done, self.results, self.guessed_format)
 
 
@@ -72,6 +73,7 @@ class LinkImportResult(VerbResult):
     """What could not be used."""
 
     verb = "import"
+    unread = None
 
     @property
     def sentences(self) -> list[str]:
@@ -92,7 +94,7 @@ class LinkImportResult(VerbResult):
         return f"links of {units.counted(self.record.request.world.size, 'rank')}, in {self.stored}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return {
             "results": str(self.results),
             "stored": str(self.stored),
@@ -101,7 +103,7 @@ class LinkImportResult(VerbResult):
         }
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return Document("", (Bullets(tuple(self.sentences)),))
 
 

@@ -26,6 +26,7 @@ class LabResult(VerbResult):
     """Why other labs cannot be read."""
 
     verb = "lab"
+    unread = None
 
     @property
     @override
@@ -33,11 +34,11 @@ class LabResult(VerbResult):
         return f"{counted(len(self.labs), 'lab')}, {counted(sum(len(lab.names) for lab in self.labs), 'host')}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in self.labs}, "hosts": self._rows()}
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         """A table with a row for each host."""
         columns = [Column(name, words=name in ("lab", "host", "state")) for name in _COLUMNS]
         rows = [["none" if value is None else str(value) for value in row.values()] for row in self._rows()]

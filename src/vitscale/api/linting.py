@@ -30,6 +30,7 @@ class LintResult(VerbResult):
     """What the configuration was judged for: model, ranks, version of DeepSpeed."""
 
     verb = "lint"
+    unread = None
 
     @property
     def has_errors(self) -> bool:
@@ -42,11 +43,11 @@ class LintResult(VerbResult):
         return f"{self.file}, {counts_of(self.findings)}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return deepspeed_lint.lint_fields(self.file, self.findings, self.setting)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return deepspeed_lint.lint_document(self.file, self.findings, self.setting)
 
 

@@ -22,6 +22,7 @@ from vitscale.api.arguments import (
 from vitscale.deepspeed_lint.rules import findings_of
 from vitscale.present.document import Document, Finding
 from vitscale.present.units import counted
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 from vitscale.runner.expectation import expectations
 from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
@@ -44,17 +45,22 @@ class PlanResult(VerbResult):
 
     @property
     @override
+    def unread(self) -> Sequence[Unread]:
+        return self.estimate.expected.unread
+
+    @property
+    @override
     def summary(self) -> str:
         trials = counted(len(self.plan.record.trials), "trial")
         to_do = runs_to_do(self.plan, self.estimate)
         return f"{self.plan.record.name}, {trials}, {to_do} of {counted(len(self.plan.tasks), 'run')} to do"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return plan_fields(self.plan, self.estimate, self.file_findings)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return plan_document(self.plan, self.estimate, self.file_findings)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from vitscale import analysis
+from vitscale.analysis import Analysis
 from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
 from vitscale.api.asking import PredictAsking
 from vitscale.pages.predicted import predict_document, predict_fields
@@ -18,6 +19,7 @@ from vitscale.prediction.remarks import Remarks
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document
 from vitscale.present.units import counted, listed
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 _MOST_NAMED = 6
@@ -46,8 +48,15 @@ class PredictResult(VerbResult):
     """The time to finish of each prediction; empty where no epochs were given."""
     remarks: Remarks
     """What is to be known first: unsteady runs, options that changed nothing."""
+    analysis: Analysis
+    """The results that it rests on."""
 
     verb = "predict"
+
+    @property
+    @override
+    def unread(self) -> Sequence[Unread]:
+        return self.analysis.unread
 
     @property
     @override
@@ -57,11 +66,11 @@ class PredictResult(VerbResult):
         return f"{counted(series, 'series', 'series')} on {listed(ranks, most=_MOST_NAMED)} ranks"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return predict_fields(self.forecast, self.finishes, self.remarks)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return predict_document(self.forecast, self.finishes, self.remarks)
 
 
@@ -128,6 +137,7 @@ def predict(
         "--node-mtbf": training.node_mtbf_hours,
     }
     folder = path_of(results)
-    asking = PredictAsking(folder, analysis.analyse_folder(folder), rank_counts(gpus), series)
+    analysed = analysis.analyse_folder(folder)
+    asking = PredictAsking(folder, analysed, rank_counts(gpus), series)
     answer = asking.answer(options)
-    return PredictResult(answer.forecast, answer.finishes, asking.remarks(answer, options))
+    return PredictResult(answer.forecast, answer.finishes, asking.remarks(answer, options), analysed)

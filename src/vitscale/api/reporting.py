@@ -25,6 +25,7 @@ from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import Fitted
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 from vitscale.store.reading import without_collection
 
@@ -63,15 +64,20 @@ class ReportResult(VerbResult):
 
     @property
     @override
+    def unread(self) -> Sequence[Unread]:
+        return self.analysis.unread
+
+    @property
+    @override
     def summary(self) -> str:
         return f"{self.analysis.study.name}, {counts(self.analysis)}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return report_fields(self.analysis, self.forecast)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return terminal_document(self.analysis, [f"Report: {path}" for path in self.written])
 
     def text(self, form: str) -> str:

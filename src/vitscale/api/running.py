@@ -18,6 +18,7 @@ from vitscale.errors import RequestError
 from vitscale.preflight import pace_warnings
 from vitscale.present.document import Document
 from vitscale.present.units import counted
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 from vitscale.runner.planning import Report
 from vitscale.runner.preview import command_list, finding_lines
@@ -57,19 +58,24 @@ class RunResult(VerbResult):
 
     @property
     @override
+    def unread(self) -> Sequence[Unread]:
+        return self.analysis.unread
+
+    @property
+    @override
     def summary(self) -> str:
         runs = len(self.report.outcomes)
         completed = sum(outcome.kind == "completed" for outcome in self.report.outcomes.values())
         return f"{self.analysis.study.name}, {completed} of {counted(runs, 'run')} completed, in {self.results}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         from vitscale.pages.contract import report_fields
 
         return report_fields(self.analysis, ended_early=self.report.ended or None)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         from vitscale.pages.answers import terminal_document
 
         return terminal_document(self.analysis, [*self.sentences, f"Report: vitscale report {self.results}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vitscale.api.arguments import StrPath, path_of
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.present.document import Document, Paragraph
 from vitscale.present.units import counted, size
+from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 from vitscale.runner.live import StudyView, study_view, view_document, view_fields
 from vitscale.store import bundles
@@ -36,8 +37,15 @@ class ExportResult(VerbResult):
     """Each file in it -> its digest."""
     redacted: bool
     """Whether names of hosts and users, paths, addresses and values of variables were taken out."""
+    missing: tuple[Unread, ...]
+    """Finished runs that cannot be read; packs among them are not in it, and its manifest names them."""
 
     verb = "export"
+
+    @property
+    @override
+    def unread(self) -> Sequence[Unread]:
+        return self.missing
 
     @property
     @override
@@ -45,7 +53,7 @@ class ExportResult(VerbResult):
         return f"{self.bundle}, {counted(len(self.files), 'file')} of {self.study}, {size(self.size_bytes)}"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return {
             "bundle": str(self.bundle),
             "bytes": self.size_bytes,
@@ -56,7 +64,7 @@ class ExportResult(VerbResult):
         }
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         files = counted(len(self.files), "file")
         what = f"{self.bundle}: {files} of {self.study}, {size(self.size_bytes)}, SHA-256 {self.sha256}"
         warning = "Its texts may still tell of you in words: look into it, then send it."
@@ -86,11 +94,11 @@ def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool 
     if bundle.exists() and bundle.stat().st_size and not bundles.is_bundle(bundle):
         next_step = "Name another file with -o; a bundle of before is replaced"
         raise RequestError(f"{shown(str(bundle))} is there already, and is no bundle", next_step=next_step)
-    study = store.load(folder).study  # refuses what no verb could read again
-    files = bundles.write_bundle(store.folder_of(folder), bundle, redact=redact)
+    stored = store.load(folder)  # refuses what no verb could read again
+    files = bundles.write_bundle(store.folder_of(folder), bundle, redact=redact, unread=stored.unread)
     with bundle.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return ExportResult(bundle, bundle.stat().st_size, digest, study.name, files, redact)
+    return ExportResult(bundle, bundle.stat().st_size, digest, stored.study.name, files, redact, stored.unread)
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ class SendResult:
     """Runs that were sent."""
     present_before: int
     """Runs that were there already."""
+    unread: tuple[Unread, ...]
+    """Finished runs that were not sent, for they cannot be read."""
 
 
 def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult:
@@ -120,8 +130,9 @@ def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult
 
     if tracker not in sinks.SINKS:
         raise unknown("tracker", tracker, sinks.SINKS)
-    sent, present_before = sinks.send(tracker, analysis.analyse_folder(path_of(results)), path_of(folder))
-    return SendResult(sent, present_before)
+    analysed = analysis.analyse_folder(path_of(results))
+    sent, present_before = sinks.send(tracker, analysed, path_of(folder))
+    return SendResult(sent, present_before, analysed.unread)
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,6 +145,7 @@ class WatchResult(VerbResult):
     """The results folder."""
 
     verb = "watch"
+    unread = None
 
     @property
     def is_done(self) -> bool:
@@ -146,11 +158,11 @@ class WatchResult(VerbResult):
         return f"{self.view.study}, {self.view.done} of {counted(self.view.runs, 'run')} done"
 
     @override
-    def fields(self) -> Mapping[str, Any]:
+    def _answer_fields(self) -> Mapping[str, Any]:
         return view_fields(self.view)
 
     @override
-    def document(self) -> Document:
+    def _answer_document(self) -> Document:
         return view_document(self.view, self.results)
 
 

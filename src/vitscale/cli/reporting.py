@@ -14,7 +14,9 @@ import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown
+from vitscale.present.document import Document
 from vitscale.present.terminal import show
+from vitscale.present.unread import beginning_with_unread
 
 if TYPE_CHECKING:
     from vitscale.pages.forms import ReportFiles
@@ -120,5 +122,7 @@ def _show_report(
     if is_page_alone:
         show(console, replace(result, written=tuple(written)).document(), verbose)
         return
+    if result.unread:
+        show(console, beginning_with_unread(Document("", ()), result.unread), verbose)
     for path in written:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

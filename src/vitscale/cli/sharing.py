@@ -8,8 +8,10 @@ from typing import Annotated
 import vitscale
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, option, show_result
 from vitscale.errors import RequestError
-from vitscale.present.terminal import lines, redraws
+from vitscale.present.document import Document, Paragraph
+from vitscale.present.terminal import lines, redraws, show
 from vitscale.present.units import counted
+from vitscale.present.unread import beginning_with_unread
 
 
 @app.command()
@@ -40,7 +42,8 @@ def export(
     sent = vitscale.send(results, to, folder)
     there = f"; {counted(sent.present_before, 'run')} there already" if sent.present_before else ""
     where = f" in {folder}" if to == "tensorboard" else ""
-    ProgramConsole().print(f"{counted(sent.sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
+    document = Document("", (Paragraph(f"{counted(sent.sent, 'run')} sent to {to}{where}{there}"),))
+    show(ProgramConsole(), beginning_with_unread(document, sent.unread))
 
 
 _LOOK_SECONDS = 2.0

@@ -43,7 +43,6 @@ from vitscale.prediction.start_up import OF_FORKS
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.store.reading import RUNS_LEFT_OUT
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
@@ -226,10 +225,9 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: those that cannot be read, of the study, of other ranks, or for intervals; empty where
-    none are."""
-    if damaged := next((problem for problem in analysis.problems if problem.endswith(RUNS_LEFT_OUT)), ""):
-        return f"put a file back from a copy, or delete it, and `vitscale run` does its runs again: {damaged}."
+    """Which runs are missing: of the study, of other ranks, or for intervals; empty where none are."""
+    if any(one.is_pack for one in analysis.unread):
+        return ""  # what to do with it, before `vitscale run` does anything, is said before all else
     missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
     if missing:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
@@ -327,6 +325,8 @@ def bullets(texts: Iterable[str]) -> doc.Bullets | None:
 def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Document:
     """What `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
 
+    What is unread, which comes before it (`beginning_with_unread`), is not in it.
+
     Args:
         analysis: the results.
         last: where the report is, and other lines to end with.
@@ -338,10 +338,11 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         if trial.outcome not in ("completed", None)
     ]
     warned = [finding for finding in analysis.findings if finding.severity == "warning"]
-    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # "Next" says these
+    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats", "unread")]  # said elsewhere
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
     chosen, missing = choosing.fastest(analysis), what_to_run(analysis)
-    lost = [problem for problem in analysis.problems if "left out" in problem and problem not in missing]
+    told_first = tuple(one.reason for one in analysis.unread[:1])
+    lost = [problem for problem in analysis.problems if "left out" in problem and not problem.startswith(told_first)]
     unread = [f"problem: {problem}" for problem in lost[:_MOST_PROBLEMS]]
     unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
     fastest = ""

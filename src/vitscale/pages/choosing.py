@@ -11,7 +11,7 @@ from vitscale.analysis.winners import Winner, winner
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
 from vitscale.pages.statements import BestTrial, Expectation, TrainingLength
-from vitscale.pages.tables import hours_unit, starts_as_forks, trial_label
+from vitscale.pages.tables import starts_as_forks, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
@@ -251,5 +251,5 @@ def _startup_seconds(trial: TrialResult) -> float:
 
 
 def hours(trial: TrialResult) -> str:
-    """ "0.25 GPU-hours" of an epoch; "rank-hours" on a CPU."""
-    return f"{units.number(rank_hours(trial))} {hours_unit([trial.trial])}"
+    """ "25.0 GPU-minutes" of an epoch; "rank-minutes" on a CPU."""
+    return units.rank_time(rank_hours(trial), trial.trial.train.device)

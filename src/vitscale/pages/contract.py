@@ -54,6 +54,7 @@ from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
+from vitscale.present.unread import with_unread
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -80,7 +81,7 @@ def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_cal
 
 def to_json(analysis: Analysis, forecast: Forecast | None = None) -> str:
     """The whole analysis as strict JSON, as `vitscale report --json` prints it."""
-    return envelope("report", report_fields(analysis, forecast))
+    return envelope("report", with_unread(report_fields(analysis, forecast), analysis.unread))
 
 
 def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:

@@ -23,6 +23,7 @@ from vitscale.pages.tables import batch_text, comparison_tables, mode_tables, tr
 from vitscale.prediction.results import Forecast
 from vitscale.present import document as doc
 from vitscale.present import units
+from vitscale.present.unread import beginning_with_unread
 from vitscale.store.redaction import NOT_SHOWN, without_secrets
 
 _LONGEST_DETAIL = 20_000
@@ -71,7 +72,8 @@ def report_document(
         _reproduce(analysis),
         methods.methods_section(analysis),
     )
-    return doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
+    document = doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
+    return beginning_with_unread(document, analysis.unread)
 
 
 def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:

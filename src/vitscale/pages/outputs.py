@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,6 +32,7 @@ from vitscale.present.data import attributes
 from vitscale.present.document import Document, Figure
 from vitscale.present.drawing import FIGURE_FORMATS, picture, pictures
 from vitscale.present.html import to_html
+from vitscale.present.unread import beginning_with_unread, unread_sentence
 from vitscale.store.lines import WINDOWS, Steps
 from vitscale.store.results import Results, Run
 
@@ -58,7 +60,8 @@ class Reported:
         if kind == "json":
             return to_json(self.analysis, self.forecast)
         if kind == "methods":
-            document = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+            methods = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+            document = beginning_with_unread(methods, self.analysis.unread)
         else:
             document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
         if kind == "html":
@@ -321,7 +324,11 @@ class Frames:
         """What a notebook shows: the tables that `vitscale report` prints."""
         from vitscale.present.markdown import to_markdown
 
-        return to_markdown(terminal_document(self._analysis))
+        return to_markdown(beginning_with_unread(terminal_document(self._analysis), self._analysis.unread))
+
+
+class UnreadWarning(UserWarning):
+    """Finished runs are missing from the frames, for they cannot be read."""
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
@@ -338,9 +345,15 @@ def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
 
+    Warns:
+        UnreadWarning: finished runs cannot be read, and are in no frame.
+
     Example:
         >>> loaded = vitscale.load("results")
         >>> loaded.trials.collect()["gpus"].to_list()
         [1, 2, 4]
     """
-    return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)
+    read = store.load(Path(results).expanduser())
+    if read.unread:
+        warnings.warn(unread_sentence(read.unread), UnreadWarning, stacklevel=2)
+    return Frames(read, combine_unlike=combine_unlike)

@@ -18,6 +18,7 @@ from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.present.data import attributes, estimate_fields
 from vitscale.present.document import Bullets, Cell, Column, Document, Paragraph, table
 from vitscale.present.units import UNKNOWN, bounds, counted, number, rough_percent
+from vitscale.present.unread import Unread
 
 SAME_RUNS = "the same runs"
 _NO_TIMES = "no times"
@@ -37,13 +38,16 @@ class Compared(NamedTuple):
     """Sentences on trials without a counterpart."""
     sessions: Sequence[str] = ()
     """Sentences on results that were not run in turn with the first ones."""
+    unread: Sequence[Unread] = ()
+    """What cannot be read of any of the results, each with their name."""
 
     @classmethod
     def of(cls, named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair], limit: float | None) -> Compared:
         """The results by name, the first of them first, with their pairs (`side_by_side`)."""
         names = [name for name, _ in named]
         sessions = [sentence for name in names[1:] if (sentence := _sessions(names[0], name, pairs))]
-        return cls(names[0], pairs, limit, unmatched(named, pairs), sessions)
+        unread = [one._replace(results=name) for name, analysis in named for one in analysis.unread]
+        return cls(names[0], pairs, limit, unmatched(named, pairs), sessions, unread)
 
     @property
     def is_failed(self) -> bool:
@@ -52,9 +56,9 @@ class Compared(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a trial is neither, or has no counterpart."""
+        """Whether a trial is neither, or has no counterpart, or runs that cannot be read could change it."""
         undecided = self.limit is not None and any(pair.gate(self.limit) == "undecided" for pair in self.pairs)
-        return undecided or bool(self.missing)
+        return undecided or bool(self.missing) or bool(self.unread)
 
 
 def compared_document(compared: Compared) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
@@ -16,7 +16,7 @@ from vitscale.present import units
 from vitscale.present.document import Cell, Column, Row, RowGroup, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import Mode, Trial
+from vitscale.trial.trial import Mode
 
 TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
 """A column's heading, and its cell for a trial."""
@@ -174,12 +174,6 @@ def starts_as_forks(trial: TrialResult) -> bool:
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
     """A note on start-ups that are those of forks; none where there are none."""
     return [f"Start-up is that of {FORKED_RANKS}."] if any(map(starts_as_forks, trials)) else []
-
-
-def hours_unit(trials: Iterable[Trial]) -> str:
-    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial uses a GPU."""
-    is_on_cpu_alone = all(trial.train.device == "cpu" for trial in trials)
-    return units.ranks_time("cpu" if is_on_cpu_alone else "cuda")
 
 
 def trial_label(analysis: Analysis, result: TrialResult) -> str:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 from vitscale.analysis import Analysis
 from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.errors import RequestError
-from vitscale.prediction.evidence import Series
 from vitscale.present import document as doc
 from vitscale.present.units import listed
 
@@ -71,12 +70,12 @@ class Remarks:
 NO_REMARKS = Remarks()
 
 
-def unstable_runs(analysis: Analysis, series: Sequence[Series]) -> str:
-    """A sentence on what to do before anything is concluded from these series; empty where their runs are steady."""
-    trial_ids: dict[str, None] = {}  # in order, each once: series share points
-    for one_series in series:
-        trial_ids |= dict.fromkeys(point.trial_id for point in one_series.points)
-    return steady_first([analysis.trials[trial_id] for trial_id in trial_ids])
+def unstable_runs(analysis: Analysis) -> str:
+    """A sentence on what to do before anything is concluded from these results; empty where their runs are steady.
+
+    It is of all trials, as in the report: two numbers of one folder would be taken for a contradiction.
+    """
+    return steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
 
 
 def options_without_effect(options: Options, figures_of: Callable[[Options], object]) -> tuple[str, ...]:

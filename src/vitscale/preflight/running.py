@@ -332,7 +332,10 @@ def _of_a_run(trial: Trial, results: Path) -> checks.LoaderNeed | None:
             best = max(best, reached / other.world.size)
     if best <= 0.0:
         return None
-    return checks.LoaderNeed(images_per_second=best, source="run", described=f"as a stored run in {results} did")
+    described = f"as a stored run in {results} did"
+    if stored.unread:
+        described += f"; other finished runs are missing there: {stored.unread[0].reason}"
+    return checks.LoaderNeed(images_per_second=best, source="run", described=described)
 
 
 def _by_arithmetic(trial: Trial, ranks: Sequence[checks.CheckedRank]) -> checks.LoaderNeed | None:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 DASH = "\N{EN DASH}"
 UNKNOWN = DASH
@@ -170,9 +171,47 @@ def ranks_time(device: str, unit: str = "hours") -> str:
 
     Args:
         device: cuda or cpu, as `TrainSpec.device` has it.
-        unit: "hours", "minutes" or, where there is little room, "h".
+        unit: "hours", "minutes", "seconds" or, where there is little room, "h", "min", "s".
     """
     return f"{'GPU' if device == 'cuda' else 'rank'}-{unit}"
+
+
+def rank_time_unit(hours: Iterable[float | None], device: str, *, short: bool = False) -> Unit:
+    """The unit of `ranks_time` in which the largest of some hours of all ranks together reads best.
+
+    Seconds below 10 minutes, minutes below 2 hours, else hours; for a column that says its unit once.
+
+    Args:
+        hours: hours of all ranks together; None: unknown.
+        device: cuda or cpu, as `TrainSpec.device` has it.
+        short: whether there is little room: "GPU-s", "GPU-min", "GPU-h".
+    """
+    largest_hours = _largest(hours, 1.0)
+    unit = next(unit for unit in reversed(_RANK_TIMES) if largest_hours >= _ALMOST * unit.least_hours)
+    return Unit(unit.per_hour, ranks_time(device, unit.short if short else unit.name))
+
+
+class _RankTime(NamedTuple):
+    """A unit of the time of all ranks together."""
+
+    least_hours: float
+    """Hours from which it is used."""
+    per_hour: float
+    name: str
+    short: str
+
+
+_RANK_TIMES = (
+    _RankTime(0.0, 3600.0, "seconds", "s"),
+    _RankTime(1 / 6, 60.0, "minutes", "min"),
+    _RankTime(2.0, 1.0, "hours", "h"),
+)
+
+
+def rank_time(hours: float | None, device: str) -> str:
+    """Time of all ranks together: "0.269 rank-seconds", "25.0 GPU-minutes", "12.0 GPU-hours"."""
+    unit = rank_time_unit([hours], device)
+    return f"{unit.text(hours)} {unit.sign}"
 
 
 def ranks(count: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from vitscale.present.document import Document
+from vitscale.present.unread import Unread, beginning_with_unread, with_unread
 
 
 class VerbResult(ABC):
@@ -24,13 +25,27 @@ class VerbResult(ABC):
     def summary(self) -> str:
         """A few words on what is in it, for its `repr`."""
 
+    @property
     @abstractmethod
-    def fields(self) -> Mapping[str, Any]:
-        """The content of its JSON, without the envelope."""
+    def unread(self) -> Sequence[Unread] | None:
+        """Finished runs that it lacks, for they cannot be read; None where it rests on no stored results."""
 
     @abstractmethod
+    def _answer_fields(self) -> Mapping[str, Any]:
+        """The content of its JSON, without the envelope and what is unread."""
+
+    @abstractmethod
+    def _answer_document(self) -> Document:
+        """What a reader sees below what is unread."""
+
+    def fields(self) -> Mapping[str, Any]:
+        """Returns the content of its JSON, without the envelope; where it rests on results, first what is unread."""
+        fields = self._answer_fields()
+        return fields if self.unread is None else with_unread(fields, self.unread)
+
     def document(self) -> Document:
-        """What a reader sees."""
+        """Returns what a reader sees; it begins with what is unread, for an answer without it looks like any other."""
+        return beginning_with_unread(self._answer_document(), self.unread or ())
 
     def to_json(self) -> str:
         """Returns the text that the verb prints with `--json`: null stands for what is unavailable."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale import analysis
 from vitscale.advice.comparable_series import ComparableSeries
@@ -24,6 +25,7 @@ from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
 from vitscale.prediction.workloads import evaluate_all, measured_like, workload
 from vitscale.present.estimate import Estimate
+from vitscale.present.unread import Unread
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import Submitter
 from vitscale.store.checks import CheckRecord, latest
@@ -59,6 +61,8 @@ class Expectations:
     origin: str = ""
     """What the expectations rest on."""
     price_per_gpu_hour: float | None = None
+    unread: tuple[Unread, ...] = ()
+    """What cannot be read of the results that they rest on."""
 
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
@@ -95,28 +99,36 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
         StoreError: `results` was given, and holds no results.
     """
     own = Path("results") / plan.record.name
-    known, origin = _from_results(plan, own if results is None else results, needed=results is not None)
+    known, origin, unread = _from_results(plan, own if results is None else results, needed=results is not None)
     missing = [trial_id for trial_id in plan.record.trials if trial_id not in known or known[trial_id].seconds is None]
     if missing and (rough := _from_flops(plan, missing)) is not None:
         known |= rough[0]
         origin = "; ".join(part for part in (origin, rough[1]) if part)
     unavailable = Expected(None, "", _NOTHING_TO_GO_BY)
     by_trial = {trial_id: known.get(trial_id, unavailable) for trial_id in plan.record.trials}
-    return Expectations(by_trial, origin, price_per_gpu_hour)
+    return Expectations(by_trial, origin, price_per_gpu_hour, unread)
 
 
-def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str, Expected], str]:
+class _FromResults(NamedTuple):
+    """What a results folder tells of a plan's trials."""
+
+    known: dict[str, Expected]
+    origin: str
+    unread: tuple[Unread, ...]
+
+
+def _from_results(plan: Plan, results: Path, *, needed: bool) -> _FromResults:
     if not needed and not (results / "study.json").is_file():
-        return {}, ""
+        return _FromResults({}, "", ())
     try:
         analysed = analysis.analyse_folder(results)
     except StoreError:
         if needed:
             raise
-        return {}, ""
+        return _FromResults({}, "", ())
     evidence = evidence_of(results, analysed)
     if not evidence.series:
-        return {}, ""
+        return _FromResults({}, "", analysed.unread)
     fitted = fit(evidence)
     groups: dict[str, list[str]] = {}
     steps: dict[str, tuple[Estimate, str] | str] = {}
@@ -132,10 +144,11 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     for series, members in groups.items():
         steps |= _predicted(plan, fitted, series, members)
     points = [point for measured_series in evidence.series for point in measured_series.points]
-    return {
+    known = {
         trial_id: Expected(None, "", step) if isinstance(step, str) else _run(plan, trial_id, points, *step)
         for trial_id, step in steps.items()
-    }, f"predicted from {results}"
+    }
+    return _FromResults(known, f"predicted from {results}", analysed.unread)
 
 
 def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:

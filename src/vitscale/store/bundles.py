@@ -19,7 +19,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from vitscale.base.files import open_regular, whole_file
 from vitscale.errors import StoreError, shown
+from vitscale.present.unread import Unread
 from vitscale.store.lines import first_reason
 from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
 from vitscale.store.reading import read_study
@@ -55,7 +56,12 @@ _NEXT = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
 
 
 def write_bundle(
-    results: Path, path: Path, *, redact: bool, beside: Mapping[str, Any] | None = None
+    results: Path,
+    path: Path,
+    *,
+    redact: bool,
+    beside: Mapping[str, Any] | None = None,
+    unread: Sequence[Unread] = (),
 ) -> Mapping[str, str]:
     """Writes a results folder as a bundle; a run still going on is in it as far as it has come.
 
@@ -64,6 +70,8 @@ def write_bundle(
         path: the file, which is replaced; its folder is made where missing.
         redact: whether names, paths, addresses and variables get stand-ins (`Redactor`).
         beside: an answer about the results, as JSON: answer.json.
+        unread: what cannot be read of the results. Packs among it are left out, for nobody could read or redact them;
+            the manifest names them, so that who reads the bundle is told.
 
     Returns:
         File to SHA-256.
@@ -71,7 +79,9 @@ def write_bundle(
     Raises:
         StoreError: it cannot be read or written.
     """
+    left_out = {one.file: one.reason for one in unread if one.is_pack}
     files = {str(file.relative_to(results)): file for file in _files(results)}
+    files = {name: file for name, file in files.items() if name not in left_out}
     digests: dict[str, str] = {}
     private = not redact and _is_private(results / "study.json")
     try:
@@ -89,6 +99,8 @@ def write_bundle(
                     entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                     archive.addfile(entry)
             manifest = {"vitscale": "export", "version": 1, "redacted": redact, "sha256": digests}
+            if left_out:
+                manifest["left_out"] = left_out
             _add(archive, "manifest.json", json.dumps(manifest, indent=1).encode())
     except OSError as error:
         what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"

@@ -57,6 +57,12 @@ def pack_files(results: Path) -> list[Path]:
         return []
 
 
+def is_pack_file(name: str) -> bool:
+    """Whether a path below a results folder is that of a pack: "packs/000002-0123456789abcdef.parquet"."""
+    folder, _, file = name.partition("/")
+    return folder == "packs" and _NAME.fullmatch(file) is not None
+
+
 def read_outcomes(path: Path) -> dict[str, Outcome]:
     """Folder to outcome for the runs of a pack; nothing else of it is read.
 

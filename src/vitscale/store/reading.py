@@ -15,14 +15,16 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.base.files import open_regular, read_record
-from vitscale.errors import StoreError, shown
+from vitscale.errors import StoreError, printable, shown
 from vitscale.present.units import counted
+from vitscale.present.unread import Unread
 from vitscale.store import lines
 from vitscale.store.formats import refuse_unreadable
 from vitscale.store.packs import (
     PACK_RUNS,
     RUN_FOLDER,
     finish_removing,
+    is_pack_file,
     pack_files,
     pack_runs,
     read_each,
@@ -33,13 +35,27 @@ from vitscale.store.records import READABLE_RECORDS, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
 
 Model = TypeVar("Model", bound=BaseModel)
-RUNS_LEFT_OUT = ": its runs are left out"
-"""How a problem with a pack ends: until it is put back or deleted, no run of its study is begun."""
+RESTORE_PACK = "put the file back from a copy, or delete it, and `vitscale run` does its runs again"
+RESTORE_RUN = "put the file back from a copy, or delete its run's folder, and `vitscale run` does the run again"
+RESTORE_IMPORT = "put the file back from a copy, or import again into a new folder"
+RESTORE_BUNDLE = "ask for a bundle of whole results, for this one was made without them"
+_LONGEST_REASON = 300
+"""Letters of a reason that a bundle, which may be anybody's, gives."""
 
 
-def _problem(error: Exception, consequence: str) -> str:
-    """What is wrong and what becomes of it, in one sentence: an error's message ends with a full stop of its own."""
-    return f"{str(error).rstrip('.')}{consequence}"
+def _unread_pack(pack: Path, error: StoreError) -> Unread:
+    return Unread(f"packs/{pack.name}", str(error).rstrip("."), RESTORE_PACK)
+
+
+def _unread_run(folder: Path, error: StoreError | OSError) -> Unread:
+    """What cannot be read of a run that has its own folder, `results/runs/NAME`."""
+    name = f"runs/{folder.name}"
+    if isinstance(error, OSError):
+        file = Path(error.filename or "").name
+        reason = f"{name}/{file} cannot be read: {lines.first_reason(error)}"
+    else:
+        reason = str(error).rstrip(".").replace(str(folder), name)
+    return Unread(name, reason, RESTORE_RUN)
 
 
 def _read_json(path: Path, model: type[Model]) -> Model:
@@ -138,6 +154,9 @@ class RunIndex:
         """Name of every other run folder to its outcome; None where it has none that can be read."""
         self.damaged: list[str] = []
         """Why packs cannot be read; also in `problems`."""
+        self.unread: list[Unread] = []
+        """Packs that cannot be read, and runs that have ended with an outcome that cannot be; also in `problems`."""
+        self._unread_outcomes: dict[str, Unread] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._results = results
         self._seen: set[Path] = set()
@@ -165,6 +184,11 @@ class RunIndex:
             *before, last = sorted(attempts, key=lambda each: each[0])
             self.finished[key] = last[1:]
             self.earlier[key] = [each[1:] for each in before]
+        for name, unread in self._unread_outcomes.items():
+            match = RUN_FOLDER.fullmatch(name)
+            is_done_again = match is not None and (match["trial"], int(match["repeat"])) in self.finished
+            if not is_done_again:
+                self.unread.append(unread)
 
     def _read_each(self) -> None:
         for path in pack_files(self._results):
@@ -174,8 +198,10 @@ class RunIndex:
             try:
                 outcomes = read_outcomes(path)
             except StoreError as error:
+                unread = _unread_pack(path, error)
                 self.damaged.append(str(error))
-                self.problems.append(_problem(error, RUNS_LEFT_OUT))
+                self.unread.append(unread)
+                self.problems.append(f"{unread.reason}: its runs are left out")
                 continue
             self._outcomes |= outcomes
             self.packs |= dict.fromkeys(outcomes, path)
@@ -188,7 +214,8 @@ class RunIndex:
         try:
             return _read_json(folder / "outcome.json", Outcome)
         except StoreError as error:
-            self.problems.append(_problem(error, ": left out"))
+            self._unread_outcomes[folder.name] = unread = _unread_run(folder, error)
+            self.problems.append(f"{unread.reason}: left out")
             return None
 
     def pack_of(self, name: str) -> Path | None:
@@ -216,7 +243,8 @@ def load(
 ) -> Results:
     """Reads a results folder back.
 
-    Only runs of trials of the present study count; what is left out is named in `problems`.
+    Only runs of trials of the present study count; what is left out is named in `problems`, and what cannot be read in
+    `unread` too.
 
     Args:
         results: the folder, or a bundle of it.
@@ -233,6 +261,7 @@ def load(
         raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
     index = RunIndex(results)
     problems = list(index.problems)
+    unread = [*_left_out_of_bundle(results), *index.unread]
     if study.imported is not None:
         problems += study.imported.problems
     runs = dict(known)
@@ -251,22 +280,29 @@ def load(
             run = Run(header=_read_json(folder / "trial.json", RunHeader), outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError) as error:
             if index.pack_of(name) is None:
-                problems.append(_problem(error, ": run left out"))
+                unread.append(_unread_run(folder, error))
+                problems.append(f"{unread[-1].reason}: run left out")
             continue
         if index.pack_of(name) is None:
-            problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
+            broken = [line for record in run.ranks for line in record.broken]
+            problems += [f"{line}: line left out" for line in broken]
+            if outcome.kind == "completed":  # a rank that fails may well end within a line
+                unread += [Unread(f"runs/{name}", f"runs/{line}", RESTORE_RUN) for line in broken[:1]]
             runs[name] = run
     asked = frozenset(wanted)
     packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
-    for packed in read_each(packs, asked):
+    for pack, packed in zip(packs, read_each(packs, asked), strict=True):
         if isinstance(packed, StoreError):
-            problems.append(_problem(packed, RUNS_LEFT_OUT))
+            unread.append(_unread_pack(pack, packed))
+            problems.append(f"{unread[-1].reason}: its runs are left out")
         else:
             runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
     for name in [name for name in wanted if name in runs]:
         header = runs[name].header
         if not name.startswith(f"{header.trial_id}-r{header.repeat}-"):
-            problems.append(f"runs/{name}/trial.json is of another run ({header.trial_id}): run left out")
+            reason = f"runs/{name}/trial.json is of another run ({header.trial_id})"
+            unread.append(Unread(f"runs/{name}", reason, RESTORE_RUN))
+            problems.append(f"{reason}: run left out")
             del runs[name]
     for key, tries in index.earlier.items():
         if key[0] in study.trials and (only is None or key[0] in only):
@@ -277,7 +313,29 @@ def load(
     interrupted = sum(1 for key in begun if key not in index.finished and key[0] in study.trials)
     if interrupted:
         problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
-    return Results(study=study, runs=tuple(runs[name] for name in wanted if name in runs), problems=tuple(problems))
+    if study.imported is not None:
+        unread = [one if one.remedy == RESTORE_BUNDLE else one._replace(remedy=RESTORE_IMPORT) for one in unread]
+    read_runs = tuple(runs[name] for name in wanted if name in runs)
+    return Results(study=study, runs=read_runs, problems=tuple(problems), unread=tuple(unread))
+
+
+def _left_out_of_bundle(results: Path) -> list[Unread]:
+    """The packs that a bundle's manifest names as unread when it was made, in the folder that it was unpacked into."""
+    path = results / "manifest.json"
+    if not path.exists():
+        return []
+    try:
+        manifest = json.loads(read_record(path))
+    except (OSError, RecursionError, ValueError):  # somebody else's file
+        return []
+    left_out = manifest.get("left_out") if isinstance(manifest, dict) else None
+    if not isinstance(left_out, dict):
+        return []
+    return [
+        Unread(file, printable(str(reason))[:_LONGEST_REASON], RESTORE_BUNDLE)
+        for file, reason in left_out.items()
+        if is_pack_file(file) and not (results / file).exists()
+    ]
 
 
 def without_lines(results: Path, run: Run) -> Run:

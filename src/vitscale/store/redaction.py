@@ -51,6 +51,16 @@ _PATTERNS = (
     ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
     ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/(?:(?!(?P=quote))[^\n])+)(?P=quote)")),
     ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
+    # A share of Windows, \\\\server\\share\\folder, also as Python and JSON write its backslashes.
+    ("PATH", re.compile(r"(?<![\w\\])\\{2,4}[\w.$-]+(?:\\{1,2}[^\s\\\"':;,<>|]+)+\\{0,2}")),
+    # What follows the port of a URL, or of a host that has its stand-in already: a colon ends any other path.
+    (
+        "PATH",
+        re.compile(
+            r"(?i)(?:\b[a-z][a-z0-9+.-]{0,20}://[^\s/\"'<>]{0,300}|\b(?:host|address)-\d+):\d{1,5}"
+            r"[/?#]+(?P<taken>[^\s\"'<>]+)"
+        ),
+    ),
     # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on,
     # but not into what is no name (`_NO_NAME`).
     (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
+from vitscale.present.unread import Unread
 from vitscale.store.lines import Count, Finite, Record, Seconds
 from vitscale.store.records import FORMAT, RankRecord
 from vitscale.trial.trial import Mode, Trial
@@ -198,3 +199,6 @@ class Results(Record):
     study: StudyRecord
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
+    """All that was left out, and why; what is `unread` too."""
+    unread: tuple[Unread, ...] = ()
+    """Finished runs without which every answer is made, for they cannot be read."""

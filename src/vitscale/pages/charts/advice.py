@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitscale.advice import sentences as advised
@@ -39,14 +40,15 @@ def advice_chart(advice: Advice) -> Figure | None:
     names = list(dict.fromkeys(_name(option) for option in advice.by_count))[:_MOST_ENGINES]
     unit = units.time_unit(option.seconds.value for option in advice.by_count)
     drawn = [option for option in advice.by_count if _name(option) in names]
-    rows = [_row(option, unit.factor) for option in drawn]
+    spent_unit = _spent_unit(advice, drawn)
+    rows = [_row(option, unit.factor, spent_unit) for option in drawn]
     chosen = _chosen(advice)
-    picked = [_row(option, unit.factor) | {"answer": name} for name, option in chosen]
+    picked = [_row(option, unit.factor, spent_unit) | {"answer": name} for name, option in chosen]
     picked.sort(key=lambda row: float(row["time"]))
     for index, row in enumerate(picked):
         row["above"] = index % 2 == 0  # above and below in turn: answers may lie side by side
-    in_front = [_row(option, unit.factor) for option in advice.front]
-    costs = "cost" if advice.asked.priced else units.ranks_time(advice.device)
+    in_front = [_row(option, unit.factor, spent_unit) for option in advice.front]
+    costs = spent_unit.sign
     scale = {"type": "log", "nice": False, "padding": 36}
     axis = {"format": "~r", "labelOverlap": True, "tickCount": 6}
     x = quantity("time", f"time of the whole work ({unit.sign})", scale=scale, axis=axis)
@@ -56,7 +58,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     plot = Plot({"rows": rows, "front": in_front, "picked": picked})
     band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}
     plot.add("front", band, x=x, y=y)
-    _add_limits(plot, advice, unit.factor, x, y)
+    _add_limits(plot, advice, unit.factor, spent_unit, x, y)
     bar: ChartSpec = {"x": quantity("time_low"), "x2": {"field": "time_high"}}
     plot.add(
         "front",
@@ -105,8 +107,15 @@ def _name(option: Option) -> str:
     return rented + advised.engine(option) + ("" if option.measured_engine else " *")
 
 
-def _row(option: Option, per_second: float) -> ChartRow:
-    spent = option.gpu_hours if option.cost is None else option.cost
+def _spent_unit(advice: Advice, options: Sequence[Option]) -> units.Unit:
+    """The unit of what is spent: money as it was given, or the time of all ranks."""
+    if advice.asked.priced:
+        return units.Unit(1.0, "cost")
+    return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device)
+
+
+def _row(option: Option, per_second: float, spent_unit: units.Unit) -> ChartRow:
+    spent = (option.gpu_hours if option.cost is None else option.cost).times(spent_unit.factor)
     return {
         "series": _name(option),
         "ranks": option.gpus,
@@ -120,14 +129,16 @@ def _row(option: Option, per_second: float) -> ChartRow:
     }
 
 
-def _add_limits(plot: Plot, advice: Advice, per_second: float, x: ChartSpec, y: ChartSpec) -> None:
+def _add_limits(
+    plot: Plot, advice: Advice, per_second: float, spent_unit: units.Unit, x: ChartSpec, y: ChartSpec
+) -> None:
     """Draws the deadline as a vertical line, the budget as a horizontal one."""
     asked, dashed = advice.asked, {"type": "rule", "strokeDash": DASHED, "color": IDEAL_COLOUR}
     if asked.deadline_seconds is not None:
         plot.datasets["deadline"] = [{"time": asked.deadline_seconds * per_second}]
         plot.add("deadline", dashed, x=x)
     if asked.budget is not None:
-        plot.datasets["budget"] = [{"spent": asked.budget}]
+        plot.datasets["budget"] = [{"spent": asked.budget * spent_unit.factor}]
         plot.add("budget", dashed, y=y)
 
 

@@ -11,7 +11,6 @@ from vitscale.analysis import Analysis, CurveResult, ScalingPoint, TrialResult, 
 from vitscale.analysis.scaling import curve_name
 from vitscale.pages import sentences
 from vitscale.pages.charts import axes
-from vitscale.pages.tables import hours_unit
 from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
@@ -84,10 +83,18 @@ MEASURES = (
 
 
 def _measures(analysis: Analysis) -> list[Measure]:
-    """The measures, with hours of ranks where no trial used a GPU."""
-    hours = hours_unit(trial.trial for trial in analysis.trials.values())
+    """The measures, with the time of all ranks in the unit that suits these results."""
+    is_on_cpu_alone = all(trial.trial.train.device == "cpu" for trial in analysis.trials.values())
+    hours = [_gpu_hours(trial, point) for _, point, trial in analysis.along(analysis.curves)]
+    known_hours = [estimate.value for estimate in hours if estimate is not None]
+    unit = units.rank_time_unit(known_hours, "cpu" if is_on_cpu_alone else "cuda")
+
+    def in_unit(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
+        estimate = _gpu_hours(trial, point)
+        return None if estimate is None else estimate.times(unit.factor)
+
     return [
-        replace(measure, label=hours, title=measure.title.replace(measure.label, hours))
+        replace(measure, label=unit.sign, title=f"{unit.sign} of an epoch", value=in_unit)
         if measure.name == "gpu-hours"
         else measure
         for measure in MEASURES

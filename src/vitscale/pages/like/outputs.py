@@ -37,6 +37,7 @@ from vitscale.present.document import (
 )
 from vitscale.present.drawing import FIGURE_FORMATS, pictures
 from vitscale.present.html import to_html
+from vitscale.present.unread import beginning_with_unread, with_unread
 from vitscale.store import write_whole
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
@@ -100,7 +101,8 @@ def findings(study: PublishedStudy, material: Material) -> list[str]:
 def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
     """What a terminal shows: the claims' sentences, and the files that were written."""
     told = Bullets(tuple(findings(study, material)))
-    return Document("", (told,), tuple(f"Written: {path}" for path in written))
+    document = Document("", (told,), tuple(f"Written: {path}" for path in written))
+    return beginning_with_unread(document, material.analysis.unread)
 
 
 def _write(study: PublishedStudy, material: Material, folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -126,7 +128,7 @@ def _texts(
     tables = study.tables(material)
     makers = {
         "html": lambda: _to_html(study, material, drawn, tested, tables),
-        "json": lambda: _to_json(study, drawn, tested, tables),
+        "json": lambda: _to_json(study, material, drawn, tested, tables),
     }
     return {kind: makers[kind]() for kind in formats if kind in makers}, drawn
 
@@ -151,7 +153,7 @@ def _to_html(
     blocks.append(Section("Source", (Paragraph(study.reading),)))
     subtitle = f"{shown} of {len(drawn)} figures drawn"
     subtitle += f"; {len(drawn) - shown} say what data they lack" if shown < len(drawn) else ""
-    document = Document(material.analysis.study.name, tuple(blocks))
+    document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
 
@@ -175,9 +177,13 @@ def _on_the_page(drawn: FigureOutcome) -> tuple[Block, ...]:
 
 
 def _to_json(
-    study: PublishedStudy, drawn: Sequence[FigureOutcome], tested: Sequence[ClaimOutcome], tables: Sequence[Table]
+    study: PublishedStudy,
+    material: Material,
+    drawn: Sequence[FigureOutcome],
+    tested: Sequence[ClaimOutcome],
+    tables: Sequence[Table],
 ) -> str:
-    """The envelope around `source`, `claims`, `figures` and `tables`."""
+    """The envelope around `unread`, `source`, `claims`, `figures` and `tables`."""
     content = {
         "source": study.source,
         "claims": {key: list(entries) for result in tested for key, entries in result.entries.items()},
@@ -207,7 +213,7 @@ def _to_json(
             for table in tables
         ],
     }
-    return envelope("like", content)
+    return envelope("like", with_unread(content, material.analysis.unread))
 
 
 _LINE, _LETTERS = 17, 86

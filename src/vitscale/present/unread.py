@@ -1,0 +1,60 @@
+"""Finished runs whose files cannot be read: what every answer from the rest of the results says of them.
+
+An answer without them may be a wrong one, and looks like any other. So whoever reads results hands on what is unread
+(`store.results.Results.unread`), and each answer begins with it: `beginning_with_unread` for a document, `with_unread`
+for the fields of JSON. A `VerbResult` does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from vitscale.present.document import Document, Paragraph
+from vitscale.present.units import counted
+
+
+class Unread(NamedTuple):
+    """A file of finished runs that cannot be read, in whole or in part."""
+
+    file: str
+    """Its path in the results folder; of a broken line the run's folder."""
+    reason: str
+    """A clause that names it: "packs/000002-ab.parquet cannot be read: it is damaged"."""
+    remedy: str
+    """What to do, as a clause."""
+    results: str = ""
+    """Name of the results, where an answer rests on several; empty else."""
+
+    @property
+    def is_pack(self) -> bool:
+        """Whether it holds many runs. `vitscale run` begins nothing while one is unread."""
+        return self.file.startswith("packs/")
+
+
+def unread_sentence(unread: Sequence[Unread]) -> str:
+    """What one results folder's answers lack, what to do, and the first reason; empty where all was read."""
+    if not unread:
+        return ""
+    first, *others = unread
+    of_results = f" of {first.results}" if first.results else ""
+    more = f" (and {counted(len(others), 'more file')}, which vitscale report lists)" if others else ""
+    return f"Finished runs{of_results} are missing from this answer; {first.remedy}: {first.reason}{more}."
+
+
+def beginning_with_unread(document: Document, unread: Sequence[Unread]) -> Document:
+    """The document of an answer, with a paragraph before it for each results folder of which something is unread."""
+    names = dict.fromkeys(one.results for one in unread)
+    sentences = [unread_sentence([one for one in unread if one.results == name]) for name in names]
+    paragraphs = [Paragraph(sentence, "bad") for sentence in sentences]
+    return replace(document, blocks=(*paragraphs, *document.blocks))
+
+
+def with_unread(fields: Mapping[str, Any], unread: Sequence[Unread]) -> dict[str, Any]:
+    """The JSON fields of an answer, after `unread`: an object for each file.
+
+    `results` is null in it where an answer rests on one folder.
+    """
+    files = [one._asdict() | {"results": one.results or None} for one in unread]
+    return {"unread": files, **fields}

@@ -24,7 +24,7 @@ def side(begins: Sequence[float], costs: Sequence[float], *, imported: bool = Fa
         )
         for begin in begins
     ]
-    return SimpleNamespace(records=records, run_costs=list(costs), images_left_out=left_out)
+    return SimpleNamespace(recorded_runs=records, run_costs=list(costs), images_left_out=left_out)
 
 
 def pairs_of(order: str, **gaps: float) -> tuple[Round, ...]:

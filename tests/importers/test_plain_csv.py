@@ -122,7 +122,7 @@ def test_rows_of_unlike_settings_are_no_repeats(tmp_path: Path, unlike: str) -> 
     rows = [f"{cell},{gpus},{rate}" for cell, (gpus, rate) in zip(cells.split(), rates, strict=True)]
     found = imported(tmp_path, [table(tmp_path, "\n".join([f"{heading},gpus,images/s", *rows, ""]))], "csv")
     truth: dict[str, dict[int, list[float]]] = {}
-    named = "" if heading in ("Backbone", "Method", "") else f"{heading.replace('zero s', 'zero_s')} "
+    named = {"Backbone": "", "Method": "", "": "", "zero stage": "ZeRO-"}.get(heading, f"{heading} ")
     for cell, (gpus, rate) in zip(cells.split(), rates, strict=True):
         truth.setdefault(f"{named}{cell}", {})[gpus] = [float(rate)]
     assert curves_of_rates(found) == truth

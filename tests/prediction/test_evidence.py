@@ -98,16 +98,6 @@ def counted_run(trial: Trial, collectives: tuple[Collective, ...], backend: str 
     return run.model_copy(update={"ranks": tuple(rank.model_copy(update={"traffic": lines}) for rank in run.ranks)})
 
 
-def test_a_recorder_that_saw_nothing_is_no_evidence_that_nothing_is_sent() -> None:
-    trial = make_trial("ddp", 2)
-    results = make_results([(make_curve([trial]), [trial])], [counted_run(trial, (), "nccl")])
-    (result,) = analyse(results).trials.values()
-    assert result.traffic is not None
-    assert (result.traffic.logical_bytes, result.traffic.physical_bytes) == (None, None)
-    found = points(results)
-    assert (found[2].backend, found[2].sent_bytes, found[2].sent_calls) == ("nccl", {}, {})  # as if not counted
-
-
 def test_what_was_counted_is_the_bytes_of_whole_tensors() -> None:
     trial = make_trial("ddp", 2)
     reduce = Collective(

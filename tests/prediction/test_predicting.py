@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
+from vitscale.prediction import fitting
 from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, StepParts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network, declared_link
@@ -174,14 +176,21 @@ def test_a_declared_link_changes_nothing_while_what_is_sent_is_unknown(across: i
     assert sent.measurement == "say --engine ddp and --parameters 110M, or --model"
 
 
-def test_further_hosts_are_an_assumption_and_wider_where_their_gpus_are_unknown() -> None:
+def test_further_hosts_are_an_assumption_and_wider_where_their_gpus_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def widened(*names: str) -> tuple[float, str]:
+        """The mean over fits of nine seeds: a fit's draws move an end by 1 %."""
         points = [make_point(n, (0.2, 0.2), devices=(names * n)[:n] if names else ()) for n in (4, 8)]
-        found = ask(32, *points, nodes_of=8)
-        (hosts,) = (one for one in found.assumptions if one.part == "further hosts")
         within = ask(8, *points, nodes_of=8)
-        assert "further hosts" not in {one.part for one in within.assumptions}
-        return found.step_seconds.ends[1] / found.step_seconds.value, hosts.taken
+        assert "further hosts" not in {assumption.part for assumption in within.assumptions}
+        widenings = []
+        for seed in range(1, 10):
+            monkeypatch.setattr(fitting, "SEED", seed)
+            predicted = ask(32, *points, nodes_of=8)
+            (hosts,) = (assumption for assumption in predicted.assumptions if assumption.part == "further hosts")
+            widenings.append(predicted.step_seconds.ends[1] / predicted.step_seconds.value)
+        return fmean(widenings), hosts.taken
 
     alike, untold, unlike = widened("V100"), widened(), widened("V100", "T4")
     assert alike[1] == "as those measured are (V100)"

@@ -106,7 +106,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         combine_unlike: combine runs even if they ran on unlike devices or under other library versions. Otherwise they
             stay apart, and a finding says so.
     """
-    return _analysis(_figures(results, results.study.trials, combine_unlike), results, combine_unlike)
+    return _analysis(_figures_by_trial(results, results.study.trials, combine_unlike), results, combine_unlike)
 
 
 @without_collection()
@@ -135,7 +135,7 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         slim = {id(run): without_lines(folder, run) for run in loaded.runs}
         figures = {
             trial_id: replace(of_trial, recorded_runs=tuple(slim[id(run)] for run in of_trial.recorded_runs))
-            for trial_id, of_trial in _figures(loaded, trials, combine_unlike).items()
+            for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items()
         }
         return _Part(figures, tuple(slim.values()), loaded.problems, loaded.unread)
 
@@ -166,7 +166,7 @@ class _Part(NamedTuple):
     unread: tuple[Unread, ...]
 
 
-def _figures(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
+def _figures_by_trial(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
     """The figures of some trials by identity, each from its own runs alone."""
     study = results.study
     runs: dict[str, list[Run]] = {}
@@ -184,11 +184,12 @@ def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unl
     curves = _curves_of_known_trials(study)
     names = trial_names(study.trials, curves)
     start_ups = start_ups_by_trial(figures)
-    ordered = {trial_id: figures[trial_id] for trial_id in _in_order_of_curves(study.trials, curves)}
-    drifts = drift_by_trial(ordered)  # among equally good references the first is taken
+    drifts = drift_by_trial(figures)
     trials = {
-        trial_id: TrialResult.of(of_trial, start_ups=start_ups[trial_id], drift=drifts[trial_id], name=names[trial_id])
-        for trial_id, of_trial in ordered.items()
+        trial_id: TrialResult.of(
+            figures[trial_id], start_ups=start_ups[trial_id], drift=drifts[trial_id], name=names[trial_id]
+        )
+        for trial_id in _in_order_of_curves(study.trials, curves)
     }
     return Analysis(
         study=study,

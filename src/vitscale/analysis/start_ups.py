@@ -47,7 +47,7 @@ class _Phase(NamedTuple):
     name: str
     trial: TrialFigures
     place: int
-    """Of the run among the trial's runs."""
+    """Place of the run among the trial's runs."""
 
     @property
     def _run(self) -> RunFigures:

@@ -196,6 +196,7 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     Raises:
         VitscaleError: as `compare_studies` does.
     """
+    from vitscale.deepspeed_lint.rules import findings_of
     from vitscale.preflight import pace_warnings
     from vitscale.runner import alternating
     from vitscale.runner.preview import finding_lines
@@ -204,7 +205,8 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     for side in sides:
         notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
         note_lines = [f"note: {side.name}: {note}" for note in notes]
-        for line in (*note_lines, *finding_lines(side.plan)):
+        file_findings = findings_of(side.plan.record.trials)
+        for line in (*note_lines, *finding_lines(side.plan, file_findings)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)

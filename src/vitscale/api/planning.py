@@ -19,7 +19,8 @@ from vitscale.api.arguments import (
     path_or_none,
     positive,
 )
-from vitscale.present.document import Document
+from vitscale.deepspeed_lint.rules import findings_of
+from vitscale.present.document import Document, Finding
 from vitscale.present.units import counted
 from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
@@ -37,6 +38,8 @@ class PlanResult(VerbResult):
     """Trials, runs in their order, where they would run."""
     estimate: PlanEstimate
     """Memory, time, GPU-hours and cost of each trial."""
+    file_findings: tuple[Finding, ...]
+    """What is to be known of the trials' DeepSpeed files, as `vitscale.lint` says it."""
 
     verb = "plan"
 
@@ -54,11 +57,11 @@ class PlanResult(VerbResult):
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
-        return plan_fields(self.plan, self.estimate)
+        return plan_fields(self.plan, self.estimate, self.file_findings)
 
     @override
     def _answer_document(self) -> Document:
-        return plan_document(self.plan, self.estimate)
+        return plan_document(self.plan, self.estimate, self.file_findings)
 
 
 def plan(
@@ -99,7 +102,8 @@ def plan(
     skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
     done = runner.done_before(planned, default_folder(planned))
     expected = expectations(planned, path_or_none(from_results), price_per_hour)
-    return PlanResult(planned, PlanEstimate(fits, expected, skipped, done))
+    estimate = PlanEstimate(fits, expected, skipped, done)
+    return PlanResult(planned, estimate, findings_of(planned.record.trials))
 
 
 def commands(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitscale.analysis.scaling import split_name
-from vitscale.deepspeed_lint.rules import findings_of
 from vitscale.engines.names import engine_name
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
@@ -29,8 +28,16 @@ _NO_BUCKETS = "train.gather_bucket_mib has no effect below zero_stage = 3, which
 _ANY_RUN = Path("RESULTS/runs/TRIAL")
 
 
-def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
-    """Number of runs and what they take, findings on the DeepSpeed file, the trials, and the commands for them."""
+def plan_document(
+    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
+) -> doc.Document:
+    """Shows the number of runs and what they take, the trials, and the commands for them.
+
+    Args:
+        plan: the study.
+        estimate: what its trials are expected to take.
+        file_findings: findings on the trials' DeepSpeed files (`vitscale.deepspeed_lint.rules.findings_of`).
+    """
     trials, swept = plan.record.trials, _swept(plan)
     rows = {
         trial_id: {"model": (trial.model_name or "model"), "swept": swept.get(trial_id, "")}
@@ -59,7 +66,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         (
             doc.Paragraph(heading, "strong"),
             doc.Bullets((*_saving(plan), *estimate.lines(plan), *_parameters(trials), *plan.expansion.notes)),
-            *(replace(own, message=f"{own.message}{_whose(plan, own)}") for own in findings_of(trials)),
+            *(replace(own, message=f"{own.message}{_whose(plan, own)}") for own in file_findings),
             doc.Table(tuple(columns), (doc.RowGroup("", tuple(map(tuple, cells))),), notes),
             doc.Section("Commands", (doc.Code(tuple(commands)),)),
         ),
@@ -149,10 +156,10 @@ def _batch(train: TrainSpec) -> str:
     return f"({at_once}) x{train.grad_accum}" if train.micro_batches else f"{at_once} x{train.grad_accum}"
 
 
-def finding_lines(plan: Plan) -> list[str]:
-    """What the user's DeepSpeed file will really do, one line for each finding; empty where no trial has a file."""
+def finding_lines(plan: Plan, file_findings: Sequence[doc.Finding]) -> list[str]:
+    """Words what the trials' DeepSpeed files will really do: one line for each finding."""
     told = []
-    for finding in findings_of(plan.record.trials):
+    for finding in file_findings:
         where = f"{doc.shown_key(finding.about.key)}: " if finding.about.key else ""
         told.append(f"{finding.severity}: {where}{finding.message}. Fix: {finding.advice}.{_whose(plan, finding)}")
     return told
@@ -213,8 +220,10 @@ def _saving(plan: Plan) -> list[str]:
     ]
 
 
-def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str, Any]:
-    """The plan as JSON fields, with one object per trial."""
+def plan_fields(
+    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
+) -> dict[str, Any]:
+    """The plan as JSON fields, with one object per trial. Arguments as of `plan_document`."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
         epoch, steps = plan.steps_of(trial_id)
@@ -242,7 +251,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
         "expected": estimate.total_json(plan),
         "largest_image_sizes": estimate.largest_json(plan),
         "trials": trials,
-        "findings": [finding_fields(finding) for finding in findings_of(plan.record.trials)],
+        "findings": [finding_fields(finding) for finding in file_findings],
     }
 
 

@@ -44,7 +44,7 @@ class EpochFigures:
 
     epoch: int
     elapsed_seconds: float | None
-    """From barrier to barrier, slow steps included; None where a rank does not tell."""
+    """Seconds from barrier to barrier, slow steps included; None where a rank does not tell."""
     complete: bool
     train_loss: float | None
     train_accuracy: float | None

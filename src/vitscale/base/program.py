@@ -31,6 +31,7 @@ MEASURING = (
     "sources",
     "launchers",
     "schedulers",
+    "base/resident_memory.py",
     "profiles/kernels.py",
     "profiles/step_trace.py",
     "profiles/timeline.py",

@@ -16,6 +16,8 @@ from vitscale import cli
 from vitscale.present.document import Bullets, Document, Finding, Paragraph, Section, table
 from vitscale.present.document import Column as DocumentColumn
 from vitscale.present.verb_result import VerbResult
+from vitscale.runner.planning import Report
+from vitscale.store.results import Outcome
 
 HOSTILE = "<script>alert(1)</script> ${x} {0}"
 ASKED: dict[str, tuple[Callable[[], VerbResult], tuple[str, ...]]] = {
@@ -188,3 +190,15 @@ def test_a_report_is_written_and_not_printed(
     )
     assert capsys.readouterr().out == ""
     assert Path("results/report.json").read_text() == reported.to_json() == reported.text("json")
+
+
+def test_runs_that_were_skipped_are_not_said_to_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    analysed = vitscale.report("results").analysis
+    unfit = Outcome(kind="skipped", reason="needs 2 GB", external=True, started_unix_seconds=0.0, wall_seconds=0.0)
+    skipped = Report(done_now=0, outcomes={("trial", repeat): unfit for repeat in range(2)})
+    said = vitscale.RunResult(Path("results"), skipped, analysed).to_markdown()
+    assert "2 of 2 runs skipped: they will not fit in memory" in said
+    assert "Nothing to do" not in said
+    said_of_all_done = vitscale.RunResult(Path("results"), Report(done_now=0, outcomes={}), analysed).to_markdown()
+    assert "Nothing to do" in said_of_all_done

@@ -274,6 +274,10 @@ def test_runs_of_an_earlier_form_of_the_study_are_named(small: Path) -> None:
     found = load(small)
     assert len(found.runs) == 2
     assert any("belongs to an earlier form of this study" in problem for problem in found.problems)
+    # As the parts of a large folder are read, each by a process of its own.
+    part = load(small, frozenset())
+    assert part.runs == ()
+    assert any("belongs to an earlier form of this study" in problem for problem in part.problems)
 
 
 def test_what_is_no_run_is_named(small: Path) -> None:

@@ -130,19 +130,22 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     if study is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
-    def part(trials: Sequence[str]) -> _Part:
+    def read_part(trials: Sequence[str]) -> _Part:
         loaded = load(folder, frozenset(trials))
-        slim = {id(run): without_lines(folder, run) for run in loaded.runs}
+        # Figures and `runs` share each run: both get the same one without lines.
+        run_without_lines = {id(run): without_lines(folder, run) for run in loaded.runs}
         figures = {
-            trial_id: replace(of_trial, recorded_runs=tuple(slim[id(run)] for run in of_trial.recorded_runs))
+            trial_id: replace(
+                of_trial, recorded_runs=tuple(run_without_lines[id(run)] for run in of_trial.recorded_runs)
+            )
             for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items()
         }
-        return _Part(figures, tuple(slim.values()), loaded.problems, loaded.unread)
+        return _Part(figures, tuple(run_without_lines.values()), loaded.problems, loaded.unread)
 
-    # Packs mostly hold runs in the order of their trials.
+    # Packs mostly hold runs in the order of their trials, so each process gets a range of these.
     trials = sorted(study.trials)
-    edges = [len(trials) * part // count for part in range(count + 1)]
-    parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
+    edges = [len(trials) * number // count for number in range(count + 1)]
+    parts = spread(read_part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
     figures = {
         trial_id: replace(of_trial, trial=study.trials[trial_id])
         for part_read in parts

@@ -191,7 +191,10 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
 
 
 def _mean_epoch(of_runs: Sequence[EpochFigures]) -> EpochFigures | None:
-    """The mean of an epoch of each run, numbered as the latest of them; None without any."""
+    """One epoch of each run put together: means of what was learned, the median of the time, the highest number.
+
+    None without any.
+    """
     if not of_runs:
         return None
     return EpochFigures(

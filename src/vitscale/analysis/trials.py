@@ -123,7 +123,8 @@ class StartUp:
     phases: Mapping[str, float]
     """Phase to the seconds of its slowest rank; lacks a phase that is only known with a compilation."""
     one_off: Mapping[str, float]
-    """Phase to the seconds of its one-off compilation; empty where nothing was compiled."""
+    """Phase to the seconds that compiling added; all of the phase, which `phases` then lacks, where no run without a
+    compilation tells them apart. Empty where nothing was compiled."""
 
     @property
     def seconds(self) -> float | None:
@@ -356,24 +357,30 @@ class TrialResult(TrialFigures):
         return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
 
     def without(self, dropped: Collection[int]) -> TrialResult:
-        """The same trial from fewer runs, with only costs, start-up and breakdown updated.
+        """The same trial from fewer runs, for a jackknife: only its costs, start-up and breakdown are those of fewer.
+
+        All other fields stay those of all runs; `recorded_runs` too, which then are more than `run_figures`.
 
         Args:
             dropped: places in `run_figures` of the runs to leave out.
         """
         kept = [run for run in range(len(self.run_figures)) if run not in dropped]
+        new_places = {run: place for place, run in enumerate(kept)}
+        allocations = []
+        for allocation in self.allocations:
+            remaining = tuple(new_places[run] for run in allocation if run in new_places)
+            if remaining:
+                allocations.append(remaining)
         fewer = replace(
             self,
             run_figures=tuple(self.run_figures[run] for run in kept),
             start_ups=tuple(self.start_ups[run] for run in kept),
-            allocations=tuple(
-                own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
-            ),
+            allocations=tuple(allocations),
         )
-        if (known := self.breakdown) is None:
+        if self.breakdown is None:
             return fewer
-        by_run = [known.by_run[run] for run in kept]
-        return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, known.typical.rank))
+        by_run = [self.breakdown.by_run[run] for run in kept]
+        return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, self.breakdown.typical.rank))
 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]

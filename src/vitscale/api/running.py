@@ -250,7 +250,8 @@ def _planned(
 def _sentences(report: Report) -> list[str]:
     runs = len(report.outcomes)
     sentences = []
-    if not report.done_now and not report.ended:
+    has_nothing_to_do = not report.done_now and not report.ended and not report.skipped
+    if has_nothing_to_do:
         sentences.append("Nothing to do: every run of this study has its outcome.")
     if report.ended:
         sentences.append(f"Ended early: {report.ended}. Raise it, and the same command goes on; what is done is kept.")

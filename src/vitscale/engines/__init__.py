@@ -48,7 +48,7 @@ _OF_SCRIPT = EngineFacts(
 
 
 def known(engine: str) -> EngineFacts:
-    """The facts of an engine that shall train.
+    """The facts of an engine that a study is to train with; an unknown one is an error.
 
     Raises:
         RequestError: nobody has it, or the package that does is broken.
@@ -61,7 +61,7 @@ def known(engine: str) -> EngineFacts:
 
 @lru_cache
 def of_engine(engine: str) -> EngineFacts:
-    """The facts of an engine that results name; empty ones where it is unknown here, as an imported log's may be."""
+    """The facts of an engine that results name; empty ones of an unknown engine, as an imported log may name."""
     try:
         return known(engine)
     except RequestError:

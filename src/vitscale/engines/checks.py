@@ -11,7 +11,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.trial import script
 from vitscale.trial.trial import TrainSpec, Trial
 
-_NAMING_ENGINES = {facts.stands_for for facts in ENGINES.values()}
+_NAMING_ENGINES = {facts.stands_for for facts in ENGINES.values() if facts.stands_for}
 """Fields of [train] that name an engine, besides `engine`."""
 
 

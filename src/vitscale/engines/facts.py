@@ -44,7 +44,7 @@ class EngineFacts:
     title: str = ""
     """Its name in sentences: "DDP"."""
     label: str = ""
-    """Its name in curves and tables, where that is another one than a study writes."""
+    """Its name in curves and tables; empty: the name that a study writes."""
     packages: tuple[str, ...] = ()
     """Distributions beyond torch that decide its results; their versions are recorded."""
     alone: bool = False
@@ -83,8 +83,9 @@ class EngineFacts:
     `ONE_PROCESS`."""
 
     trains_like: str = ""
-    """Name of what it computes: `ONE_PROCESS`, or a name of its own. Trials of one name are held against each other;
-    of a name of its own only those that divide the global batch alike. Empty: unknown, and no trial is."""
+    """Name of what it computes: `ONE_PROCESS`, or a name of its own. Losses of trials with one name must agree; with a
+    name of its own, only where the global batch is divided alike. Empty: unknown; then no losses are compared, and
+    `checks.computation` takes the engine to be like itself alone."""
     steps_between_exchanges: Callable[[TrainSpec], int | None] = lambda _: None
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
@@ -121,7 +122,7 @@ class EngineFacts:
     gradients_on_host: Callable[[TrainSpec], bool] = lambda _: False
     """Whether ranks of GPUs exchange gradients on the host."""
     marked_by: str = ""
-    """How annotations in a trace begin by which its training is recognised."""
+    """Beginning of the annotations by which its training is recognised in a trace."""
 
     @property
     def references(self) -> tuple[str, ...]:

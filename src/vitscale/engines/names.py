@@ -53,7 +53,7 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
     Args:
         engine: the engine that wraps the model.
         options: fields of [train] with their values; None where nobody says.
-        always: options that are named even at their defaults, because they vary.
+        always: options that are named even at their defaults; all others only where they differ from these.
     """
     words = []
     for option in of_engine(engine).name_options:

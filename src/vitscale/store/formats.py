@@ -1,7 +1,7 @@
 """Formats: which records this program reads by their number, and the refusal of all others.
 
 Every record of a results folder has a number, `format`. Fields of a newer format are unknown here, and fields that an
-older one lacks have no honest value: both are refused with the program that reads them.
+older one lacks have no honest value: both are refused, and the message names the program that reads them.
 """
 
 from __future__ import annotations

@@ -267,10 +267,10 @@ def load(
     runs = dict(known)
     wanted: list[str] = []
     for (trial_id, _), (name, outcome) in sorted(index.finished.items(), key=lambda item: item[0]):
-        if only is not None and trial_id not in only:
-            continue
-        if trial_id not in study.trials:
+        if trial_id not in study.trials:  # asked before `only`, which names trials of the study alone
             problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
+            continue
+        if only is not None and trial_id not in only:
             continue
         wanted.append(name)
         if name in runs or name in index.packs:

@@ -50,11 +50,14 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._imports_seconds: float | None = None
+        """Seconds that the imports took; None before they are done."""
         self._set_by_imports: dict[str, str] = {}
+        """Variables that the imports set; a rank gets them on top of the driver's."""
         self._started: set[int] = set()
+        """Process ids of its forks whose end the driver has not been told."""
 
     def serve(self) -> NoReturn:
-        heard = b""
+        incomplete_line = b""
         while True:
             ready, _, _ = select.select([self._driver, self._woken], [], [])
             if self._woken in ready:
@@ -64,7 +67,7 @@ class _Server:
                 chunk = self._driver.recv(1 << 16)
                 if not chunk:
                     os._exit(0)  # all that it has started is tied to it
-                *lines, heard = (heard + chunk).split(b"\n")
+                *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
                 for line in lines:
                     self._answer(json.loads(line))
 
@@ -190,8 +193,9 @@ def _leave(work: Any) -> NoReturn:
     try:
         code = work()
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-        if isinstance(error.code, str):
+        if error.code is None or isinstance(error.code, int):
+            code = error.code or 0
+        else:
             print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()

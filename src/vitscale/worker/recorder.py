@@ -43,7 +43,7 @@ class EpochMeasures(NamedTuple):
     """Figures of an epoch that is over."""
 
     wall_seconds: float
-    """Seconds from its first step to the end of its last, pauses included."""
+    """Seconds from the start of its clock to `end_epoch`: with pauses, and with what came after its last step."""
     resources: ResourcesLine
     """Resources used in its longest stretch of timed steps, and its memory."""
 
@@ -233,11 +233,13 @@ class StepRecorder:
             self._first_step = None
 
     def _undo_step(self) -> None:
+        """Drops the step under way, if there is one, and the profile that it is in; the clock is left as it is."""
         if self._step_context is not None:
             self.abort()
             self._explainer.drop_block()
 
     def _leave_step(self, dropped: _StepDropped | None = None) -> None:
+        """Leaves the context of the step under way, if there is one; with `dropped` nothing of the step counts."""
         context = self._step_context
         self._step_context = None
         if context is not None:
@@ -381,7 +383,7 @@ class TimedStretch:
             self._line = line
 
     def discard(self) -> None:
-        """Ends a stretch that holds what belongs to none."""
+        """Ends the stretch under way without a record: what was used in it is not that of its steps."""
         self._first_step = None
 
     def line(self) -> ResourcesLine:

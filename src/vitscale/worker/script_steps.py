@@ -214,7 +214,8 @@ class ScriptSteps:
 
         Args:
             images: its images on this rank.
-            last: whether it is its loader's last, which may have fewer images than the others.
+            last: whether it may have fewer images than the others, as a loader's last step has. A loop over batches
+                allows it for any step, and refuses it when another batch follows (`_BatchLoop.short_images`).
 
         Raises:
             ValueError: the study says other images.

@@ -132,7 +132,8 @@ class Training:
         recorder = self.recorder
         step = recorder.step
         recorder.begin_step()
-        if 0 < self.trial.train.learning_rate_warmup_steps >= step:  # else a DeepSpeed file's scheduler sets it
+        warmup_steps = self.trial.train.learning_rate_warmup_steps
+        if warmup_steps > 0 and step <= warmup_steps:  # without a warm-up a DeepSpeed file's scheduler may set the rate
             # Before anything else: one engine takes the optimizer's step inside its last backward.
             self.engine.set_learning_rate(self.trial.learning_rate_at(step))
         norms = MicroBatchNorms(self.engine.module) if recorder.window == "gradients" else None

@@ -142,8 +142,8 @@ class Flux:
     def launch(self, world, spawn): {}
 """
 FUNCTION = "def Flux(*asked):\n  {}\n"
-VIEW = "from vitscale.present.document import Figure, View\n" + FUNCTION.format(
-    "return Figure('f', 'F', (View('v', {}, '', '', {'mark': 'point'}, {}, ''),))"
+VIEW = "from vitscale.present.document import Figure, FigureView\n" + FUNCTION.format(
+    "return Figure('f', 'F', (FigureView('v', {}, '', '', {'mark': 'point'}, {}, ''),))"
 )
 NO_LICENCE = "OSError: no licence (flux_plugin.py, line "
 

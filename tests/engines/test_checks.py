@@ -16,6 +16,7 @@ from vitscale.base.distribution import install_command
 from vitscale.engines import ENGINES, checks
 from vitscale.engines.checks import norms_unknown
 from vitscale.engines.deepspeed.config import as_number
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.engines.megatron import facts as megatron
 from vitscale.engines.step_schedule import windows
 from vitscale.errors import RequestError
@@ -270,7 +271,12 @@ def test_such_a_comparison_is_seen(code: str) -> None:
     assert list(comparisons(ast.parse(code)))
 
 
-@pytest.mark.parametrize("engine", [name for name, facts in ENGINES.items() if not facts.alone])
+TRAINS_LIKE_ONE_PROCESS = [
+    name for name, facts in ENGINES.items() if facts.trains_like == ONE_PROCESS or facts.stands_for
+]
+
+
+@pytest.mark.parametrize("engine", [name for name in TRAINS_LIKE_ONE_PROCESS if not ENGINES[name].alone])
 def test_every_engine_that_computes_here_has_a_job_that_holds_its_losses(engine: str) -> None:
     jobs = {job["engine"] for job in JOBS.values()}
     assert engine in jobs or ENGINES[engine].unavailable("cpu")

@@ -5,6 +5,7 @@ Trials that several curves share (strong-micro and strong-global at one rank) ex
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,8 +162,8 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     for name in TrainSection.model_fields if study.train.script is None else ():
         field, values = facts.fact_of(TrainSection, name).needs or ("", ())
         if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
-            valid = " or ".join(f'"{valid}"' for valid in values)
-            raise _idle(f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")
+            valid = " or ".join(json.dumps(valid) for valid in values)
+            raise _idle(f"train.{name}", f"train.{field} = {_as_written(value)}", f"set {field} = {valid}")
     scaling = study.scaling
     if scaling.mode == "weak" and scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
         where = "scaling.mode = 'weak' with scaling.fraction_per_gpu"
@@ -241,12 +242,15 @@ def _check_engine(train: TrainSpec, swept: dict[str, Any]) -> None:
     except RequestError as error:
         if len(swept) < 2:
             raise
-        values = {
-            field: shown(value) if isinstance(value, str) else str(value).lower() for field, value in swept.items()
-        }
+        values = {field: _as_written(value) for field, value in swept.items()}
         table = ", ".join(f"{field.removeprefix('train.')} = {value}" for field, value in values.items())
         together = f"To sweep only what goes together, list tables in [sweep]: train = [{{ {table} }}, ...]"
         raise RequestError(str(error), next_step=together) from None
+
+
+def _as_written(value: object) -> str:
+    """Return a study's value as its file has it: 'sgd', 16, true."""
+    return shown(value) if isinstance(value, str) else str(value).lower()
 
 
 def _check_references(path: Path, train: TrainSpec) -> None:

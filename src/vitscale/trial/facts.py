@@ -29,7 +29,7 @@ class Fact:
     `Trial.peak_learning_rate`. location: where data lie, no part of an identity."""
     step_seconds: bool = False
     """Whether it decides how long a step takes although it is neither wrapper nor batch."""
-    needs: tuple[str, tuple[str, ...]] | None = None
+    needs: tuple[str, tuple[str | bool, ...]] | None = None
     """Another field of its section, and the values of it with which this one has a meaning."""
     swept: bool = True
     """Whether [sweep] may vary it."""

@@ -1,4 +1,4 @@
-"""One rank of `engines/curve_ranks.py` on a GPU that ranks share: they meet by gloo, for NCCL refuses two on one GPU."""
+"""One rank of `engines/curve_ranks.py` on a GPU that ranks share: they meet by gloo, for NCCL takes one each."""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ EQUAL = 1e-5
 """Of the loss, in fp32: the kernels of one device."""
 SCRIPT = Path(__file__).with_name("gloo_curve_ranks.py")
 SETTINGS = ("adamw-clipped", "sgd-accumulated")
+ENGINES = ("ddp", "fsdp2")
+"""Not DeepSpeed and Accelerate: they take LOCAL_RANK for the number of a device, and there is no second one."""
 
 
 def on_gpu(name: str, fields: jobs.Train) -> Job:
@@ -33,7 +35,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Curve]:
     return train(alone, 1, tmp_path_factory.mktemp("reference") / "1")
 
 
-@pytest.mark.parametrize("engine", jobs.ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_two_ranks_train_as_one_process_does(engine: str, reference: dict[str, Curve], tmp_path: Path) -> None:
     both = [on_gpu(setting, jobs.ENGINES[engine] | jobs.SETTINGS[setting]) for setting in SETTINGS]
     curves = train(both, 2, tmp_path / "ranks", script=SCRIPT)

@@ -23,7 +23,7 @@ from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import model_checks, resolve, user_model
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, Study, TrainSection
-from vitscale.trial import facts, model_spec, rank_batches, script
+from vitscale.trial import fields, model_spec, rank_batches, script
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DataSpec, TrainFields, TrainSpec, Trial, WindowSpec, World, samples_used
 
@@ -159,7 +159,7 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     """Refuses a value set by hand that has no effect because of another value."""
     for name in TrainSection.model_fields if study.train.script is None else ():
-        field, values = facts.fact_of(TrainSection, name).needs or ("", ())
+        field, values = fields.traits_of(TrainSection, name).needs or ("", ())
         if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
             valid = " or ".join(f'"{valid}"' for valid in values)
             raise _idle(f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")

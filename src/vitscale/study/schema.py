@@ -15,7 +15,7 @@ from typing import Any
 from vitscale.engines import ENGINES
 from vitscale.sources import SOURCES
 from vitscale.study.sections import SECTIONS, SWEEPABLE, Study
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _OFFERED: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}

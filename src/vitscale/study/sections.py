@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial import script
-from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, traits_of
 from vitscale.trial.hints import meant_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
@@ -68,13 +68,13 @@ class ScalingSection(Spec):
 
     mode: Mode = "strong-micro"
     """What stays as ranks are added: the micro-batch, the global batch, or the images of each rank (weak)."""
-    gpus: Annotated[RankCounts, Fact(swept=False)] = (1,)
+    gpus: Annotated[RankCounts, FieldTraits(swept=False)] = (1,)
     """Ranks in all, on GPUs or on CPUs."""
-    fraction_per_gpu: Annotated[float | None, Fact(swept=False, short="{:g} of the data per GPU")] = Field(
+    fraction_per_gpu: Annotated[float | None, FieldTraits(swept=False, curve_words="{:g} of the data per GPU")] = Field(
         default=None, gt=0.0, le=1.0
     )
     """Share of the training images per rank in weak; by default `data.fraction / max(gpus)`."""
-    gpus_per_node: Annotated[int | None, Fact(short="{} to a host")] = Field(default=None, ge=1, le=4096)
+    gpus_per_node: Annotated[int | None, FieldTraits(curve_words="{} to a host")] = Field(default=None, ge=1, le=4096)
     """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks one host; by default as many as a host has.
     Sweep it to compare the same rank count packed (8) and spread (1)."""
 
@@ -96,20 +96,20 @@ class LaunchSection(Spec):
 
     launcher: str = AUTO
     """auto: the launcher that results were begun with; for new ones `local` on this machine, `torchrun` elsewhere."""
-    scheduler: Annotated[str, AfterValidator(_known_scheduler), Fact(swept=False)] = "auto"
+    scheduler: Annotated[str, AfterValidator(_known_scheduler), FieldTraits(swept=False)] = "auto"
     """Scheduler of the runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
-    hostfile: Annotated[str | None, Fact(swept=False)] = None
+    hostfile: Annotated[str | None, FieldTraits(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
-    interface: Annotated[str | None, Fact(swept=False)] = Field(
+    interface: Annotated[str | None, FieldTraits(swept=False)] = Field(
         default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$"
     )
     """Network interface that ranks use (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
-    environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
+    environment: Annotated[dict[VariableName, WithoutNul], FieldTraits(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank, equal along a curve; by default those that results were begun with, for new ones the
     machine's cores / max(gpus)."""
-    oversubscribe: Annotated[bool, Fact(swept=False)] = False
+    oversubscribe: Annotated[bool, FieldTraits(swept=False)] = False
     """Allow more threads or ranks than there are cores or GPUs."""
 
 
@@ -233,10 +233,10 @@ _SWEPT = "train.script"
 SECTIONS = sections_of(Study)
 
 
-def fact_of_label(field: str) -> Fact:
-    """The facts of a dotted field ("train.compile"); empty facts for a name that is no field of a study."""
+def traits_of_label(field: str) -> FieldTraits:
+    """Return the traits of a dotted field ("train.compile"); the default ones where a study has no such field."""
     section, _, key = field.partition(".")
-    return fact_of(SECTIONS[section], key) if section in SECTIONS else Fact()
+    return traits_of(SECTIONS[section], key) if section in SECTIONS else FieldTraits()
 
 
 FieldValues = dict[str, Any]
@@ -247,7 +247,7 @@ _SWEPT_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
 SWEEPABLE = sorted(
     f"{section}.{key}"
     for section in _SWEPT_SECTIONS
-    for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "location")
+    for key in fields_where(SECTIONS[section], lambda traits: traits.swept and traits.role != "location")
 )
 """Dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from vitscale.base.plugins import names
 from vitscale.errors import RequestError, shown, unknown
-from vitscale.trial.facts import Fact, Spec
+from vitscale.trial.fields import FieldTraits, Spec
 from vitscale.trial.hints import meant_value
 
 Task = Literal["classification", "segmentation"]
@@ -35,7 +35,7 @@ class ModelSpec(Spec):
 
     task: Task = "classification"
     """What is labelled: each image, or each pixel. Named models of segmentation have UperNet's head."""
-    name: Annotated[str | None, Fact(short="{}")] = None
+    name: Annotated[str | None, FieldTraits(curve_words="{}")] = None
     """One of `NAMED_MODELS`."""
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""

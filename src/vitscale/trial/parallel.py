@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from vitscale.trial.facts import Fact, Spec
+from vitscale.trial.fields import FieldTraits, Spec
 
 SplitCount = Annotated[int, Field(ge=1, le=4096)]
 ParallelAxis = Literal["pipeline", "data", "sequence", "tensor"]
@@ -18,21 +18,21 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 class ParallelSpec(Spec):
     """[parallel]: over how many ranks one model is split, and along which axes."""
 
-    tensor: Annotated[SplitCount, Fact(short="tensor {}")] = 1
+    tensor: Annotated[SplitCount, FieldTraits(curve_words="tensor {}")] = 1
     """Ranks over which each block's matrices are cut: attention by heads, the MLP by its width (Shoeybi et al.,
     "Megatron-LM", arXiv 1909.08053, section 3)."""
-    sequence: Annotated[SplitCount, Fact(short="sequence {}")] = 1
+    sequence: Annotated[SplitCount, FieldTraits(curve_words="sequence {}")] = 1
     """Ranks over which each image's tokens are cut, and exchanged for heads around attention (Jacobs et al., "DeepSpeed
     Ulysses", arXiv 2309.14509, section 3)."""
-    pipeline: Annotated[SplitCount, Fact(short="pipeline {}")] = 1
+    pipeline: Annotated[SplitCount, FieldTraits(curve_words="pipeline {}")] = 1
     """Ranks over which the blocks are cut into stages, each of which hands its activations on to the next."""
-    schedule: Annotated[Schedule, Fact(short="{}")] = "1f1b"
+    schedule: Annotated[Schedule, FieldTraits(curve_words="{}")] = "1f1b"
     """Order in which a pipeline's rank takes the forward and backward of the step's micro-batches. "gpipe": all
     forward, then all backward (Huang et al., arXiv 1811.06965); "1f1b": by turns once the pipeline is full;
     "interleaved": by turns among several stages of each rank (Narayanan et al., arXiv 2104.04473, section 2.2)."""
-    stages_per_rank: Annotated[SplitCount, Fact(short="{} stages per rank")] = 2
+    stages_per_rank: Annotated[SplitCount, FieldTraits(curve_words="{} stages per rank")] = 2
     """Stages of each rank under `schedule` "interleaved"; the other schedules have one."""
-    shard_norms: Annotated[bool, Fact(short=("sharded norms", "whole norms"))] = False
+    shard_norms: Annotated[bool, FieldTraits(curve_words=("sharded norms", "whole norms"))] = False
     """Whether under `tensor` norms and residuals hold a part of the tokens on each rank, instead of all on every rank
     (Korthikanti et al., arXiv 2205.05198, section 4.2.2)."""
 

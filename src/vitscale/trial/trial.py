@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of, switch, wrapping
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch, traits_of, wrapper_option
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -84,23 +84,23 @@ NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 class DataSpec(Spec):
     """Which images are used, and how many of them.
 
-    The fields in `HOW_FOUND` stay out of a trial's identity: what was really read is recorded as a fingerprint of its
-    content.
+    The fields in `LOCATION_FIELDS` stay out of a trial's identity: what was really read is recorded as a fingerprint
+    of its content.
     """
 
-    name: Annotated[str, Fact(short="{}")]
+    name: Annotated[str, FieldTraits(curve_words="{}")]
     """Dataset: one of vitscale's (`synthetic` makes images, `folder` reads your own), or another package's."""
     hf: str | None = Field(default=None, min_length=1, max_length=4096)
     """A dataset of Hugging Face's library: a folder on disk, or a name on the hub ("NAME", "NAME:CONFIGURATION")."""
     columns: Columns | None = None
     """The columns of images and labels of an `hf` dataset, where it has several."""
-    root: Annotated[str | None, Fact(role="location")] = None
+    root: Annotated[str | None, FieldTraits(role="location")] = None
     """Folder of the images, or the archive that holds them; a relative path starts in the study file's folder."""
-    download: Annotated[bool, Fact(role="location")] = False
+    download: Annotated[bool, FieldTraits(role="location")] = False
     """Fetch the archive into `root` where it is not there yet."""
-    verify: Annotated[bool, Fact(role="location")] = True
+    verify: Annotated[bool, FieldTraits(role="location")] = True
     """Refuse an archive that has another MD5 than the official one."""
-    md5: Annotated[str | None, Fact(role="location")] = None
+    md5: Annotated[str | None, FieldTraits(role="location")] = None
     """MD5 that the archive shall have instead of the official one."""
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the training images that is used."""
@@ -113,16 +113,16 @@ class DataSpec(Spec):
     line; in a trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
     """Side in pixels of generated images, and of those from files as stored; for scenes the longer side at most."""
-    channels: Annotated[int, Fact(short="{} channels")] = Field(default=3, ge=1, le=4096)
+    channels: Annotated[int, FieldTraits(curve_words="{} channels")] = Field(default=3, ge=1, le=4096)
     """Channels of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
     dtype: PixelType = "uint8"
     """Type in which decoded files are stored. Arrays of fewer bits are widened, those of more are refused."""
-    source: Annotated[PixelSource | None, Fact(short="from {}")] = None
+    source: Annotated[PixelSource | None, FieldTraits(curve_words="from {}")] = None
     """Source of files' pixels: decoded anew each time, from the decoded cache, or from a copy of it in each rank's
     memory. Null: the cache where it fits, else memory, else files."""
-    skip_broken: Annotated[int, Fact(role="location")] = Field(default=0, ge=0, le=10_000_000)
+    skip_broken: Annotated[int, FieldTraits(role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
-    augment: Annotated[bool, Fact(short=switch("augment"))] = True
+    augment: Annotated[bool, FieldTraits(curve_words=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: SceneEvaluation = "whole"
     """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
@@ -139,81 +139,84 @@ class DataSpec(Spec):
         return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
 
 
-HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "location")
+LOCATION_FIELDS = fields_where(DataSpec, lambda traits: traits.role == "location")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed."""
 
 
 class TrainFields(Spec):
     """How a trial is trained, applied alike by every engine. A study's [train] may leave some of it open."""
 
-    engine: Annotated[str, Fact(role="wrapper")]
+    engine: Annotated[str, FieldTraits(role="wrapper")]
     """What distributes training over the ranks; `none` trains on one rank, unwrapped."""
-    precision: Annotated[str, Fact(step_seconds=True, short="{}")]
-    device: Annotated[str, Fact(step_seconds=True)]
-    micro_batch: Annotated[BatchCount | None, Fact(role="batch")]
+    precision: Annotated[str, FieldTraits(affects_step_time=True, curve_words="{}")]
+    device: Annotated[str, FieldTraits(affects_step_time=True)]
+    micro_batch: Annotated[BatchCount | None, FieldTraits(role="batch")]
     """Images per rank per micro-step."""
-    grad_accum: Annotated[BatchCount, Fact(role="batch")] = 1
+    grad_accum: Annotated[BatchCount, FieldTraits(role="batch")] = 1
     """Micro-steps per optimizer step."""
-    epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
+    epochs: Annotated[EpochCount | None, FieldTraits(role="duration")] = None
     """Length of a run in epochs, warm-up included; or give `measure.steps`."""
-    optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
+    optimizer: Annotated[str, FieldTraits(affects_step_time=True, curve_words="{}")] = "adamw"
     """Optimizer, computed alike under every engine."""
-    learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
+    learning_rate: Annotated[float, FieldTraits(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
-    learning_rate_scaling: Annotated[LearningRateScaling, Fact(role="rate")] = "none"
+    learning_rate_scaling: Annotated[LearningRateScaling, FieldTraits(role="rate")] = "none"
     """How the learning rate follows the global batch: by its ratio to the base batch, or by the ratio's square root."""
     learning_rate_base_batch: Annotated[
-        BatchCount, Fact(role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
+        BatchCount, FieldTraits(role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
     ] = 256
     """Global batch to which `learning_rate` belongs where it is scaled."""
     learning_rate_warmup_steps: WarmupCount = 0
     """Optimizer steps over which the learning rate rises linearly from 1/n of itself; then it is constant."""
     weight_decay: float = Field(default=0.05, ge=0.0)
     """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
-    momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
+    momentum: Annotated[float, FieldTraits(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
-    gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
+    gradient_clipping: Annotated[float, FieldTraits(affects_step_time=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 means no clipping."""
-    accelerate_backend: Annotated[AccelerateBackend | None, Fact(role="wrapper")] = None
+    accelerate_backend: Annotated[AccelerateBackend | None, FieldTraits(role="wrapper")] = None
     """The engine by which Accelerate wraps the model; null under every other engine."""
-    zero_stage: Annotated[ZeroStage, wrapping(short="ZeRO-{}")] = 0
+    zero_stage: Annotated[ZeroStage, wrapper_option(curve_words="ZeRO-{}")] = 0
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
-    offload: Annotated[Offload, wrapping(short=OFFLOADED)] = "none"
+    offload: Annotated[Offload, wrapper_option(curve_words=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapping(short=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
-    bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB buckets")] = None
+    bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB gather buckets")] = None
+    gather_bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB gather buckets")] = None
     """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
-    gradient_dtype: Annotated[GradientDtype | None, wrapping(short="{} gradients")] = None
+    gradient_dtype: Annotated[GradientDtype | None, wrapper_option(curve_words="{} gradients")] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: Annotated[bool, wrapping(short=("fp32 master weights", "no master weights"))] = False
+    master_weights: Annotated[bool, wrapper_option(curve_words=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapping(short=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapping(short=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapping(short=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapper_option(curve_words=switch("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
-        bool, Fact(role="execution", step_seconds=True, short=switch("activation checkpointing"))
+        bool, FieldTraits(role="execution", affects_step_time=True, curve_words=switch("activation checkpointing"))
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
-    compile: Annotated[bool, Fact(role="execution", step_seconds=True, short=switch("compile"))] = False
+    compile: Annotated[
+        bool,
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch("compile")),
+    ] = False
     """Compile each block by torch.compile."""
-    batch_norm: Annotated[BatchNormScope | None, Fact(short=NORMS)] = None
+    batch_norm: Annotated[BatchNormScope | None, FieldTraits(curve_words=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: Annotated[Any, wrapping()] = None
+    deepspeed_config: Annotated[Any, wrapper_option()] = None
     """Your own DeepSpeed file (JSON), for what [train] has no field for; batch sizes are the study's."""
-    script: Annotated[str | None, Fact(short="{}")] = Field(default=None, min_length=1, max_length=4096)
+    script: Annotated[str | None, FieldTraits(curve_words="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
     arguments: Annotated[tuple[ArgumentWord, ...], Field(max_length=1000), FROM_LIST] = ()
     """Words of the command line of `script`, in which "{micro_batch}" stands for the trial's value."""
-    drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
+    drop_last: Annotated[bool, FieldTraits(curve_words=("drop last", "keep last"))] = False
     """Leave out the images of an epoch that do not fill a whole global batch."""
-    target_accuracy: Annotated[Accuracy | None, Fact(role="duration")] = None
+    target_accuracy: Annotated[Accuracy | None, FieldTraits(role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches this; `epochs` is then the limit."""
     seed: Seed = 0
     """Seed of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
@@ -230,7 +233,7 @@ class TrainSpec(TrainFields):
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
-    micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(role="batch")] = None
+    micro_batches: Annotated[tuple[BatchCount, ...] | None, FieldTraits(role="batch")] = None
     """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
 
@@ -248,10 +251,10 @@ class TrainSpec(TrainFields):
         return self.accelerate_backend or self.engine
 
 
-OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
+WRAPPER_FIELDS = frozenset(fields_where(TrainSpec, lambda traits: traits.role == "wrapper"))
 """Fields of `TrainSpec` that say how training is distributed. They do not change what is computed; only the dtype in
 which gradients travel may round it."""
-OF_THE_BATCH = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "batch"))
+BATCH_FIELDS = frozenset(fields_where(TrainSpec, lambda traits: traits.role == "batch"))
 
 
 class WindowSpec(Spec):
@@ -383,7 +386,7 @@ class Trial(Spec):
     def identity(self) -> str:
         """Identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
         content = self.model_dump(mode="json")
-        for key in HOW_FOUND:
+        for key in LOCATION_FIELDS:
             del content["data"][key]
         for section, defaults in _DEFAULTS_LEFT_OUT.items():
             for key, default in defaults.items():
@@ -432,7 +435,7 @@ def _defaults_left_out(section: str, kind: type[Spec]) -> dict[str, Any]:
     return {
         name: json.loads(json.dumps(field.default))
         for name, field in kind.model_fields.items()
-        if name not in always and not field.is_required() and fact_of(kind, name).role != "location"
+        if name not in always and not field.is_required() and traits_of(kind, name).role != "location"
     }
 
 

@@ -263,7 +263,7 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
     train = study.train
     if train.script is None:
         return study, None
-    for what, next_step in script.untold(train, by_hand):
+    for what, next_step in script.not_handed_on(train, by_hand):
         raise RequestError(what, next_step=next_step)
     if study.data.name == script.NAME and "data.samples" not in by_hand:
         what = "how many images an epoch has is not told, and train.script reads them itself"

@@ -52,27 +52,37 @@ gradients are taken. attached: on a GPU, timed after the profiler first started,
 are in a reported time; warm-up is marked apart."""
 
 
-def _or_says(expected: str) -> WrapValidator:
-    """Takes lists for tuples; a value that fits none of several types gets one message, not one for each type."""
+def _tuple_from_list(value: Any) -> Any:
+    """Return a tuple for a list, which TOML and JSON have in its place; any other value as it is."""
+    return tuple(value) if isinstance(value, list) else value
 
-    def validate(value: Any, validated: Callable[[Any], Any]) -> Any:
+
+FROM_LIST = BeforeValidator(_tuple_from_list)
+"""Makes tuples of the lists that TOML and JSON have."""
+
+
+def _with_one_message(expected: str) -> WrapValidator:
+    """Make a validator that takes lists for tuples, and has one message where a value fits none of several types.
+
+    pydantic by itself has a message for each of the types.
+    """
+
+    def validate(value: Any, validate_types: Callable[[Any], Any]) -> Any:
         try:
-            return validated(tuple(value) if isinstance(value, list) else value)
+            return validate_types(_tuple_from_list(value))
         except ValidationError:
             raise PydanticCustomError("wrong_value", "Input should be {expected}", {"expected": expected}) from None
 
     return WrapValidator(validate)
 
 
-FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Makes tuples of the lists that TOML and JSON have."""
 Classes = Annotated[
     Annotated[int, Field(ge=2, le=100_000)]
     | Annotated[str, Field(min_length=1)]
     | Annotated[tuple[str, ...], Field(min_length=2, max_length=100_000)],
-    _or_says("a number from 2 to 100000, or a file that names a class a line"),
+    _with_one_message("a number from 2 to 100000, or a file that names a class a line"),
 ]
-Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
+Columns = Annotated[tuple[str, str], _with_one_message("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
 _REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
@@ -132,11 +142,15 @@ class DataSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, values: Any) -> Any:
-        """Fills in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
+        """Fill in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
         if not isinstance(values, dict):
             return values
-        implied = {"name": "hf"} if values.get("hf") is not None else {}
-        return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
+        implied: dict[str, Any] = {}
+        if values.get("hf") is not None:
+            implied["name"] = "hf"
+        if values.get("name") == "ade20k":
+            implied["classes"] = ADE20K_CLASSES
+        return implied | values
 
 
 LOCATION_FIELDS = fields_where(DataSpec, lambda traits: traits.role == "location")
@@ -240,7 +254,7 @@ class TrainSpec(TrainFields):
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, values: Any) -> Any:
-        """Leaves out fields that only earlier versions had."""
+        """Leave out fields that only earlier versions had."""
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if name not in _REMOVED_FROM_TRAIN}
@@ -278,10 +292,11 @@ class WindowSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _with_meters(cls, fields: Any) -> Any:
-        """Reads a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
-        if cls is WindowSpec and isinstance(fields, dict) and "probes" in fields:
-            return {("meters" if name == "probes" else name): value for name, value in fields.items()}
-        return fields
+        """Read a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
+        is_of_trial = cls is WindowSpec
+        if not (is_of_trial and isinstance(fields, dict) and "probes" in fields):
+            return fields
+        return {("meters" if name == "probes" else name): value for name, value in fields.items()}
 
 
 class World(Spec):
@@ -296,8 +311,9 @@ class World(Spec):
 
     @model_validator(mode="after")
     def _last_node_has_some(self) -> Self:
-        full = self.nodes * self.ranks_per_node
-        if self.ranks is not None and not full - self.ranks_per_node < self.ranks < full:
+        full_nodes = self.nodes * self.ranks_per_node
+        without_last_node = full_nodes - self.ranks_per_node
+        if self.ranks is not None and not without_last_node < self.ranks < full_nodes:
             raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
         if self.size > MOST_RANKS:
             raise ValueError(f"a world of {self.size} ranks is more than {MOST_RANKS:,}")
@@ -310,11 +326,18 @@ class World(Spec):
 
 
 def world_of_hosts(ranks: int, ranks_per_node: int, threads_per_rank: int) -> World:
-    """The world that a scheduler gives: full hosts of at most `ranks_per_node`, and one with the remaining ranks."""
-    each = min(ranks, ranks_per_node)
-    nodes = -(-ranks // each)
-    rest = ranks if ranks % each else None
-    return World(nodes=nodes, ranks_per_node=each, threads_per_rank=threads_per_rank, ranks=rest)
+    """Return the world that a scheduler gives: full hosts of `ranks_per_node` ranks, and one with the remaining ranks.
+
+    One host where all ranks fit on it. Example: 6 ranks on hosts of 4 are 4 and 2.
+    """
+    ranks_of_full_node = min(ranks, ranks_per_node)
+    is_every_node_full = ranks % ranks_of_full_node == 0
+    return World(
+        nodes=-(-ranks // ranks_of_full_node),
+        ranks_per_node=ranks_of_full_node,
+        threads_per_rank=threads_per_rank,
+        ranks=None if is_every_node_full else ranks,
+    )
 
 
 class Trial(Spec):
@@ -339,17 +362,23 @@ class Trial(Spec):
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
+        ranks = self.layout.data
+        mean = self.train.micro_batch
         shares = self.train.micro_batches
-        ranks, mean = self.layout.data, self.train.micro_batch
-        if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
+        if shares is None:
+            return self
+        if len(shares) != ranks or sum(shares) != ranks * mean:
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
 
     @property
     def model_name(self) -> str | None:
-        """The model as the user named it, else the script that holds it; None where neither is told."""
-        model, script = self.model, self.train.script
-        return model.name or model.hf or model.factory or (PurePath(script).name if script is not None else None)
+        """The model as the user named it, else the name of the script that holds it; None where neither is known."""
+        named = self.model.name or self.model.hf or self.model.factory
+        if named:
+            return named
+        script = self.train.script
+        return PurePath(script).name if script is not None else None
 
     @property
     def layout(self) -> RankLayout:
@@ -362,7 +391,10 @@ class Trial(Spec):
         return self.layout.data * self.train.micro_batch * self.train.grad_accum
 
     def steps_per_epoch(self, images: int) -> int:
-        """Optimizer steps in an epoch of this many images, already a fraction of the dataset (`steps_per_epoch`)."""
+        """Return the optimizer steps in an epoch of this many images, already a fraction of the dataset.
+
+        See `steps_per_epoch` of this module.
+        """
         train = self.train
         return steps_per_epoch(images, self.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
 
@@ -379,12 +411,22 @@ class Trial(Spec):
         return self.train.learning_rate * factor
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of an optimizer step (counted from 0): `min(1, (step + 1) / warm-up steps)` of the peak."""
-        warmup = self.train.learning_rate_warmup_steps
-        return self.peak_learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        """Return the learning rate of an optimizer step, counted from 0.
+
+        It is `min(1, (step + 1) / warm-up steps)` of the peak.
+        """
+        warmup_steps = self.train.learning_rate_warmup_steps
+        if not warmup_steps:
+            return self.peak_learning_rate
+        return self.peak_learning_rate * min(1.0, (step + 1) / warmup_steps)
 
     def identity(self) -> str:
-        """Identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
+        """Return the identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
+        canonical = json.dumps(self._identity_content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def _identity_content(self) -> dict[str, Any]:
+        """Return all that affects the result, in the names and values that identities have always been made of."""
         content = self.model_dump(mode="json")
         for key in LOCATION_FIELDS:
             del content["data"][key]
@@ -398,6 +440,7 @@ class Trial(Spec):
             content["window"]["probes"] = content["window"].pop("meters")
         if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
+        # A digest stands in place of the path that it was made of.
         if self.model_digest is not None:
             del content["model"]["hf"]
         if self.script_digest is None:
@@ -408,8 +451,7 @@ class Trial(Spec):
             del content["weights_digest"]
         else:
             content["model"].pop("weights", None)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return content
 
 
 _DEFAULTS_IN_IDENTITY: Mapping[str, frozenset[str]] = {
@@ -429,27 +471,31 @@ _DEFAULTS_IN_IDENTITY: Mapping[str, frozenset[str]] = {
 other field is left out, so that a trial keeps its identity when fields come that it does without."""
 
 
-def _defaults_left_out(section: str, kind: type[Spec]) -> dict[str, Any]:
-    """Field -> its default in JSON, for the fields of a section whose default is no part of an identity."""
-    always = _DEFAULTS_IN_IDENTITY.get(section, frozenset())
-    return {
-        name: json.loads(json.dumps(field.default))
-        for name, field in kind.model_fields.items()
-        if name not in always and not field.is_required() and traits_of(kind, name).role != "location"
-    }
+def _defaults_left_out(section: str, spec: type[Spec]) -> dict[str, Any]:
+    """Return field -> its default in JSON, for the fields of a section whose default is no part of an identity."""
+    defaults = {}
+    for name, field in spec.model_fields.items():
+        is_always_in = name in _DEFAULTS_IN_IDENTITY.get(section, frozenset())
+        is_never_in = traits_of(spec, name).role == "location"
+        if not (is_always_in or is_never_in or field.is_required()):
+            defaults[name] = json.loads(json.dumps(field.default))
+    return defaults
 
 
-_DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, kind) for section, kind in sections_of(Trial).items()}
+_DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, spec) for section, spec in sections_of(Trial).items()}
 
 
 @lru_cache(maxsize=1 << 12)
 def samples_used(dataset_samples: int, fraction: float) -> int:
-    """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
+    """Return the training images used of a dataset of D: `ceil(D * fraction)`.
+
+    It is exact: 0.1 * 3 of 50,000 is 15,000, not 15,001.
+    """
     return math.ceil(dataset_samples * exact(fraction))
 
 
 def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
-    """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
+    """Return the optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
 
     `ceil(ceil(samples / N) / micro_batch)` micro-steps on each of N data-parallel ranks, grouped by accumulation;
     nested ceilings collapse, so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last
@@ -460,7 +506,7 @@ def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum:
 
 
 def last_step_share(trial: Trial, samples: int) -> float | None:
-    """Slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
+    """Return the slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
 
     `datasets.batches` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
     batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
@@ -470,25 +516,32 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
         trial: gives the batch sizes.
         samples: images of an epoch.
     """
-    whole = trial.global_batch
-    left = samples % whole
-    if not left or samples < whole or trial.train.drop_last:
+    global_batch = trial.global_batch
+    remaining = samples % global_batch
+    if not remaining or samples < global_batch or trial.train.drop_last:
         return None
-    return max(-(-size * left // whole) / size for size in trial.train.micro_batches or (trial.train.micro_batch,))
+    micro_batches = trial.train.micro_batches or (trial.train.micro_batch,)
+    return max(-(-images * remaining // global_batch) / images for images in micro_batches)
 
 
 def effective_steps(trial: Trial, samples: int) -> float:
-    """Whole steps to which an epoch of `samples` images amounts, counting its short last one by `last_step_share`."""
-    count = trial.steps_per_epoch(samples)
+    """Return the whole steps to which an epoch of `samples` images amounts, its short last one by `last_step_share`.
+
+    Example: 10 whole steps and one of half the slots are 10.5.
+    """
+    steps = trial.steps_per_epoch(samples)
     share = last_step_share(trial, samples)
-    return float(count) if share is None else count - 1 + share
+    return float(steps) if share is None else steps - 1 + share
 
 
 def exact(share: float) -> Fraction:
-    """The rational number that a share was meant to be: 0.3 is 3/10, the float nearest 5/7 is 5/7, 0.1 * 3 is 3/10.
+    """Return the rational number that a share was meant to be: 3/10 for 0.3 and 0.1 * 3, 5/7 for the nearest float.
 
     It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
     `ceil`.
     """
-    candidates = (Fraction(share).limit_denominator(10**digits) for digits in range(1, 16))
-    return next((c for c in candidates if math.isclose(c, share, rel_tol=1e-14)), Fraction(share))
+    for digits in range(1, 16):
+        candidate = Fraction(share).limit_denominator(10**digits)
+        if math.isclose(candidate, share, rel_tol=1e-14):
+            return candidate
+    return Fraction(share)

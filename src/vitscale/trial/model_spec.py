@@ -383,8 +383,9 @@ class HfShape(BaseModel):
     @classmethod
     def _side_of_square(cls, value: object) -> object:
         """Read [224, 224] as 224; other pairs stay, and are refused."""
-        is_pair = isinstance(value, list) and len(value) == 2
-        return value[0] if is_pair and value[0] == value[1] else value
+        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+            return value[0]
+        return value
 
     def fields(self) -> dict[str, int]:
         """Return the shape by field names of `ModelSpec`."""

@@ -67,6 +67,14 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
+def largest_divisor(number: int, *, at_most: int) -> int:
+    """Return the largest divisor of a number above 0 that is not larger than `at_most`."""
+    divisor = min(number, at_most)
+    while number % divisor:
+        divisor -= 1
+    return divisor
+
+
 def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
     """Return the time of a micro-step with these shares, max(share / speed): seconds for speeds in images/s."""
     return max(size / speed for size, speed in zip(sizes, speeds, strict=True))

@@ -233,7 +233,7 @@ class Study(Spec):
         is_script_swept = isinstance(sweep, dict) and "train.script" in sweep
         if not ("script" in train or is_script_swept):
             return values
-        filled = {"model": {}} | values
+        filled: dict[str, Any] = {"model": {}} | values
         filled["train"] = {"engine": script.NAME} | train
         data = values.get("data", {})
         if isinstance(data, dict):

@@ -1,7 +1,7 @@
 """Does an engine compute what the others do? Its loss, step by step, against that of a trial that does the same work.
 
 Trials show the same loss at every optimizer step, but for rounding, if they differ only in how training is distributed
-(`trial.OF_THE_WRAPPER`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
+(`trial.WRAPPER_FIELDS`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
 The reference is the run without a wrapper; where the study has none, the trial that most others agree with. How far
 rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
 """
@@ -22,9 +22,9 @@ from vitscale.analysis.trials import Drift, TrialFigures
 from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.rank_batches import micro_batches
-from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
+from vitscale.trial.trial import LOCATION_FIELDS, TrainSpec, Trial
 
 STEPS = 20
 """Number of first optimizer steps that are compared: later ones amplify rounding."""
@@ -151,7 +151,7 @@ _BEYOND_THOSE_THAT_AGREE = 30.0
 _WIDEST = 0.01
 """A tolerance beyond this says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
-_NO_MATTER = set(fields_where(TrainSpec, lambda fact: fact.role))
+_NO_MATTER = set(fields_where(TrainSpec, lambda traits: traits.role))
 """Fields of `TrainSpec` that leave the loss of the first steps as it is, or that enter by what they amount to."""
 _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
 """Sections of a user's own DeepSpeed file that change what is trained."""
@@ -211,7 +211,7 @@ def _computation(result: TrialFigures) -> str:
     content: dict[str, Any] = {
         "model": trial.model.model_dump(mode="json", exclude={"weights", *(("hf",) if trial.model_digest else ())}),
         "digest": [trial.model_digest, trial.weights_digest],
-        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
+        "data": trial.data.model_dump(mode="json", exclude={*LOCATION_FIELDS, "workers", "source"}),
         "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
         "train": train.model_dump(mode="json", exclude=_NO_MATTER),
         "global_batch": trial.global_batch,

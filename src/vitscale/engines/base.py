@@ -244,12 +244,6 @@ def weight_dtype(train: TrainSpec) -> torch.dtype:
     return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
 
 
-def compressed_to(train: TrainSpec) -> str | None:
-    """`train.gradient_dtype` where DDP must convert gradients to it; None where they have that dtype already."""
-    named = train.gradient_dtype
-    return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
-
-
 def _nothing(logits: Tensor) -> Tensor:
     return logits.sum() * 0.0
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
+from vitscale.engines import wrapper_facts
 from vitscale.engines.shared import checkpoint
 from vitscale.engines.shared.splits import clip
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
@@ -38,9 +39,12 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     rate = trial.peak_learning_rate
     groups = _groups(model, train.weight_decay)
     if train.optimizer == "sgd":
-        # torch has no fused SGD over shards; Accelerate shards the parameters only after this.
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=train.wrapper != "fsdp2")
-        if train.precision == "fp16" and train.momentum > 0 and train.wrapper in ("none", "ddp"):
+        facts = wrapper_facts(train)
+        # Parameters do not tell whether they are DTensors: Accelerate shards them only after this.
+        is_fused = not facts.updates_dtensors
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=is_fused)
+        scaler_may_skip = train.precision == "fp16" and not facts.own_loss_scaling
+        if is_fused and scaler_may_skip and train.momentum > 0:
             _zero_momentum(sgd)
         return sgd
     if train.optimizer == "lamb":

@@ -90,6 +90,11 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    updates_dtensors: bool = False
+    """Whether its optimizer updates torch's DTensors, over which torch 2.13 has no fused SGD."""
+    own_loss_scaling: bool = False
+    """Whether its library scales fp16's losses and skips steps that overflow; for others torch's GradScaler does, which
+    leaves the skipping to a fused optimizer."""
     keeps_fp32_weights: bool = False
     """Whether it keeps fp32 weights beside those of 16 bits."""
     fp16_weights: bool = False

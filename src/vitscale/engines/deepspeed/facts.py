@@ -94,6 +94,7 @@ FACTS = EngineFacts(
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda train: train.zero_stage > 0,
+    own_loss_scaling=True,
     keeps_fp32_weights=True,
     fp16_weights=True,
     casts_again=lambda train: train.zero_stage == 3,

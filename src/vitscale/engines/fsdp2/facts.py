@@ -49,6 +49,7 @@ FACTS = EngineFacts(
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda _: True,
+    updates_dtensors=True,
     messages="vitscale.engines.fsdp2.messages:messages",
     states="vitscale.engines.fsdp2.states:states",
     stage_states="vitscale.engines.fsdp2.states:stage_states",

@@ -119,6 +119,21 @@ def test_what_is_sent_now_and_then_counts_in_the_mean_over_steps() -> None:
     assert messages(make_gpu_trial(2, engine="silent")) is None
 
 
+def seldom(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """The average, and something else in each second exchange."""
+    (average,) = averages(trial, shapes)
+    return average, replace(average, steps_between=2 * EVERY)
+
+
+def test_a_message_may_be_sent_more_seldom_than_the_engine_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = replace(AVERAGED, messages="engines.test_unlike:seldom")
+    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "averaged": facts})
+    engines.of_engine.cache_clear()
+    sent = messages(make_gpu_trial(2, engine="averaged"))
+    assert sent is not None
+    assert [message.steps_between for message in sent] == [EVERY, 2 * EVERY]
+
+
 def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -> None:
     often = Message("all_reduce", 10.0, 1, "after", None, every_micro_step=False)
     rare = Message("all_reduce", 80.0, 1, "after", None, every_micro_step=False, steps_between=EVERY)

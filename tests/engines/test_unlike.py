@@ -19,9 +19,10 @@ from vitscale.advice import candidates
 from vitscale.advice.comparable_series import comparable_series
 from vitscale.analysis import analyse
 from vitscale.engines import checks
-from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts
 from vitscale.engines.messages import Message
 from vitscale.engines.step_schedule import windows
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.pages.choosing import fastest
 from vitscale.prediction.evidence import Evidence, Series
@@ -47,7 +48,7 @@ AVERAGED = EngineFacts(
     trains_like="averaged parameters",
     steps_between_exchanges=lambda _: EVERY,
     messages="engines.test_unlike:averages",
-    variants=(Variant(),),
+    variants=({},),
 )
 GOSSIPING = replace(AVERAGED, trains_like="parameters averaged with a neighbour")
 SILENT = EngineFacts(engine="engines.test_unlike:averages", messages="engines.test_unlike:averages")
@@ -189,7 +190,7 @@ def test_what_trains_otherwise_is_not_the_fastest(engine: str, monkeypatch: pyte
     evidence = Evidence((series(engine, 0.1), series("ddp", 0.2)), UNKNOWN)
     comparable = comparable_series(evidence, None)
     assert [own.name for own in comparable.members] == ["ddp"]
-    monkeypatch.setattr(candidates, "_ENGINES", [("averaged", 0), ("fsdp2", 0)])
+    monkeypatch.setattr(candidates, "PROPOSED", [EngineVariant("averaged"), EngineVariant("fsdp2")])
     proposed = candidates.candidates(comparable, ((2, 2),))
     assert {candidate.engine for candidate in proposed.combinations} == {"ddp", "fsdp2"}
     assert proposed.refused == {"averaged": "it trains otherwise than what was measured"}

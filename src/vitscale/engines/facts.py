@@ -29,12 +29,6 @@ class Refusal(NamedTuple):
     """What would be taken."""
 
 
-class Variant(NamedTuple):
-    """A way to train with an engine that `vitscale advise` may propose though no run used it."""
-
-    zero_stage: int = 0
-
-
 @dataclass(frozen=True)
 class EngineFacts:
     """All answers of an engine that others need. References are "module:name", and imported when needed."""
@@ -118,8 +112,8 @@ class EngineFacts:
     """Reference to the weights that it gathers in each part's forward and backward:
     `(trial, parts) -> engines.parts.PartGathers | None`."""
 
-    variants: tuple[Variant, ...] = ()
-    """What `vitscale advise` considers even if no run used it."""
+    variants: tuple[Mapping[str, Any], ...] = ()
+    """What `vitscale advise` considers even if no run used it: fields of [train], those that `name_options` names."""
     checked: tuple[Mapping[str, Any], ...] = ()
     """What `vitscale check --training` trains: fields of [train], and of [parallel] by dotted names."""
     preloaded: Callable[[TrainSpec], tuple[object, ...]] = lambda _: ()

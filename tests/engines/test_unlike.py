@@ -151,7 +151,7 @@ def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -
 @pytest.mark.parametrize("engine", ["averaged", "silent"])
 def test_no_step_takes_norms_of_a_gradient_that_is_only_a_rank_s_own(engine: str) -> None:
     trial = make_trial(engine, 2)
-    assert checks.norms_unknown(trial) == f"ranks of {engine} are not known to step by one gradient"
+    assert checks.why_no_gradient_norms(trial) == f"ranks of {engine} are not known to step by one gradient"
     assert "gradients" not in windows(trial, 200, 1000)
     assert "gradients" in windows(make_trial("ddp", 2), 200, 1000)
 

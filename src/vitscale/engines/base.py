@@ -186,8 +186,8 @@ class Engine(ABC):
     def step_with_norm(self) -> float:
         """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
-        Not for engines for which `engines.checks.norms_unknown` has a reason, nor for timed steps: it waits for the
-        device. The norm is not finite where the gradient is not.
+        Not for trials for which `engines.checks.why_no_gradient_norms` has a reason, nor for timed steps: it waits for
+        the device. The norm is not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())
         self.step()
@@ -239,7 +239,7 @@ class Engine(ABC):
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-COMMUNICATED: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`train.gradient_dtype` -> torch's dtype."""
 
 
@@ -270,7 +270,7 @@ class TorchEngine(Engine):
         )
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
-        self.gradient_dtype = self.communicated(trial.train)
+        self.gradient_dtype = self.sent_gradient_dtype(trial.train)
         # This comes after wrapping: the optimizer must hold the very parameters that the wrapper reduces.
         self.optimizer = optimizer_of(wrapped, trial)
         self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
@@ -281,9 +281,9 @@ class TorchEngine(Engine):
         """Puts the model on its device and into its wrapper; each engine's docstring says in which order, and why."""
 
     @staticmethod
-    def communicated(train: TrainSpec) -> str | None:
+    def sent_gradient_dtype(train: TrainSpec) -> str | None:
         """The dtype in which gradients travel, as torch names it: their own, unless the study names another."""
-        dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
+        dtype = TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
         return str(dtype).removeprefix("torch.")
 
     @override

@@ -73,8 +73,8 @@ class EngineFacts:
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
-    """Why norms of gradients cannot be told; None where they can. They cannot either where `trains_like` is not
-    `ONE_PROCESS`."""
+    """Why no rank sees the gradients whose norms are to be measured; None where it does. Other reasons, which are not
+    the engine's alone, are in `checks.why_no_gradient_norms`."""
 
     trains_like: str = ""
     """Name of what it computes: `ONE_PROCESS`, or a name of its own. Losses of trials with one name must agree; with a

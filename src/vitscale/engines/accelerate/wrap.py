@@ -57,7 +57,7 @@ class AccelerateEngine(Engine):
             self.gradient_dtype = deepspeed_wrap.gradient_dtype(self.wrapped, train)
         else:
             sent = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
-            self.gradient_dtype = TorchEngine.communicated(sent)
+            self.gradient_dtype = TorchEngine.sent_gradient_dtype(sent)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:

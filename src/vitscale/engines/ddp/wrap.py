@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, TorchEngine, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
 from vitscale.trial.trial import TrainSpec, Trial
@@ -48,7 +48,7 @@ def ddp_options(train: TrainSpec) -> DdpOptions:
 
 def _hook_dtype(train: TrainSpec) -> str | None:
     dtype = train.gradient_dtype
-    if dtype is None or COMMUNICATED[dtype] is weight_dtype(train):
+    if dtype is None or TORCH_DTYPES[dtype] is weight_dtype(train):
         return None
     return dtype
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
 from vitscale.trial.trial import TrainSpec, Trial
@@ -34,7 +34,7 @@ def fsdp2_options(train: TrainSpec) -> Fsdp2Options:
         offloads_to_host=train.offload == "parameters",
         mixed_precision=MixedPrecisionPolicy(
             param_dtype=weight_dtype(train) if train.master_weights else None,
-            reduce_dtype=COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None,
+            reduce_dtype=TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else None,
         ),
     )
 

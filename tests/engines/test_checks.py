@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import vitscale
-from engines.jobs import ENGINES as JOBS
+from engines.jobs import ENGINE_FIELDS
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
 from vitscale.base.distribution import install_command
 from vitscale.engines import ENGINES, checks
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.deepspeed.config import as_number
 from vitscale.engines.facts import ONE_PROCESS
 from vitscale.engines.megatron import facts as megatron
@@ -257,7 +257,7 @@ def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_the
     engine: str, train: dict[str, Any], reason: str | None
 ) -> None:
     trial = make_trial(engine, 2, **train)
-    assert norms_unknown(trial) == reason
+    assert why_no_gradient_norms(trial) == reason
     assert ("gradients" in windows(trial, 200, 1000)) == (reason is None)
     assert "explained" in windows(trial, 200, 1000)
 
@@ -304,5 +304,5 @@ TRAINS_LIKE_ONE_PROCESS = [
 
 @pytest.mark.parametrize("engine", [name for name in TRAINS_LIKE_ONE_PROCESS if not ENGINES[name].alone])
 def test_every_engine_that_computes_here_has_a_job_that_holds_its_losses(engine: str) -> None:
-    jobs = {job["engine"] for job in JOBS.values()}
+    jobs = {job["engine"] for job in ENGINE_FIELDS.values()}
     assert engine in jobs or ENGINES[engine].unavailable("cpu")

@@ -41,8 +41,8 @@ def check_checkpoint(train: TrainSpec) -> None:
         )
 
 
-def norms_unknown(trial: Trial) -> str | None:
-    """Why the norms of the gradients of a micro-batch and of a step cannot be told; None where they can."""
+def why_no_gradient_norms(trial: Trial) -> str | None:
+    """Return why a trial cannot measure norms of the gradients of a micro-batch and of a step; None where it can."""
     train = trial.train
     if trial.parallel.ranks_per_model > 1:
         return "ranks that share a model hold parts of the gradient"
@@ -58,9 +58,10 @@ def norms_unknown(trial: Trial) -> str | None:
 
 
 def exchanges_unknown(trial: Trial) -> str:
-    """Why what one step sends is not what any other step sends, or nobody knows; empty where each step exchanges.
+    """Return why the traffic of one counted step cannot stand for all steps; empty where it can.
 
-    What scripts and imported trials send is only known as far as it was counted.
+    It can where each step exchanges. Scripts and imported trials are taken to, for all that is known of them is what
+    was counted.
     """
     if trial.train.script is not None or trial.origin is not None:
         return ""

@@ -27,7 +27,7 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.step_schedule import has_two_batch_sizes
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
@@ -298,7 +298,7 @@ def _estimate(run: Run) -> _Estimate:
     steps = common_steps(run, lambda rank: rank.gradients)
     if not steps:
         few = "no step took the gradients' norms: the run has too few steps for it"
-        return _Estimate(None, norms_unknown(run.header.trial) or few)
+        return _Estimate(None, why_no_gradient_norms(run.header.trial) or few)
     known = [lines for lines in steps if all(_known(line) for line in lines)]
     if len(known) < FEWEST_STEPS:
         why = next((line.reason for lines in steps for line in lines if line.reason), None)

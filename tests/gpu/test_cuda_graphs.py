@@ -26,7 +26,7 @@ GRAPHS: jobs.Train = {"device": "cuda", "compile": True, "compile_mode": "reduce
 STEPS = 12
 """Graphs are recorded in the second step of each shape; every third step is shorter."""
 ENGINES = {"none": {"engine": "none"}} | {
-    name: jobs.ENGINES[name]
+    name: jobs.ENGINE_FIELDS[name]
     for name in ("ddp", "zero-0", "zero-1", "zero-2", "accelerate-ddp", "accelerate-zero-2")
 }  # fmt: skip
 

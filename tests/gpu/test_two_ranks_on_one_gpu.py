@@ -37,7 +37,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Curve]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_ranks_train_as_one_process_does(engine: str, reference: dict[str, Curve], tmp_path: Path) -> None:
-    both = [on_gpu(setting, jobs.ENGINES[engine] | jobs.SETTINGS[setting]) for setting in SETTINGS]
+    both = [on_gpu(setting, jobs.ENGINE_FIELDS[engine] | jobs.SETTINGS[setting]) for setting in SETTINGS]
     curves = train(both, 2, tmp_path / "ranks", script=SCRIPT)
     for setting in SETTINGS:
         assert largest_difference(curves[setting].losses, reference[setting].losses) < EQUAL, setting

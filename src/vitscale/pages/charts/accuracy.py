@@ -77,7 +77,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
         row["weight"] = 1.6 + 2.4 * (len(names) - 1 - index) / max(1, len(names) - 1)
     plot = axes.Plot({"rows": rows})
     weight = axes.quantity("weight", scale=None, legend=None)
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
+    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
     if x_title == "epoch":
         told = axes.tooltip(series="curve", split="data", x=x_title, shown=name)
@@ -257,12 +257,12 @@ def _accuracy_view(
         left = (len(names) - 1 - names.index(row["series"])) / max(1, len(names) - 1)
         row["weight"], row["size"] = 1.6 + 1.8 * left, 50 + 80 * left
     at = sorted({row[field] for row in drawn})
-    x = axes.along(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
+    x = axes.ticked_axis(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
     to_target = measure.value.startswith("target")
     axis_title = f"time of training ({unit.sign})" if of_time else "images trained on" if to_target else measure.label
     axis = {"format": "~s" if to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
     y = axes.quantity("value", axis_title, scale={"zero": to_target}, axis=axis)
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
+    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
     near = [row for row in noise if at[0] / _FURTHEST_NOISE <= row["batch"] <= at[-1] * _FURTHEST_NOISE]
     plot = axes.Plot({"rows": drawn})
     if near:

@@ -333,7 +333,7 @@ def both_axes(
     x_is_log = bool(axis.field) or both_log or (along_ranks and is_wide)
     number = "d" if all(isinstance(value, int) for value in at) else "~g"
     scale = {"type": "log", "base": 2} if both_log else {"zero": True, "nice": True}
-    x = axes.along("x", axis.title, at, log=x_is_log, number=number)
+    x = axes.ticked_axis("x", axis.title, at, log=x_is_log, number=number)
     return x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
 
 

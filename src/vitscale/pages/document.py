@@ -363,7 +363,7 @@ def _reproduce(analysis: Analysis) -> doc.Section | None:
     """How to get these results again: the study's text without secrets, the command, and versions."""
     study = without_secrets(analysis.study)
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
-    blocks = [doc.Paragraph(_how_to_reproduce(study)), doc.Code(tuple(study.text.splitlines()))]
+    blocks: list[doc.Block] = [doc.Paragraph(_how_to_reproduce(study)), doc.Code(tuple(study.text.splitlines()))]
     if versions:
         blocks.append(doc.Paragraph(f"Measured with {versions}.", "quiet"))
     return _section("Reproduce", blocks)

@@ -242,14 +242,14 @@ def add_curves(
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):
         plot.add("runs", SINGLE_RUN, x=x, y=y, color=colour, shape=shape)
-    _add_points(plot, shown, x=x, y=y, color=colour, shape=shape)
+    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, shown)
     if plot.datasets.get("published"):
         hollow = {"type": "point", "size": 60, "filled": False, "opacity": 1, "strokeWidth": 1.6}
         published = tooltip(what="published", shown="value")
         plot.add("published", hollow, x=x, y=y, color={"value": IDEAL_COLOUR}, shape=shape, tooltip=published)
 
 
-def _add_points(plot: Plot, shown: list[ChartSpec], **encoding: ChartSpec) -> None:
+def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None:
     """Add the points of `rows`; those that drift are hollow and say so in their tooltip, which is else `shown`."""
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     if not any(row.get("drift") for row in plot.datasets["rows"]):

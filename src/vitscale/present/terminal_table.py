@@ -321,7 +321,7 @@ def _laid_rows(table: Table, widths: Sequence[int], gap: int) -> Iterator[tuple[
                 is_last = row_number == len(group.rows)
                 height = len(label_lines) if is_last else max(len(cell.lines) for cell in cells)
                 cells.insert(0, _LaidCell(label_lines[:height], widths[0], on_left=True))
-                label_lines = label_lines[height:] if height else []
+                label_lines = label_lines[height:]
             style = _style(row)
             yield tuple(Text(line.plain, style) for line in _joined(cells, gap))
 

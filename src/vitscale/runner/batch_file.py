@@ -23,7 +23,7 @@ from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, RunTask, attempt_number, folder_times, new_attempt
-from vitscale.schedulers import Cause, Scheduler, Submitter, made
+from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.private_values import is_private
@@ -81,7 +81,7 @@ class JobFile(Spec):
             StoreError: it takes no jobs.
         """
         study_path = Path(self.study_folder) / "study.toml"
-        scheduler = made(self.scheduler, self.launch, self.slurm, node=None, study_path=study_path)
+        scheduler = make_scheduler(self.scheduler, self.launch, self.slurm, node=None, study_path=study_path)
         if not isinstance(scheduler, Submitter):
             raise StoreError(f"the job {self.name} was submitted to {shown(self.scheduler)}, which takes no jobs")
         return scheduler

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from vitscale.probes import resources
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
-from vitscale.store.records import RankRecord
+from vitscale.store.records import EnergyReading, RankRecord
 from vitscale.store.results import RunHeader
 from vitscale.trial.trial import Trial
 from vitscale.worker.probe import Current
@@ -402,6 +402,94 @@ def test_resources_are_of_steps_without_one_that_fails(tmp_path: Path, used: lis
     (line,) = loop.record().resources
     assert line.steps == (7, 9)
     assert line.seconds == 3 * 0.25
+
+
+class JoulePerSecond(resources.EnergyMeter):
+    """An energy meter that counts one joule in each second of a test's clock."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(reason="")
+        self._now = now
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = self._now[0]
+
+    def end(self) -> EnergyReading:
+        return EnergyReading(joules=self._now[0] - self._began, source="a test", reason=None)
+
+
+@pytest.fixture
+def joules(monkeypatch: pytest.MonkeyPatch, used: list[float]) -> list[float]:
+    """That clock, which the energy meter follows."""
+    monkeypatch.setattr(resources, "energy_meter", lambda *_: JoulePerSecond(used))
+    return used
+
+
+def train_in_steps_of_four_batches(loop: Loop, loader: Iterable[torch.Tensor], now: list[float]) -> None:
+    while not loop.probe.done:
+        for number, batch in enumerate(loop.probe.steps(loader, accumulate=4)):
+            if number % 4 == 3:
+                train(batch, now)
+            else:
+                now[0] += 0.25
+
+
+def test_energy_of_batches_that_fill_no_step_is_in_no_stretch(tmp_path: Path, joules: list[float]) -> None:
+    """Of each ten batches two fill no step: their quarter of a second each would make J/image 25 % too high."""
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, loop.loader, joules)
+    (line,) = loop.record().resources
+    assert line.steps == (6, 7)
+    assert line.energy is not None
+    assert line.energy.joules == 2 * 4 * 0.25
+    assert (line.seconds, line.cpu_seconds) == (2 * 4 * 0.25, 2 * 4 * 0.25)
+
+
+def test_a_loader_without_a_length_leaves_no_stretch_that_ends_in_batches_of_no_step(
+    tmp_path: Path, joules: list[float]
+) -> None:
+    """Nobody knows before its ninth batch that it has ten. The last pass is cut by the end of the measurement."""
+
+    class Stream(list[torch.Tensor]):
+        def __len__(self) -> int:
+            raise TypeError("a stream")
+
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, Stream(loop.loader), joules)
+    (line,) = loop.record().resources
+    assert line.steps == (8, 8)
+    assert line.energy is not None
+    assert line.energy.joules == 4 * 0.25
+
+
+@pytest.mark.parametrize("length", [2, 6, 9, 17, 400])
+def test_a_loader_with_a_wrong_length_has_usual_steps(tmp_path: Path, now: list[float], length: int) -> None:
+    class Wrong(list[torch.Tensor]):
+        def __len__(self) -> int:
+            return length
+
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, Wrong(loop.loader * 2), now)
+    assert [(s.step, s.images, s.seconds) for s in loop.record().steps] == [(step, 16, 1.0) for step in range(9)]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, (2, 6)), (0.02, (7, 9))])
+def test_a_stretch_is_kept_that_ends_in_hardly_any_work_of_no_step(
+    tmp_path: Path, used: list[float], seconds: float, steps: tuple[int, int]
+) -> None:
+    """As of loops that take a batch and are left before they train it: one percent of the stretch's time may be so."""
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number in range(11):
+        with loop.probe.step(images=4):
+            if number == 7:
+                used[0] += seconds
+                with loop.probe.pause():
+                    pass
+            else:
+                used[0] += 0.25
+    (line,) = loop.record().resources
+    assert line.steps == steps
 
 
 @pytest.fixture

@@ -36,13 +36,31 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 class _BatchLoop:
     """A script's loop over the batches of one loader, which says nothing of where its steps end."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int | None) -> None:
+        """`length`: number of the loader's batches as it says itself; None where it does not."""
+        self._length = length
+        self.batches_taken = 0
+        """Number of batches that the loader has given."""
         self.images_in_hand: int | None = None
         """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
         self.optimizer_stepped = False
         """Whether an optimizer has stepped since that batch."""
         self.short_images: int | None = None
         """Images of the latest step if they were too few, which is right if no batch follows."""
+
+    def fills_step(self, accumulate: int) -> bool:
+        """Whether the loader has `accumulate` more batches; True where that is unknown, or its length was wrong."""
+        if self._length is None or self.batches_taken >= self._length:
+            return True
+        return self._length - self.batches_taken >= accumulate
+
+
+def _length_of(loader: Iterable[Any]) -> int | None:
+    """Number of a loader's batches; None where it has no length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except Exception:  # a loader may raise whatever it likes
+        return None
 
 
 class ScriptSteps:
@@ -116,11 +134,14 @@ class ScriptSteps:
         """
         self._check_accumulation(accumulate)
         self._resume()
-        loop = self._loop = _BatchLoop()
+        loop = self._loop = _BatchLoop(_length_of(loader))
         try:
             batches = iter(loader)
             while not self.done:
-                self.begin_step()
+                if loop.fills_step(accumulate):
+                    self.begin_step()
+                else:
+                    self._pause()
                 step_images = 0
                 for micro_step in range(accumulate):
                     with self.phase("data"):
@@ -130,6 +151,7 @@ class ScriptSteps:
                     if loop.short_images is not None:
                         self._check_images(loop.short_images)
                     step_images += images_in(batch, images, accumulate)
+                    loop.batches_taken += 1
                     self._is_training = True
                     if micro_step == accumulate - 1:
                         loop.images_in_hand = step_images
@@ -260,10 +282,11 @@ class ScriptSteps:
 
     def _pause(self) -> None:
         """Stops the clock, and drops the step under way."""
+        has_work = self._is_training
         self._is_training = False
         self._losses = []
         if self._recorder is not None and not self.done:
-            self._recorder.pause()
+            self._recorder.pause(step_has_work=has_work)
 
     def _resume(self) -> None:
         """Goes on with training after something else: the ranks' clocks start together."""

@@ -347,6 +347,98 @@ def test_a_pause_before_a_step_s_optimizer_gives_it_up(tmp_path: Path, now: list
     assert steps == 11  # without the first, fourth, seventh and tenth
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_counts_whose_loop_is_left_after_its_optimizer(
+    tmp_path: Path, now: list[float], capsys: pytest.CaptureFixture[str], accumulate: int
+) -> None:
+    loop = Loop(tmp_path, accumulate=accumulate, steps=7, explain=False)
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            loop.probe.loss(2.5)
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+            if number == 3 * accumulate - 1:
+                break
+        now[0] += 100.0
+    assert loop.probe.done
+    record = loop.record()
+    assert [(s.step, s.seconds, s.loss, s.epoch) for s in record.steps] == [(n, 0.25, 2.5, n // 3) for n in range(9)]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_is_dropped_and_said_to_be_whose_loop_is_left_before_its_optimizer(
+    tmp_path: Path, now: list[float], capsys: pytest.CaptureFixture[str], accumulate: int
+) -> None:
+    loop = Loop(tmp_path, accumulate=accumulate, steps=4, explain=False)
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            if number == 2 * accumulate:
+                now[0] += 100.0
+                break
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+    assert [(s.step, s.seconds) for s in loop.record().steps] == [(n, 0.25) for n in range(6)]
+    assert "vitscale: 2 optimizer step(s) of rank 0 are not in the record" in capsys.readouterr().err
+
+
+def test_a_profile_whose_last_step_leaves_its_loop_is_kept(tmp_path: Path, now: list[float]) -> None:
+    """Each loop takes one step, so that also the last one of each block of explained steps is left by `break`."""
+    loop = Loop(tmp_path)
+    for _ in planned(loop.trial):
+        for batch in loop.probe.steps(loop.loader):
+            train(batch, now)
+            break
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert [line.step for line in record.explained] == [
+        n for n, window, _ in planned(loop.trial) if window == "explained"
+    ]
+
+
+def test_leaving_a_loop_waits_for_no_other_rank(
+    tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error may have ended it on this rank alone, here in the last of a block of explained steps."""
+    loop = Loop(tmp_path)
+    explained = [n for n, window, _ in planned(loop.trial) if window == "explained"]
+    (last, *_) = [n for n in explained if n + 1 not in explained]
+    meetings: list[int] = []
+    monkeypatch.setattr("vitscale.worker.recorder.barrier", lambda: meetings.append(loop.script_steps.step))
+    with pytest.raises(KeyError):
+        for batch in loop.probe.steps(loop.loader * 3):
+            train(batch, now)
+            if loop.script_steps.step == last:
+                meetings.clear()
+                raise KeyError("a metric")
+    assert loop.script_steps.step == last + 1
+    assert meetings == []
+
+
+def test_a_loop_that_is_held_after_it_was_left_disturbs_no_later_one(tmp_path: Path, now: list[float]) -> None:
+    loop = Loop(tmp_path, steps=6, explain=False)
+    first = iter(loop.probe.steps(loop.loader))
+    for _ in range(2):
+        train(next(first), now)
+    for number, batch in enumerate(loop.probe.steps(loop.loader)):
+        if number == 1:
+            del first
+        train(batch, now)
+    assert [(s.step, s.seconds, s.epoch) for s in loop.record().steps] == [(n, 0.25, int(n > 1)) for n in range(8)]
+
+
+def test_too_many_images_in_the_step_that_leaves_its_loop_are_refused_at_the_end(
+    tmp_path: Path, now: list[float]
+) -> None:
+    """Where the loop is left nothing can be raised: Python closes its generator there."""
+    loop = Loop(tmp_path)
+    for batch in loop.probe.steps([torch.zeros(8, 1)]):
+        train(batch, now)
+        break
+    with pytest.raises(ValueError, match="trains 8 images in this optimizer step of rank 0, and the study says 4"):
+        loop.script_steps.end()
+
+
 def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
     loop = Loop(tmp_path, steps=4, explain=False)
     for number in range(6):

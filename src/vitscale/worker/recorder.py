@@ -281,7 +281,8 @@ class StepRecorder:
         return self._explainer.named_phases
 
     def read_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
-        """Writes what the profiler saw in a block; then ranks go on together. A pause of tens of milliseconds.
+        """Writes what the profiler saw in a block; then ranks go on together, unless they are in a pause, after which
+        they meet anyway. Takes tens of milliseconds.
 
         Args:
             with_reasons: the parts of a step that are unknown, each with its reason -> these with the caller's own.
@@ -289,8 +290,9 @@ class StepRecorder:
         self.has_profile = False
         for line in self._explainer.end_block(self._rank.rank):
             self._log.write(line.model_copy(update={"unknown": dict(with_reasons(line.unknown))}))
-        barrier()
-        self._clock.start()
+        if not self.is_paused:
+            barrier()
+            self._clock.start()
 
     # Traffic
 

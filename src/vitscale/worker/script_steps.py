@@ -8,6 +8,7 @@ batches of a loader finds out by itself where its steps end.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,6 +93,10 @@ class ScriptSteps:
         """First step since the latest pause."""
         self._dropped_steps = 0
         """Steps that a pause ended before they were over."""
+        self._unfinished_steps = 0
+        """Steps in hand whose optimizer had not stepped when the script left its loop over batches."""
+        self._late_error: Exception | None = None
+        """Error of a step that ended where nothing can be raised."""
         self._model = ModelLine(
             parameters=None,
             gradient_dtype=None,
@@ -133,6 +138,7 @@ class ScriptSteps:
             ValueError: `accumulate` is not what the trial has.
         """
         self._check_accumulation(accumulate)
+        self._leave_loop()
         self._resume()
         loop = self._loop = _BatchLoop(_length_of(loader))
         try:
@@ -158,9 +164,14 @@ class ScriptSteps:
                         loop.optimizer_stepped = False
                     yield batch
                 self._end_step_of(loop)
+        except GeneratorExit:  # `break`, or an error in the script: this generator is thrown away
+            if self._loop is loop:
+                self._leave_loop_quietly()
+            raise
         finally:
-            self._loop = None
-            self._pause()
+            if self._loop is loop:
+                self._loop = None
+                self._pause()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -168,7 +179,7 @@ class ScriptSteps:
         loop = self._loop
         if loop is not None and loop.optimizer_stepped:
             self._end_step_of(loop)
-        if self._is_training:
+        if self._has_step_in_hand:
             self._dropped_steps += 1
         # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
         self._pause()
@@ -242,24 +253,14 @@ class ScriptSteps:
         Raises:
             ValueError: the study says other images.
         """
-        is_short_rest = last and 0 < images < self._step_images
-        if not is_short_rest:
-            self._check_images(images)
+        self._check_images(images, allow_fewer=last)
         recorder = self._recorder
         self._is_training = False
         if recorder is None or not recorder.is_in_step:
             self._pause()  # an earlier pause has dropped this step; what came after it belongs to none
             return
         recorder.end_step(images, self._mean_loss())
-        if recorder.has_profile:
-            recorder.read_profile(self._with_unnamed_phases)
-        if recorder.step == self.last_step:
-            self._record_epoch(recorder)
-            recorder.count_traffic()
-        is_recorded = self.last_step is not None and recorder.step >= self.last_step
-        if is_recorded and not recorder.is_counting:
-            self.done = True
-            PROGRESS.phase = "script, measured"
+        self._record_what_is_over(recorder)
         self.begin_step()
 
     def drop_step(self) -> None:
@@ -280,6 +281,57 @@ class ScriptSteps:
         loop.short_images = images if is_short else None
         self.end_step(images, last=is_short)
 
+    def _record_what_is_over(self, recorder: StepRecorder) -> None:
+        """Records what a step was the last of: a block of explained steps, the steps to record, those to count."""
+        if recorder.has_profile:
+            recorder.read_profile(self._with_unnamed_phases)
+        if recorder.step == self.last_step:
+            self._record_epoch(recorder)
+            recorder.count_traffic()
+        is_recorded = self.last_step is not None and recorder.step >= self.last_step
+        if is_recorded and not recorder.is_counting:
+            self.done = True
+            PROGRESS.phase = "script, measured"
+
+    @property
+    def _has_step_in_hand(self) -> bool:
+        """Whether a step is under way that the script has begun to train."""
+        return self._is_training and self._recorder is not None and self._recorder.is_in_step
+
+    def _leave_loop(self) -> None:
+        """Pauses after a loop over batches that the script has left early, if there is one.
+
+        The step in hand counts if its optimizer has stepped; else it is dropped, and `end` says so. This waits for no
+        other rank: an error may have ended the loop on this rank alone.
+
+        Raises:
+            ValueError: the study says other images than those of the step in hand.
+        """
+        loop = self._loop
+        self._loop = None
+        if loop is None:
+            return
+        recorder = self._recorder
+        images = loop.images_in_hand
+        if recorder is None or not self._has_step_in_hand:
+            self._pause()
+        elif images is None or not loop.optimizer_stepped:
+            self._unfinished_steps += 1
+            self._pause()
+        else:
+            self._check_images(images, allow_fewer=True)
+            recorder.end_step(images, self._mean_loss())
+            self._pause()
+            self._record_what_is_over(recorder)
+
+    def _leave_loop_quietly(self) -> None:
+        """Leaves a loop whose generator is thrown away: Python only prints what that raises, so `end` raises it."""
+        try:
+            self._leave_loop()
+        except Exception as error:
+            self._late_error = error
+            self._pause()
+
     def _pause(self) -> None:
         """Stops the clock, and drops the step under way."""
         has_work = self._is_training
@@ -293,7 +345,7 @@ class ScriptSteps:
         recorder = self._recorder
         if recorder is None or self.done:
             return
-        recorder.pause()
+        recorder.pause(step_has_work=self._is_training)
         if recorder.step > self._stretch_began:  # two pauses without a step between them are no epoch
             recorder.epoch += 1
             self._stretch_began = recorder.step
@@ -349,8 +401,18 @@ class ScriptSteps:
 
         Raises:
             RuntimeError: it has ended too early.
+            ValueError: the study says other images than those of a step in which the script has left its loop.
         """
+        self._leave_loop()
         self._pause()
+        if self._late_error is not None:
+            raise self._late_error
+        if self._unfinished_steps > 0:
+            print(
+                f"vitscale: {self._unfinished_steps} optimizer step(s) of rank {self._rank.rank} are not in the record: "
+                "the script left its loop over probe.steps before their optimizer had stepped",
+                file=sys.stderr,
+            )
         recorder = self._recorder
         if self.last_step is not None and self.step < self.last_step:
             raise RuntimeError(
@@ -403,14 +465,15 @@ class ScriptSteps:
                 f'{self._trial.train.grad_accum}: hand it on to the script by "{{grad_accum}}"'
             )
 
-    def _check_images(self, images: int) -> None:
-        if images != self._step_images:
-            train = self._trial.train
-            raise ValueError(
-                f"the script trains {images} images in this optimizer step of rank {self._rank.rank}, and the study "
-                f"says {self._step_images} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
-                f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
-            )
+    def _check_images(self, images: int, *, allow_fewer: bool = False) -> None:
+        if images == self._step_images or (allow_fewer and 0 < images < self._step_images):
+            return
+        train = self._trial.train
+        raise ValueError(
+            f"the script trains {images} images in this optimizer step of rank {self._rank.rank}, and the study "
+            f"says {self._step_images} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
+            f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
+        )
 
 
 def device_of(header: RunHeader) -> torch.device:

@@ -851,7 +851,7 @@ class Told:
     def begin_step(self):
         pass
 
-    def end_step(self, images, *, last):
+    def end_step(self, images, *, allow_fewer_images):
         told.append(images)
 
     def pause(self):

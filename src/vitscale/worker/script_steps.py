@@ -77,7 +77,7 @@ class ScriptSteps:
         self._began = began
         self._step_images = trial.train.micro_batch * trial.train.grad_accum
         """Images of this rank in each step, as the study says."""
-        self.last_step = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
+        self.step_limit = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
         """Number of steps to record; None: as many as the script takes."""
         self.done = False
         """Whether nothing more is to be measured."""
@@ -89,7 +89,7 @@ class ScriptSteps:
         """Whether the script has begun to train the step under way, rather than wait for its data."""
         self._losses: list[torch.Tensor | float] = []
         """Losses of the micro-steps of the step under way."""
-        self._stretch_began = 0
+        self._epoch_first_step = 0
         """First step since the latest pause."""
         self._dropped_steps = 0
         """Steps that a pause ended before they were over."""
@@ -242,18 +242,18 @@ class ScriptSteps:
         self._recorder.begin_step()
         PROGRESS.phase = "script"
 
-    def end_step(self, images: int, *, last: bool = False) -> None:
+    def end_step(self, images: int, *, allow_fewer_images: bool = False) -> None:
         """Ends the step under way, and begins the next one.
 
         Args:
             images: its images on this rank.
-            last: whether it may have fewer images than the others, as a loader's last step has. A loop over batches
-                allows it for any step, and refuses it when another batch follows (`_BatchLoop.short_images`).
+            allow_fewer_images: whether it may have fewer than the others, as a loader's last step has. A loop over
+                batches allows it for any step, and refuses it when another batch follows (`_BatchLoop.short_images`).
 
         Raises:
             ValueError: the study says other images.
         """
-        self._check_images(images, allow_fewer=last)
+        self._check_images(images, allow_fewer=allow_fewer_images)
         recorder = self._recorder
         self._is_training = False
         if recorder is None or not recorder.is_in_step:
@@ -279,16 +279,16 @@ class ScriptSteps:
             return
         is_short = images < self._step_images
         loop.short_images = images if is_short else None
-        self.end_step(images, last=is_short)
+        self.end_step(images, allow_fewer_images=is_short)
 
     def _record_what_is_over(self, recorder: StepRecorder) -> None:
         """Records what a step was the last of: a block of explained steps, the steps to record, those to count."""
         if recorder.has_profile:
             recorder.read_profile(self._with_unnamed_phases)
-        if recorder.step == self.last_step:
+        if recorder.step == self.step_limit:
             self._record_epoch(recorder)
             recorder.count_traffic()
-        is_recorded = self.last_step is not None and recorder.step >= self.last_step
+        is_recorded = self.step_limit is not None and recorder.step >= self.step_limit
         if is_recorded and not recorder.is_counting:
             self.done = True
             PROGRESS.phase = "script, measured"
@@ -346,9 +346,9 @@ class ScriptSteps:
         if recorder is None or self.done:
             return
         recorder.pause(step_has_work=self._is_training)
-        if recorder.step > self._stretch_began:  # two pauses without a step between them are no epoch
+        if recorder.step > self._epoch_first_step:  # two pauses without a step between them are no epoch
             recorder.epoch += 1
-            self._stretch_began = recorder.step
+            self._epoch_first_step = recorder.step
         recorder.resume()
 
     # From the first step to the last
@@ -362,7 +362,7 @@ class ScriptSteps:
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
         per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
-        planned_steps = self.last_step or per_epoch * (train.epochs or 0)
+        planned_steps = self.step_limit or per_epoch * (train.epochs or 0)
         recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
         self._log.write(start_line(self._header, rank, device, recorder.backend))
         self._log.write(PhaseLine(name="script", seconds=script_seconds))
@@ -414,21 +414,21 @@ class ScriptSteps:
                 file=sys.stderr,
             )
         recorder = self._recorder
-        if self.last_step is not None and self.step < self.last_step:
+        if self.step_limit is not None and self.step < self.step_limit:
             raise RuntimeError(
-                f"the script ended after {self.step} of {self.last_step} optimizer steps (measure.warmup_steps + "
-                f"measure.steps): {self._advice_for_more_steps(self.last_step)}"
+                f"the script ended after {self.step} of {self.step_limit} optimizer steps (measure.warmup_steps + "
+                f"measure.steps): {self._advice_for_more_steps(self.step_limit)}"
             )
         if recorder is None:
             raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")
-        if self.last_step is None:
+        if self.step_limit is None:
             self._record_epoch(recorder)
         rate = measured_matmul(device_of(self._header), self._trial.train.precision)
         if rate is not None:
             self._log.write(rate)
 
-    def _advice_for_more_steps(self, last_step: int) -> str:
-        if self.step + self._dropped_steps < last_step:
+    def _advice_for_more_steps(self, step_limit: int) -> str:
+        if self.step + self._dropped_steps < step_limit:
             return "let it train until probe.done, or set measure.steps lower"
         return (
             f"{self._dropped_steps} more were left out because probe.pause() came before they were over. After an "

@@ -37,11 +37,13 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 class _BatchLoop:
     """A script's loop over the batches of one loader, which says nothing of where its steps end."""
 
-    def __init__(self, length: int | None) -> None:
-        """`length`: number of the loader's batches as it says itself; None where it does not."""
-        self._length = length
-        self.batches_taken = 0
-        """Number of batches that the loader has given."""
+    def __init__(self, loader: Iterable[Any], accumulate: int) -> None:
+        """`accumulate`: number of batches that make a step."""
+        self._accumulate = accumulate
+        self._length = _length_of(loader)
+        self._batches_taken = 0
+        self._step_images = 0
+        """Images so far of the step whose batches are being taken."""
         self.images_in_hand: int | None = None
         """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
         self.optimizer_stepped = False
@@ -49,11 +51,21 @@ class _BatchLoop:
         self.short_images: int | None = None
         """Images of the latest step if they were too few, which is right if no batch follows."""
 
-    def fills_step(self, accumulate: int) -> bool:
-        """Whether the loader has `accumulate` more batches; True where that is unknown, or its length was wrong."""
-        if self._length is None or self.batches_taken >= self._length:
+    def fills_step(self) -> bool:
+        """Whether the loader has enough batches for another step; True where its length is unknown, or was wrong."""
+        if self._length is None or self._batches_taken >= self._length:
             return True
-        return self._length - self.batches_taken >= accumulate
+        return self._length - self._batches_taken >= self._accumulate
+
+    def take(self, images: int) -> None:
+        """Counts a batch of `images` images that goes to the script."""
+        self._batches_taken += 1
+        self._step_images += images
+        is_last_of_step = self._batches_taken % self._accumulate == 0
+        if is_last_of_step:
+            self.images_in_hand = self._step_images
+            self.optimizer_stepped = False
+            self._step_images = 0
 
 
 def _length_of(loader: Iterable[Any]) -> int | None:
@@ -65,10 +77,15 @@ def _length_of(loader: Iterable[Any]) -> int | None:
 
 
 class ScriptSteps:
-    """One rank's steps of a script."""
+    """Records one rank's steps of a script.
+
+    A script marks them by its Probe: as blocks (`one_step`), as a loop over batches (`batches`), or by a library's
+    events (`begin_step`, `end_step`, `drop_step`). After each step the next one begins at once, so that a step is timed
+    from the end of the one before.
+    """
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
-        """`began`: `time.perf_counter()` as the script began."""
+        """`began`: `time.perf_counter()` as the script began. Nothing else is looked at before the first step."""
         trial = header.trial
         self._header = header
         self._trial = trial
@@ -140,28 +157,23 @@ class ScriptSteps:
         self._check_accumulation(accumulate)
         self._leave_loop()
         self._resume()
-        loop = self._loop = _BatchLoop(_length_of(loader))
+        loop = self._loop = _BatchLoop(loader, accumulate)
         try:
             batches = iter(loader)
             while not self.done:
-                if loop.fills_step(accumulate):
+                if loop.fills_step():
                     self.begin_step()
                 else:
                     self._pause()
-                step_images = 0
-                for micro_step in range(accumulate):
+                for _micro_step in range(accumulate):
                     with self.phase("data"):
                         batch = next(batches, _NO_BATCH)
                     if batch is _NO_BATCH:
                         return
                     if loop.short_images is not None:
                         self._check_images(loop.short_images)
-                    step_images += images_in(batch, images, accumulate)
-                    loop.batches_taken += 1
+                    loop.take(images_in(batch, images, accumulate))
                     self._is_training = True
-                    if micro_step == accumulate - 1:
-                        loop.images_in_hand = step_images
-                        loop.optimizer_stepped = False
                     yield batch
                 self._end_step_of(loop)
         except GeneratorExit:  # `break`, or an error in the script: this generator is thrown away
@@ -175,7 +187,10 @@ class ScriptSteps:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out what is not training. A step under way is dropped, unless a loop's optimizer has stepped in it."""
+        """Leaves out of all steps what is not training.
+
+        A step under way is dropped, unless a loop's optimizer has stepped in it: then it ends here.
+        """
         loop = self._loop
         if loop is not None and loop.optimizer_stepped:
             self._end_step_of(loop)
@@ -204,7 +219,7 @@ class ScriptSteps:
             PROGRESS.phase = "script"
 
     def add_loss(self, value: torch.Tensor | float) -> None:
-        """Takes the loss of a micro-step."""
+        """Takes the loss of a micro-step (scalar); it is read only when its step is recorded."""
         if self.done:  # no step would ever take it
             return
         self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -271,7 +286,7 @@ class ScriptSteps:
             self._recorder.drop_step()
 
     def _end_step_of(self, loop: _BatchLoop) -> None:
-        """Ends the step whose last batch a loop has in hand, unless it has ended."""
+        """Ends the step whose last batch the script has in hand, unless it has ended, as in a pause."""
         images = loop.images_in_hand
         loop.images_in_hand = None
         loop.optimizer_stepped = False
@@ -316,7 +331,8 @@ class ScriptSteps:
         if recorder is None or not self._has_step_in_hand:
             self._pause()
         elif images is None or not loop.optimizer_stepped:
-            self._unfinished_steps += 1
+            if not recorder.is_counting:
+                self._unfinished_steps += 1
             self._pause()
         else:
             self._check_images(images, allow_fewer=True)
@@ -408,11 +424,9 @@ class ScriptSteps:
         if self._late_error is not None:
             raise self._late_error
         if self._unfinished_steps > 0:
-            print(
-                f"vitscale: {self._unfinished_steps} optimizer step(s) of rank {self._rank.rank} are not in the record: "
-                "the script left its loop over probe.steps before their optimizer had stepped",
-                file=sys.stderr,
-            )
+            steps = f"{self._unfinished_steps} optimizer step(s) of rank {self._rank.rank}"
+            reason = "the script left its loop over probe.steps before their optimizer had stepped"
+            print(f"vitscale: {steps} are not in the record: {reason}", file=sys.stderr)
         recorder = self._recorder
         if self.step_limit is not None and self.step < self.step_limit:
             raise RuntimeError(
@@ -428,6 +442,7 @@ class ScriptSteps:
             self._log.write(rate)
 
     def _advice_for_more_steps(self, step_limit: int) -> str:
+        """Returns the end of a message: how to get to `step_limit` steps."""
         if self.step + self._dropped_steps < step_limit:
             return "let it train until probe.done, or set measure.steps lower"
         return (
@@ -459,6 +474,7 @@ class ScriptSteps:
     # Checks against the study
 
     def _check_accumulation(self, accumulate: int) -> None:
+        """Refuses other micro-steps than the trial's."""
         if accumulate != self._trial.train.grad_accum:
             raise ValueError(
                 f"probe.steps(accumulate={accumulate}), and this trial has train.grad_accum = "
@@ -466,7 +482,9 @@ class ScriptSteps:
             )
 
     def _check_images(self, images: int, *, allow_fewer: bool = False) -> None:
-        if images == self._step_images or (allow_fewer and 0 < images < self._step_images):
+        """Refuses a step of other images than the trial's, or with `allow_fewer` one of more or of none."""
+        is_allowed_rest = allow_fewer and 0 < images < self._step_images
+        if images == self._step_images or is_allowed_rest:
             return
         train = self._trial.train
         raise ValueError(

@@ -37,11 +37,19 @@ def release_not_in_the_table(view: ConfigurationView) -> Iterator[FileFinding]:
 def not_json() -> FileFinding:
     """A file that is Hjson and no JSON: it has comments, commas that trail, or texts without quotes."""
     return finding(
-        "not-json", "note", "",
-        "The file is Hjson: DeepSpeed reads it, but the Hugging Face Trainer and Accelerate read JSON only, and fail",
-        "Take out comments and trailing commas where one of these reads the file",
-        "deepspeed/runtime/config.py (hjson.load, since 0.8.1) and accelerate/utils/deepspeed.py of 1.15 (json.load)",
-    )  # fmt: skip
+        "not-json",
+        "note",
+        key="",
+        message=(
+            "The file is Hjson: DeepSpeed reads it, but the Hugging Face Trainer and Accelerate read JSON only, "
+            "and fail"
+        ),
+        fix="Take out comments and trailing commas where one of these reads the file",
+        source=(
+            "deepspeed/runtime/config.py (hjson.load, since 0.8.1) and accelerate/utils/deepspeed.py of 1.15 "
+            "(json.load)"
+        ),
+    )
 
 
 def unknown_and_removed_keys(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -55,9 +63,13 @@ def unknown_and_removed_keys(view: ConfigurationView) -> Iterator[FileFinding]:
             unknown_count += 1
             if unknown_count > _MOST:
                 yield finding(
-                    "unknown-key", "warning", "", f"There are more unknown keys than the {_MOST} that are told",
-                    "Look whether this is a DeepSpeed configuration", view.source("runtime/config.py"),
-                )  # fmt: skip
+                    "unknown-key",
+                    "warning",
+                    key="",
+                    message=f"There are more unknown keys than the {_MOST} that are told",
+                    fix="Look whether this is a DeepSpeed configuration",
+                    source=view.source("runtime/config.py"),
+                )
                 return
         yield found
 
@@ -150,11 +162,13 @@ def _unknown(view: ConfigurationView, key: KeyInFile, *, is_refused: bool) -> Fi
     other_releases = release.read_in(key.dotted)
     if other_releases is not None:
         return finding(
-            "key-of-another-release", "error" if is_refused else "warning", key.dotted,
-            f"{effect}: only other releases read it ({other_releases})",
-            remove(_place_of(key), "Remove it, or run a release that reads it"),
-            "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
-        )  # fmt: skip
+            "key-of-another-release",
+            "error" if is_refused else "warning",
+            key=key.dotted,
+            message=f"{effect}: only other releases read it ({other_releases})",
+            fix=remove(_place_of(key), "Remove it, or run a release that reads it"),
+            source="tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
+        )
     fixes = _advice_for_unknown(view, key)
     severity: Severity = "error" if is_refused or fixes else "warning"
     source = _source_of_part(view, key.part)

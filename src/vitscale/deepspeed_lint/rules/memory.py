@@ -76,11 +76,16 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
         text = f"Set reduce_bucket_size to a tenth of the model, such as {smaller:,} (say --model or --parameters)"
     file = "runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else "runtime/zero/stage_1_and_2.py (setup_buckets)"
     yield finding(
-        "bucket-memory", verdict.severity, _BUCKET,
-        f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take {size(buffer_bytes)} on "
-        f"each GPU, {verdict.comparison}",
-        Remedy(text, {_BUCKET: smaller}), view.source(file),
-    )  # fmt: skip
+        "bucket-memory",
+        verdict.severity,
+        key=_BUCKET,
+        message=(
+            f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
+            f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
+        ),
+        fix=Remedy(text, {_BUCKET: smaller}),
+        source=view.source(file),
+    )
 
 
 class _BufferVerdict(NamedTuple):
@@ -171,16 +176,18 @@ def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) 
     if ratio is not None and ratio < 1:
         product += f" x {ratio:g}"
     yield finding(
-        "offload-cannot-pay", "warning", f"zero_optimization.{offload.part}",
-        f"It frees {product} = {size(freed_bytes)} of {offload.noun} per GPU, "
+        "offload-cannot-pay",
+        "warning",
+        key=f"zero_optimization.{offload.part}",
+        message=f"It frees {product} = {size(freed_bytes)} of {offload.noun} per GPU, "
         f"{100 * freed_bytes / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {offload.cost}",
-        Remedy(
+        fix=Remedy(
             f"Remove {offload.part}; to save memory checkpoint activations, which need far more in a model of this "
             "size",
             _without_offload(offload.part),
         ),
-        _ZERO_PAPER,
-    )  # fmt: skip
+        source=_ZERO_PAPER,
+    )
 
 
 def _without_offload(part: str) -> FileChanges:
@@ -245,11 +252,14 @@ def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
     if state_bytes < _LITTLE * _SMALL_GPU_BYTES:
         percent = 100 * state_bytes / _SMALL_GPU_BYTES
         yield finding(
-            "stage-saves-little", "note", "zero_optimization.stage",
-            f"All states of the model take 16 bytes x {parameters:,} parameters = {size(state_bytes)}, "
+            "stage-saves-little",
+            "note",
+            key="zero_optimization.stage",
+            message=f"All states of the model take 16 bytes x {parameters:,} parameters = {size(state_bytes)}, "
             f"{percent:.1f} % of even a 16 GiB GPU: stage {stage} cannot save more than that",
-            "Take the stage that is fastest: vitscale sweeps train.zero_stage", _ZERO_PAPER,
-        )  # fmt: skip
+            fix="Take the stage that is fastest: vitscale sweeps train.zero_stage",
+            source=_ZERO_PAPER,
+        )
 
 
 def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -265,14 +275,16 @@ def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
     distance = view.number(key, 1e9)
     if distance is not None and distance >= 2 * parameters:
         yield finding(
-            "parameters-gathered-once", "note", key,
-            f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
+            "parameters-gathered-once",
+            "note",
+            key=key,
+            message=f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
             "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
             "model in each step, and stage 3 frees little more than stage 2",
-            Remedy(
+            fix=Remedy(
                 "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
                 "second time in backward",
                 {key: 0, view.zero_key("stage3_prefetch_bucket_size", "prefetch_bucket_size"): 0},
             ),
-            view.source("runtime/zero/partitioned_param_coordinator.py"),
-        )  # fmt: skip
+            source=view.source("runtime/zero/partitioned_param_coordinator.py"),
+        )

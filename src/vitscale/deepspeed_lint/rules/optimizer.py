@@ -46,11 +46,13 @@ def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
     text = "Write it out: 1.0 clips, 0.0 does not"
     values = (1.0, 0.0) if default else (0.0, 1.0)  # the first keeps what the release does
     yield finding(
-        "clipping-omitted", "warning", key,
-        f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
-        [Remedy(text, {key: value}) for value in values],
-        view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
-    )  # fmt: skip
+        "clipping-omitted",
+        "warning",
+        key=key,
+        message=f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
+        fix=[Remedy(text, {key: value}) for value in values],
+        source=view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
+    )
 
 
 def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -62,9 +64,13 @@ def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
         if view.has(top) or top in view.setting.settled:
             fix = Remedy(f"Remove it: {top} says how to clip", {key: REMOVED})
         yield finding(
-            "clipping-in-the-optimizer", "error", key,
-            "DeepSpeed refuses max_grad_norm among an optimizer's parameters", fix, view.source("runtime/engine.py"),
-        )  # fmt: skip
+            "clipping-in-the-optimizer",
+            "error",
+            key=key,
+            message="DeepSpeed refuses max_grad_norm among an optimizer's parameters",
+            fix=fix,
+            source=view.source("runtime/engine.py"),
+        )
 
 
 def optimizer_type(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -152,14 +158,18 @@ def adam_is_adamw(view: ConfigurationView) -> Iterator[FileFinding]:
     if not is_adam or not has_decay or view.has("optimizer.params.adam_w_mode"):
         return
     yield finding(
-        "adam-is-adamw", "warning", "optimizer.type",
-        "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient as in "
-        "torch.optim.Adam",
-        Remedy(
+        "adam-is-adamw",
+        "warning",
+        key="optimizer.type",
+        message=(
+            "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient "
+            "as in torch.optim.Adam"
+        ),
+        fix=Remedy(
             'Write AdamW if that is meant, or "adam_w_mode": false in optimizer.params', {"optimizer.type": "AdamW"}
         ),
-        f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
-    )  # fmt: skip
+        source=f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
+    )
 
 
 def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -213,7 +223,10 @@ def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
     is_whole = isinstance(steps, int) and steps > 0
     if view.has(key) and steps != "auto" and not is_whole:
         yield finding(
-            "refused-value", "error", key,
-            f"DeepSpeed {view.release.target} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
-            Remedy("Write 1 or more", {key: 1}), WARMUP_STEPS_REFUSED.source,
-        )  # fmt: skip
+            "refused-value",
+            "error",
+            key=key,
+            message=f"DeepSpeed {view.release.target} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
+            fix=Remedy("Write 1 or more", {key: 1}),
+            source=WARMUP_STEPS_REFUSED.source,
+        )

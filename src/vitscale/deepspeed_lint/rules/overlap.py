@@ -84,22 +84,27 @@ def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
         out = {"data_types.grad_accum_dtype": REMOVED}
         text = "Leave data_types.grad_accum_dtype out"
         yield finding(
-            "no-overlap", "warning", "data_types.grad_accum_dtype",
-            "With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
+            "no-overlap",
+            "warning",
+            key="data_types.grad_accum_dtype",
+            message="With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
             "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
-            [
+            fix=[
                 Remedy(f"{text}, or take stage 2", out),
                 Remedy(f"{text} and set overlap_comm to true, {_with_bucket(view)}", {**out, **_overlapping(view)}),
             ],
-            f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
-        )  # fmt: skip
+            source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
+        )
     elif stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
         yield finding(
-            "no-overlap", "warning", _OVERLAP,
-            f"DeepSpeed {view.release.target} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
+            "no-overlap",
+            "warning",
+            key=_OVERLAP,
+            message=f"DeepSpeed {view.release.target} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
             f"{STAGE_1_IGNORES_OVERLAP.releases()}: gradients are sent after backward has ended",
-            Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"), STAGE_1_IGNORES_OVERLAP.source,
-        )  # fmt: skip
+            fix=Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"),
+            source=STAGE_1_IGNORES_OVERLAP.source,
+        )
     elif overlaps(view) is False:
         yield from _overlap_is_off(view, stage)
 
@@ -123,10 +128,13 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
     if is_requested:
         options.insert(1, Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
     yield finding(
-        "no-overlap", "warning", key,
-        f"{subject} gradients are all-reduced after backward has ended, so the whole transfer adds to the step",
-        options, f"{view.source('runtime/engine.py')} (allreduce_gradients, buffered_allreduce_fallback)",
-    )  # fmt: skip
+        "no-overlap",
+        "warning",
+        key=key,
+        message=f"{subject} gradients are all-reduced after backward has ended, so the whole transfer adds to the step",
+        fix=options,
+        source=f"{view.source('runtime/engine.py')} (allreduce_gradients, buffered_allreduce_fallback)",
+    )
 
 
 def _overlap_is_off(view: ConfigurationView, stage: int) -> Iterator[FileFinding]:
@@ -157,17 +165,23 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
         return
     if view.release.does(OVERLAP_WAITS):
         yield finding(
-            "no-overlap", "warning", _OVERLAP,
-            f"DeepSpeed {view.release.target} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
-            Remedy(_NEWER_RELEASE), OVERLAP_WAITS.source,
-        )  # fmt: skip
+            "no-overlap",
+            "warning",
+            key=_OVERLAP,
+            message=f"DeepSpeed {view.release.target} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
+            fix=Remedy(_NEWER_RELEASE),
+            source=OVERLAP_WAITS.source,
+        )
     for behaviour in OVERLAP_OVERWRITES:
         if view.release.does(behaviour):
             yield finding(
-                "overlap-spoils-gradients", "warning", _OVERLAP,
-                f"DeepSpeed {view.release.target} {behaviour.effect} ({behaviour.releases()})",
-                Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"), behaviour.source,
-            )  # fmt: skip
+                "overlap-spoils-gradients",
+                "warning",
+                key=_OVERLAP,
+                message=f"DeepSpeed {view.release.target} {behaviour.effect} ({behaviour.releases()})",
+                fix=Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"),
+                source=behaviour.source,
+            )
 
 
 def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -184,12 +198,16 @@ def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
         default = "" if view.has(_BUCKET) else " (the default)"
         tenth = good_bucket(parameters)
         yield finding(
-            "one-bucket", "warning", _BUCKET,
-            f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it is "
-            "sent when backward has ended, and overlap_comm overlaps nothing",
-            Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
-            f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
-        )  # fmt: skip
+            "one-bucket",
+            "warning",
+            key=_BUCKET,
+            message=(
+                f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it "
+                "is sent when backward has ended, and overlap_comm overlaps nothing"
+            ),
+            fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
+            source=f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
+        )
 
 
 def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -201,10 +219,14 @@ def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFin
     larger = "a larger micro-batch with fewer micro-steps"
     if steps is not None and steps > 1:
         yield finding(
-            "gradients-sent-every-micro-step", "note", "gradient_accumulation_steps",
-            f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and 1 once "
-            "per step",
-            [
+            "gradients-sent-every-micro-step",
+            "note",
+            key="gradient_accumulation_steps",
+            message=(
+                f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and "
+                "1 once per step"
+            ),
+            fix=[
                 Remedy(f"Take stage 1 where its memory suffices, or {larger}", {"zero_optimization.stage": 1}),
                 Remedy(
                     f"Take stage 1 with overlap_comm true where its memory suffices, or {larger}",
@@ -212,5 +234,5 @@ def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFin
                 ),
                 Remedy(f"Take {larger}; or stage 1, without what is for stage {stage} alone"),
             ],
-            f"{view.source('runtime/engine.py')} (allreduce_gradients)",
-        )  # fmt: skip
+            source=f"{view.source('runtime/engine.py')} (allreduce_gradients)",
+        )

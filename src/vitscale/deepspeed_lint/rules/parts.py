@@ -149,15 +149,16 @@ def keys_without_effect_at_this_stage(view: ConfigurationView) -> Iterator[FileF
         if len(idle) > 4:
             named += f" and {len(idle) - 4} more"
         yield finding(
-            "no-effect-at-this-stage", "note",
-            f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
-            f"Without effect at stage {view.stage}: {named}",
-            Remedy(
+            "no-effect-at-this-stage",
+            "note",
+            key=f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
+            message=f"Without effect at stage {view.stage}: {named}",
+            fix=Remedy(
                 "Remove what does nothing, or take the stage that it is for",
                 {f"zero_optimization.{name}": REMOVED for name in idle},
             ),
-            f"{view.source('runtime/engine.py')} (_configure_zero_optimizer)",
-        )  # fmt: skip
+            source=f"{view.source('runtime/engine.py')} (_configure_zero_optimizer)",
+        )
 
 
 def _is_idle(name: str, stage: int | None) -> bool:

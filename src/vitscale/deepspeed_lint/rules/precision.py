@@ -27,13 +27,17 @@ def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
     text = f"{switch} on GPUs since Ampere; to stay in fp32, call torch.set_float32_matmul_precision('high') for TF32"
     condition = "what the file says of types and buckets then has to change too"
     yield finding(
-        "no-reduced-precision", "warning", switches_in_file[0] if switches_in_file else "",
-        "Nothing enables bf16, fp16 or autocast, so all runs in fp32: twice the memory of activations and twice the "
-        "bytes per gradient of bf16, and PyTorch's fp32 matrix products leave the tensor cores unused (TF32 is off "
-        "by default)",
-        [Remedy(text, changes), Remedy(f"{text}; {condition}")],
-        f"{view.source('runtime/precision_config.py')} and {_TF32}",
-    )  # fmt: skip
+        "no-reduced-precision",
+        "warning",
+        key=switches_in_file[0] if switches_in_file else "",
+        message=(
+            "Nothing enables bf16, fp16 or autocast, so all runs in fp32: twice the memory of activations and "
+            "twice the bytes per gradient of bf16, and PyTorch's fp32 matrix products leave the tensor cores "
+            "unused (TF32 is off by default)"
+        ),
+        fix=[Remedy(text, changes), Remedy(f"{text}; {condition}")],
+        source=f"{view.source('runtime/precision_config.py')} and {_TF32}",
+    )
 
 
 def several_precisions(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -43,31 +47,36 @@ def several_precisions(view: ConfigurationView) -> Iterator[FileFinding]:
     autocast = view.has_autocast and view.on("torch_autocast.enabled")
     if bf16 and fp16:
         yield finding(
-            "several-precisions", "error", "fp16.enabled", "bf16 and fp16 are both enabled, which DeepSpeed refuses",
-            [
+            "several-precisions",
+            "error",
+            key="fp16.enabled",
+            message="bf16 and fp16 are both enabled, which DeepSpeed refuses",
+            fix=[
                 Remedy("Enable one: bf16 needs no loss scale, so set fp16.enabled to false", {"fp16.enabled": False}),
                 Remedy(
                     "Enable one: set fp16.enabled and torch_autocast.enabled to false, for bf16",
                     {"fp16.enabled": False, "torch_autocast.enabled": False},
                 ),
             ],
-            view.source("runtime/config.py"),
-        )  # fmt: skip
+            source=view.source("runtime/config.py"),
+        )
     elif autocast and (bf16 or fp16):
         weights = "bf16" if bf16 else "fp16"
         part = view.bf16 if bf16 else "fp16"
         yield finding(
-            "several-precisions", "warning", "torch_autocast.enabled",
-            f"{part}.enabled turns the weights into {weights} already; autocast finds little left to cast",
-            [
+            "several-precisions",
+            "warning",
+            key="torch_autocast.enabled",
+            message=f"{part}.enabled turns the weights into {weights} already; autocast finds little left to cast",
+            fix=[
                 Remedy(
                     f"Enable one: torch_autocast keeps fp32 weights, {part}.enabled does not; set one to false",
                     {switch: False},
                 )
                 for switch in (f"{part}.enabled", "torch_autocast.enabled")
             ],
-            view.source("runtime/torch_autocast.py"),
-        )  # fmt: skip
+            source=view.source("runtime/torch_autocast.py"),
+        )
 
 
 def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -76,11 +85,17 @@ def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
     if view.on(f"{view.bf16}.enabled") and not autocasts:
         instead = ", which is torch_autocast here" if view.has_autocast else ""
         yield finding(
-            "bf16-is-not-autocast", "note", f"{view.bf16}.enabled",
-            f"{view.bf16}.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so that "
-            "every operation computes in bf16: norms and softmax too, which torch.autocast computes in fp32",
-            f"Do not take its curves for those of autocast{instead}", view.source("runtime/engine.py"),
-        )  # fmt: skip
+            "bf16-is-not-autocast",
+            "note",
+            key=f"{view.bf16}.enabled",
+            message=(
+                f"{view.bf16}.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so "
+                "that every operation computes in bf16: norms and softmax too, which torch.autocast computes in "
+                "fp32"
+            ),
+            fix=f"Do not take its curves for those of autocast{instead}",
+            source=view.source("runtime/engine.py"),
+        )
 
 
 def loss_scale(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -124,15 +139,19 @@ def _first_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
         lost_steps = power - 16 + max(hysteresis - 1, 0)
         loss = f": expect some {lost_steps:g} steps lost"
     yield finding(
-        "fp16-loss-scale", "warning" if power > 16 else "note", "fp16.initial_scale_power",
-        f"The scale starts at 2^{power:g}: gradients above {largest:.2g} overflow (fp16 ends at {_FP16_LARGEST}), "
-        f"and each overflow skips a step of training. {halving}{loss}",
-        Remedy(
+        "fp16-loss-scale",
+        "warning" if power > 16 else "note",
+        key="fp16.initial_scale_power",
+        message=(
+            f"The scale starts at 2^{power:g}: gradients above {largest:.2g} overflow (fp16 ends at "
+            f"{_FP16_LARGEST}), and each overflow skips a step of training. {halving}{loss}"
+        ),
+        fix=Remedy(
             'Leave the first steps out of timings and of the schedule, or start at 2^12: "initial_scale_power": 12',
             {"fp16.initial_scale_power": 12},
         ),
-        source,
-    )  # fmt: skip
+        source=source,
+    )
 
 
 def _scale_window(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
@@ -182,29 +201,46 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
     autocast_type = DTYPES.get(view.text("torch_autocast.dtype") or "bf16")
     if is_known and view.precision == "autocast" and view.stage and kind != autocast_type:
         yield finding(
-            "communication-type", "warning", key,
-            f"Without effect: under torch_autocast stage {view.stage} sends each gradient in the type in which its "
-            "weight is used, whatever is written here",
-            remove(key), f"{view.source('runtime/base_optimizer.py')} (get_param_comm_dtype)",
-        )  # fmt: skip
+            "communication-type",
+            "warning",
+            key=key,
+            message=(
+                f"Without effect: under torch_autocast stage {view.stage} sends each gradient in the type in which "
+                "its weight is used, whatever is written here"
+            ),
+            fix=remove(key),
+            source=f"{view.source('runtime/base_optimizer.py')} (get_param_comm_dtype)",
+        )
     elif not is_known:
         yield finding(
-            "communication-type", "error", key, f"DeepSpeed does not know {shown(text)}", _known_type(key),
-            view.source("runtime/config.py"),
-        )  # fmt: skip
+            "communication-type",
+            "error",
+            key=key,
+            message=f"DeepSpeed does not know {shown(text)}",
+            fix=_known_type(key),
+            source=view.source("runtime/config.py"),
+        )
     elif kind == "fp32" and view.precision in ("bf16", "fp16"):
         yield finding(
-            "communication-type", "note", key,
-            f"Gradients are {view.precision} but travel as fp32: twice the bytes, and a sum that rounds less",
-            remove(key, f"Leave it out to send {view.precision}"), view.source("runtime/engine.py"),
-        )  # fmt: skip
+            "communication-type",
+            "note",
+            key=key,
+            message=f"Gradients are {view.precision} but travel as fp32: twice the bytes, and a sum that rounds less",
+            fix=remove(key, f"Leave it out to send {view.precision}"),
+            source=view.source("runtime/engine.py"),
+        )
     elif kind == "fp16" and view.precision in ("fp32", "bf16", "autocast"):
         yield finding(
-            "communication-type", "warning", key,
-            f"Gradients travel as fp16 without a loss scale: above {_FP16_LARGEST:,} they become infinite, below "
-            "6e-8 zero",
-            Remedy("Write bf16, which has the range of fp32", {key: "bf16"}), view.source("runtime/engine.py"),
-        )  # fmt: skip
+            "communication-type",
+            "warning",
+            key=key,
+            message=(
+                f"Gradients travel as fp16 without a loss scale: above {_FP16_LARGEST:,} they become infinite, "
+                "below 6e-8 zero"
+            ),
+            fix=Remedy("Write bf16, which has the range of fp32", {key: "bf16"}),
+            source=view.source("runtime/engine.py"),
+        )
 
 
 def _known_type(key: str) -> list[Remedy]:
@@ -223,16 +259,22 @@ def accumulation_type(view: ConfigurationView) -> Iterator[FileFinding]:
     model = "fp32" if view.precision == "autocast" else view.precision
     if kind is None:
         yield finding(
-            "accumulation-type", "error", key, f"DeepSpeed does not know {shown(written)}", _known_type(key),
-            view.source("runtime/config.py"),
-        )  # fmt: skip
+            "accumulation-type",
+            "error",
+            key=key,
+            message=f"DeepSpeed does not know {shown(written)}",
+            fix=_known_type(key),
+            source=view.source("runtime/config.py"),
+        )
     elif model is not None and kind != model:
         yield finding(
-            "accumulation-type", "error", key,
-            f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {model}",
-            Remedy(f"Write {model}, or take stage 1", {key: model}),
-            f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check)",
-        )  # fmt: skip
+            "accumulation-type",
+            "error",
+            key=key,
+            message=f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {model}",
+            fix=Remedy(f"Write {model}, or take stage 1", {key: model}),
+            source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check)",
+        )
 
 
 def low_precision_states(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -241,9 +283,13 @@ def low_precision_states(view: ConfigurationView) -> Iterator[FileFinding]:
         missing = _missing_for_16_bits(view, key)
         if view.on(key) and missing:
             yield finding(
-                "low-precision-states", "error", key, f"DeepSpeed refuses it without {missing}",
-                remove(key, f"Remove it, or set {missing}"), f"{view.source('runtime/config.py')} (_do_error_check)",
-            )  # fmt: skip
+                "low-precision-states",
+                "error",
+                key=key,
+                message=f"DeepSpeed refuses it without {missing}",
+                fix=remove(key, f"Remove it, or set {missing}"),
+                source=f"{view.source('runtime/config.py')} (_do_error_check)",
+            )
 
 
 _BF16_MASTERS = "bf16.bf16_master_weights_and_grads"

@@ -68,10 +68,15 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
             yield _wrong(view, key, value, kind)
         elif key in deepspeed_config.BATCH_KEYS and isinstance(value, float):
             yield finding(
-                "wrong-type", "note", key,
-                f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
-                Remedy(f"Write {value:.0f}", {key: int(value)}), view.source("runtime/engine.py (deepspeed_io)"),
-            )  # fmt: skip
+                "wrong-type",
+                "note",
+                key=key,
+                message=(
+                    f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it"
+                ),
+                fix=Remedy(f"Write {value:.0f}", {key: int(value)}),
+                source=view.source("runtime/engine.py (deepspeed_io)"),
+            )
     for key in keys_in(view):
         fact = view.release.fact(key.dotted) or ""
         is_in_model = fact.partition(" ")[0] in _CHECKED_FACTS
@@ -140,9 +145,13 @@ def _wrong(view: ConfigurationView, key: str, value: object, kind: str) -> FileF
     is_quoted = isinstance(value, str) and kind in ("int", "float", "bool")
     effect = ": DeepSpeed takes any text for true, or fails on it" if is_quoted and key in _SWITCHES else ""
     return finding(
-        "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{effect}",
-        _right_type(view, key, value, kind, is_quoted=is_quoted), view.source("runtime/config.py"),
-    )  # fmt: skip
+        "wrong-type",
+        "error",
+        key=key,
+        message=f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{effect}",
+        fix=_right_type(view, key, value, kind, is_quoted=is_quoted),
+        source=view.source("runtime/config.py"),
+    )
 
 
 def _right_type(view: ConfigurationView, key: str, value: object, kind: str, *, is_quoted: bool) -> list[Remedy]:
@@ -219,13 +228,16 @@ def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFindi
         if by_trainer_alone:
             exception = f"; Accelerate alone does not fill in {' and '.join(by_trainer_alone)}"
         yield finding(
-            "auto-value", "note", filled[0] if len(filled) == 1 else "",
-            f'"auto" stands at {_first_three(filled)}. '
+            "auto-value",
+            "note",
+            key=filled[0] if len(filled) == 1 else "",
+            message=f'"auto" stands at {_first_three(filled)}. '
             f"The Hugging Face Trainer and Accelerate fill this in{exception}. "
             'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
             "it or takes it for true",
-            "Without that integration write the values out", _INTEGRATIONS,
-        )  # fmt: skip
+            fix="Without that integration write the values out",
+            source=_INTEGRATIONS,
+        )
 
 
 _INTEGRATIONS = (
@@ -250,21 +262,30 @@ def _not_filled(view: ConfigurationView, key: str) -> FileFinding:
         text = f'Write "{other_name}": "auto", which they do fill in'
         fixes.insert(0, Remedy(text, {key: REMOVED, other_key: "auto"}))
     return finding(
-        "auto-value", "error", key,
-        '"auto" stands under a name that no integration fills in: the Hugging Face Trainer and Accelerate end at the '
-        'start with "not found in kwargs"; DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 '
-        "and fp16, and elsewhere fails on it or takes it for true",
-        fixes, _INTEGRATIONS,
-    )  # fmt: skip
+        "auto-value",
+        "error",
+        key=key,
+        message=(
+            '"auto" stands under a name that no integration fills in: the Hugging Face Trainer and Accelerate end '
+            'at the start with "not found in kwargs"; DeepSpeed itself takes "auto" for its default in '
+            "zero_optimization, bf16 "
+            "and fp16, and elsewhere fails on it or takes it for true"
+        ),
+        fix=fixes,
+        source=_INTEGRATIONS,
+    )
 
 
 def _left_to_vitscale(keys: list[str]) -> Iterator[FileFinding]:
     """Values "auto" in the file of a study, which vitscale itself hands to DeepSpeed."""
     if keys:
         yield finding(
-            "auto-value", "note", keys[0] if len(keys) == 1 else "",
-            f'"auto" stands at {_first_three(keys)}. '
+            "auto-value",
+            "note",
+            key=keys[0] if len(keys) == 1 else "",
+            message=f'"auto" stands at {_first_three(keys)}. '
             "vitscale takes lr and weight_decay of the optimizer from the study, and leaves the rest to DeepSpeed's "
             "default",
-            "Write the values out where the defaults do not suit", "docs/study-file.md",
-        )  # fmt: skip
+            fix="Write the values out where the defaults do not suit",
+            source="docs/study-file.md",
+        )

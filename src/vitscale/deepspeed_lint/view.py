@@ -59,15 +59,15 @@ class Release:
             RequestError: it is no version.
         """
         releases = known_releases()
-        self.target = releases[-1] if version is None else version
+        self.target_version = releases[-1] if version is None else version
         """The version that a file is judged for; it need not be in the table."""
-        number = _version_number(self.target)
+        number = _version_number(self.target_version)
         if number is None:
-            raise RequestError(f"{shown(self.target)} is no version of DeepSpeed", valid=releases)
+            raise RequestError(f"{shown(self.target_version)} is no version of DeepSpeed", valid=releases)
         self.number = number
         self.version = _nearest_release(number)
         """The release of the table whose keys are taken."""
-        self.exact = self.version == self.target
+        self.exact = self.version == self.target_version
         self._index = releases.index(self.version)
         self._fact_by_key: dict[str, str] = {}
         for key, history in _table()["keys"].items():
@@ -76,7 +76,7 @@ class Release:
                 self._fact_by_key[key] = fact
 
     def does(self, behaviour: Behaviour) -> bool:
-        """Whether the version `target` behaves so."""
+        """Whether `target_version` behaves so."""
         return behaviour.holds_in(self.number)
 
     def fact(self, key: str) -> str | None:
@@ -205,7 +205,9 @@ class LintTarget:
     def described(self) -> str:
         """Return what the file was judged for: "DeepSpeed 0.19.8; vit-b16 with 86,567,656 parameters; 8 GPUs"."""
         release = Release(self.deepspeed)
-        version = release.version if release.exact else f"{shown(release.target)} by the keys of {release.version}"
+        version = (
+            release.version if release.exact else f"{shown(release.target_version)} by the keys of {release.version}"
+        )
         model = "no --model or --parameters"
         if self.parameters is not None:
             model = f"{self.parameters:,} parameters"
@@ -215,7 +217,7 @@ class LintTarget:
         return f"DeepSpeed {version}; {model}; {gpus}"
 
 
-def setting_of(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> LintTarget:
+def lint_target(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> LintTarget:
     """Return what the command line says that a file is judged for, with the installed version filled in.
 
     Args:
@@ -302,7 +304,7 @@ class ConfigurationView:
     """
 
     config: dict[str, Any]
-    setting: LintTarget
+    target: LintTarget
     release: Release
 
     def value(self, key: str) -> Any:
@@ -319,7 +321,7 @@ class ConfigurationView:
         names = key.split(".")
         for depth in range(1, len(names) + 1):
             part = ".".join(names[:depth])
-            if part in self.setting.settled or self._at(part) == "auto":
+            if part in self.target.settled or self._at(part) == "auto":
                 return True
         return False
 
@@ -373,8 +375,8 @@ class ConfigurationView:
     @property
     def stage(self) -> int | None:
         """The ZeRO stage; 0 where none is asked for, None where it is open."""
-        if self.setting.stage is not None:
-            return self.setting.stage
+        if self.target.stage is not None:
+            return self.target.stage
         if isinstance(self._at("zero_optimization"), bool):
             return int(self.on("zero_optimization"))  # the old form: true was stage 1
         if self.open("zero_optimization.stage"):
@@ -403,8 +405,8 @@ class ConfigurationView:
     @property
     def precision(self) -> str | None:
         """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
-        if self.setting.precision is not None:
-            return self.setting.precision
+        if self.target.precision is not None:
+            return self.target.precision
         parts = {self.bf16: "bf16", "fp16": "fp16"}
         if self.has_autocast:
             parts["torch_autocast"] = "autocast"

@@ -57,16 +57,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint(config: dict[str, Any], setting: LintTarget) -> tuple[FileFinding, ...]:
+def lint(config: dict[str, Any], target: LintTarget) -> tuple[FileFinding, ...]:
     """Return the findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
     Each has the first piece of its rule's advice that, once followed, raises no error or warning of its own beside the
     rest of the file.
 
     Raises:
-        RequestError: `setting.deepspeed` is no version.
+        RequestError: `target.deepspeed` is no version.
     """
-    view = ConfigurationView(config, setting, Release(setting.deepspeed))
+    view = ConfigurationView(config, target, Release(target.deepspeed))
     findings = _findings_of_all_rules(view)
     complaints = _complaints(findings)
     tried = [_with_advice_that_holds(finding, view, complaints) for finding in findings[:_MOST_TRIED]]
@@ -124,14 +124,14 @@ def _holds(changes: FileChanges, finding: FileFinding, view: ConfigurationView, 
     return is_gone and _complaints(findings) <= complaints
 
 
-def lint_file(path: Path, setting: LintTarget) -> tuple[FileFinding, ...]:
+def lint_file(path: Path, target: LintTarget) -> tuple[FileFinding, ...]:
     """Read a DeepSpeed file and return the findings on it, each with the line of its key.
 
     Raises:
-        RequestError: the file cannot be read, or `setting.deepspeed` is no version.
+        RequestError: the file cannot be read, or `target.deepspeed` is no version.
     """
     file = deepspeed_config.load(path, next_step="Give the JSON file that deepspeed.initialize gets")
-    findings = lint(file.values, setting)
+    findings = lint(file.values, target)
     if not deepspeed_config.is_json(file.text):
         findings = (*findings, keys.not_json())
     lines = lines_of_keys(file.text)
@@ -140,14 +140,14 @@ def lint_file(path: Path, setting: LintTarget) -> tuple[FileFinding, ...]:
     )
 
 
-def lint_document(file: str, findings: Sequence[Finding], setting: LintTarget) -> Document:
+def lint_document(file: str, findings: Sequence[Finding], target: LintTarget) -> Document:
     """Return a document with a file's findings, their number, and what the file was judged for."""
-    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
+    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({target.described()})", "strong"), *findings))
 
 
-def lint_fields(file: str, findings: Sequence[Finding], setting: LintTarget) -> dict[str, Any]:
+def lint_fields(file: str, findings: Sequence[Finding], target: LintTarget) -> dict[str, Any]:
     """Return a file's findings as JSON fields, with what it was judged for."""
-    judged = {"file": file, "deepspeed": setting.deepspeed, "parameters": setting.parameters, "gpus": setting.gpus}
+    judged = {"file": file, "deepspeed": target.deepspeed, "parameters": target.parameters, "gpus": target.gpus}
     return judged | {"findings": [finding_fields(finding) for finding in findings]}
 
 

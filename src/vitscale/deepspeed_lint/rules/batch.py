@@ -48,7 +48,7 @@ class _Trainers(NamedTuple):
 
 def _check_sizes(view: ConfigurationView, sizes: dict[str, int]) -> Iterator[FileFinding]:
     """Yield a finding where batch sizes, all above 0, contradict one another or the number of GPUs."""
-    gpus = view.setting.gpus
+    gpus = view.target.gpus
     sequence_gpus = int(view.number("sequence_parallel_size", 1) or 1)
     trainers = _Trainers(gpus, "GPUs")
     if sequence_gpus > 1:

@@ -22,13 +22,13 @@ def release_not_in_the_table(view: ConfigurationView) -> Iterator[FileFinding]:
     """A version that the table of keys lacks, or no installed DeepSpeed."""
     release = view.release
     source = "tools/make_deepspeed_keys.py"
-    if not view.setting.installed:
+    if not view.target.installed:
         message = f"DeepSpeed is not installed here: the file is judged for {release.version}"
         yield finding("deepspeed-version", "note", "", message, "Name the version you run with --deepspeed", source)
     elif not release.exact:
         message = (
-            f"The table of keys does not know DeepSpeed {shown(release.target)}: the file is judged for the nearest "
-            f"release that it knows, {release.version}"
+            f"The table of keys does not know DeepSpeed {shown(release.target_version)}: the file is judged for the "
+            f"nearest release that it knows, {release.version}"
         )
         fix = f"Look up keys that changed after {release.version} in the release notes"
         yield finding("deepspeed-version", "note", "", message, fix, source)
@@ -242,7 +242,7 @@ def _advice_to_rename(view: ConfigurationView, key: KeyInFile, known_key: str) -
     written: dict[str, Any] = {known_key: value}
     if (view.release.fact(known_key) or "").startswith("deprecated"):
         successor = _successor(view, known_key)
-        only_this_key = ConfigurationView({key.name: value}, view.setting, view.release)
+        only_this_key = ConfigurationView({key.name: value}, view.target, view.release)
         written = _as_successor(only_this_key, key.name, successor)
         known_key = successor
     if _has_either_name(view, known_key):

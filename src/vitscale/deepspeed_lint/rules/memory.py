@@ -62,7 +62,7 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     buffers = 2 if stage < 3 and overlaps(view) else 1
     element_bytes = _buffer_bytes(view)
     buffer_bytes = buffers * elements * element_bytes
-    verdict = _judge_buffers(view.setting.parameters, elements, buffer_bytes)
+    verdict = _judge_buffers(view.target.parameters, elements, buffer_bytes)
     if verdict is None:
         return
     subject = "1 buffer" if buffers == 1 else f"{buffers} buffers"
@@ -72,7 +72,7 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
         types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
     smaller = smaller_bucket(view)
     text = f"Set reduce_bucket_size to about a tenth of the model: {smaller:,}"
-    if view.setting.parameters is None:
+    if view.target.parameters is None:
         text = f"Set reduce_bucket_size to a tenth of the model, such as {smaller:,} (say --model or --parameters)"
     file = "runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else "runtime/zero/stage_1_and_2.py (setup_buckets)"
     yield finding(
@@ -126,7 +126,7 @@ def _offload_device(view: ConfigurationView, part: str) -> str | None:
 
 def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
     """Offload that frees little even on a small GPU, and costs time in every step."""
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     stage = view.stage
     if parameters is None or not stage:
         return
@@ -164,7 +164,7 @@ _PARAMETER_OFFLOAD = _Offload(
 
 def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) -> Iterator[FileFinding]:
     """Yield a finding where an offload frees little even on a small GPU."""
-    gpus = view.setting.gpus or 1
+    gpus = view.target.gpus or 1
     ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)
     share = 1 if ratio is None else min(max(ratio, 0), 1)
     freed_bytes = offload.bytes_per_parameter * parameters / gpus * share
@@ -244,9 +244,9 @@ def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
 
 def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
     """Partitioning of states that are small compared to any GPU's memory."""
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     stage = view.stage
-    if parameters is None or stage not in (2, 3) or view.setting.gpus == 1:
+    if parameters is None or stage not in (2, 3) or view.target.gpus == 1:
         return
     state_bytes = STATE_BYTES * parameters
     if state_bytes < _LITTLE * _SMALL_GPU_BYTES:
@@ -268,7 +268,7 @@ def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
     Whether it is released is decided by the parameters that are gone through until then, at most twice the model
     (`__params_to_release`); max_live_parameters limits fetching ahead alone.
     """
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     if parameters is None or view.stage != 3:
         return
     key = view.zero_key("stage3_max_reuse_distance", "max_reuse_distance")

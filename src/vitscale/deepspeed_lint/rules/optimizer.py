@@ -38,7 +38,7 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
     """Clipping left to the default, which was 0.0 and became 1.0: releases train the same file differently."""
     key = "gradient_clipping"
-    if view.has(key) or key in view.setting.settled:
+    if view.has(key) or key in view.target.settled:
         return
     default = view.release.default(key)
     clips = f"clips the gradient's norm at {default}" if default else "does not clip gradients"
@@ -61,7 +61,7 @@ def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
     if view.has(key):
         top = "gradient_clipping"
         fix = Remedy(f"Write {top} at the top level", {key: REMOVED, top: view.value(key)})
-        if view.has(top) or top in view.setting.settled:
+        if view.has(top) or top in view.target.settled:
             fix = Remedy(f"Remove it: {top} says how to clip", {key: REMOVED})
         yield finding(
             "clipping-in-the-optimizer",
@@ -226,7 +226,7 @@ def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
             "refused-value",
             "error",
             key=key,
-            message=f"DeepSpeed {view.release.target} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
+            message=f"DeepSpeed {view.release.target_version} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
             fix=Remedy("Write 1 or more", {key: 1}),
             source=WARMUP_STEPS_REFUSED.source,
         )

@@ -60,7 +60,7 @@ _NEWER_RELEASE = (
 
 def smaller_bucket(view: ConfigurationView) -> int:
     """Return a bucket that is well below the model's size, in elements."""
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     return _USUAL_BUCKET if parameters is None else good_bucket(parameters)
 
 
@@ -76,7 +76,7 @@ def _overlapping(view: ConfigurationView) -> FileChanges:
 def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
     """Gradients that are sent only after backward has ended, or while backward waits."""
     stage = view.stage
-    if stage is None or view.setting.gpus == 1:
+    if stage is None or view.target.gpus == 1:
         return
     if stage == 0:
         yield from _nothing_overlaps_at_stage_0(view)
@@ -100,7 +100,7 @@ def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
             "no-overlap",
             "warning",
             key=_OVERLAP,
-            message=f"DeepSpeed {view.release.target} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
+            message=f"DeepSpeed {view.release.target_version} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
             f"{STAGE_1_IGNORES_OVERLAP.releases()}: gradients are sent after backward has ended",
             fix=Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"),
             source=STAGE_1_IGNORES_OVERLAP.source,
@@ -157,7 +157,7 @@ def _overlap_fails(view: ConfigurationView) -> bool:
 
 def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` at stages 1 and 2 in releases that overlap nothing, or may spoil gradients that they send."""
-    if view.stage not in (1, 2) or view.setting.gpus == 1:
+    if view.stage not in (1, 2) or view.target.gpus == 1:
         return
     if not overlaps(view) or sends_by_itself(view):
         return
@@ -168,7 +168,7 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
             "no-overlap",
             "warning",
             key=_OVERLAP,
-            message=f"DeepSpeed {view.release.target} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
+            message=f"DeepSpeed {view.release.target_version} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
             fix=Remedy(_NEWER_RELEASE),
             source=OVERLAP_WAITS.source,
         )
@@ -178,7 +178,7 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
                 "overlap-spoils-gradients",
                 "warning",
                 key=_OVERLAP,
-                message=f"DeepSpeed {view.release.target} {behaviour.effect} ({behaviour.releases()})",
+                message=f"DeepSpeed {view.release.target_version} {behaviour.effect} ({behaviour.releases()})",
                 fix=Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"),
                 source=behaviour.source,
             )
@@ -186,11 +186,11 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
 
 def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     elements = bucket_elements(view)
     if parameters is None or elements is None:
         return
-    if not view.stage or view.setting.gpus == 1:
+    if not view.stage or view.target.gpus == 1:
         return
     if not overlaps(view) or sends_by_itself(view):
         return
@@ -213,7 +213,7 @@ def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
 def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFinding]:
     """Accumulation at stages 2 and 3, where it saves no communication."""
     stage = view.stage
-    if stage not in (2, 3) or view.setting.gpus == 1:
+    if stage not in (2, 3) or view.target.gpus == 1:
         return
     steps = view.number("gradient_accumulation_steps", 1)
     larger = "a larger micro-batch with fewer micro-steps"

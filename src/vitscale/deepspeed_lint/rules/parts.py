@@ -74,7 +74,7 @@ def refused_values(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values that DeepSpeed refuses when it reads the file, makes the engine or takes the first step."""
     for refusal in (*_refused_in_zero(view), *_refused_at_the_top(view)):
         is_read = view.release.fact(refusal.key) is not None or refusal.key in ("gradient_clipping", "steps_per_print")
-        if is_read and refusal.key not in view.setting.settled:
+        if is_read and refusal.key not in view.target.settled:
             source = view.source(refusal.file)
             yield finding("refused-value", "error", refusal.key, refusal.message, refusal.fix, source)
 

@@ -213,9 +213,9 @@ _MOST_AUTO = 20
 
 def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values "auto": which the Hugging Face integrations fill in, and on which they fail."""
-    closed = {*view.setting.settled, *DEEPSPEEDS_OWN}
+    closed = {*view.target.settled, *DEEPSPEEDS_OWN}
     keys = [key for key in _left_open(view.config) if key not in closed]
-    if view.setting.in_a_study:
+    if view.target.in_a_study:
         yield from _left_to_vitscale(keys)
         return
     unfilled = [key for key in keys if key not in FILLED]

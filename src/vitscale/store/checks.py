@@ -104,7 +104,7 @@ class CheckRequest(Record):
     """Operations by which ranks that share the trial's model exchange; empty where none do, or no such groups exist."""
 
     def split_groups(self, name: SplitGroup) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each group of this kind in this world."""
+        """Return the ranks of each group of this kind in this world."""
         if name not in self.exchanges or self.trial is None:
             return ()
         layout = RankLayout.of(self.world.size, self.trial.parallel)
@@ -293,7 +293,9 @@ class CollectiveFit(Record):
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Bus bandwidth / (size / time): makes it the bandwidth of the slowest link, whatever the number of ranks.
+    """Return bus bandwidth / (size / time).
+
+    With this factor the result is the bandwidth of the slowest link, whatever the number of ranks.
 
     nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
     for what passes each link once.
@@ -365,7 +367,7 @@ def check_folder(results: Path | None) -> Path:
 
 
 def write_check(folder: Path, record: CheckRecord) -> Path:
-    """Writes one check whole and returns its file.
+    """Write one check whole and return its file.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -381,7 +383,7 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
 
 
 def read_check(path: Path) -> CheckRecord:
-    """Reads one check back, strictly.
+    """Read one check back, strictly.
 
     Raises:
         StoreError: it cannot be read, is of another format, or not what this program writes.
@@ -464,7 +466,7 @@ def read_checked_rank(path: Path) -> CheckedRank:
 
 
 def refuse_overflowing_numbers(content: Any) -> Any:
-    """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
+    """Refuse what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
 
     Raises:
         ValueError: it holds one.

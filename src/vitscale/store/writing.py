@@ -25,13 +25,13 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
-    """Replaces a file that a user names by `content`, text as UTF-8, as `whole_file` does."""
+    """Replace a file that a user names by `content`, text as UTF-8, as `whole_file` does."""
     with whole_file(path, make_folder=make_folder) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_record(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Replaces a file of a results folder as `write_whole` does, but for a link, which is itself replaced.
+    """Replace a file of a results folder as `write_whole` does, but for a link, which is itself replaced.
 
     With `private` only its owner may read it.
     """
@@ -44,7 +44,7 @@ _WRITTEN_BELOW = ("lock", "study.json", "runs", "packs", "jobs", "checks")
 
 
 def refuse_links(results: Path) -> None:
-    """Refuses to write to a results folder in which the place of something that vitscale writes is taken by a link.
+    """Refuse to write to a results folder in which the place of something that vitscale writes is taken by a link.
 
     Such a folder may be somebody else's, and what is written would end up in a file of the user's.
 
@@ -61,7 +61,7 @@ def refuse_links(results: Path) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[int]:
-    """Holds the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
+    """Hold the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
 
     Yields:
         The descriptor of the lock file.
@@ -91,7 +91,7 @@ def _holder(lock: Path) -> str:
 
 
 def write_study(results: Path, study: StudyRecord) -> None:
-    """Writes study.json whole; for its owner alone where the study's text sets variables that others must not read."""
+    """Write study.json whole; for its owner alone where the study's text sets variables that others must not read."""
     has_private_variable = any(is_private(name, value) for name, value in launch_variables(study).items())
     write_record(results / "study.json", study.model_dump_json(indent=1), private=has_private_variable)
 
@@ -120,7 +120,7 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Ends a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome.
+    """End a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome.
 
     Raises:
         OSError: it cannot be written, or the run's folder is a link.
@@ -132,7 +132,7 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 
 
 def free_reserves(folder: Path) -> None:
-    """Gives the room back that was reserved in a run's folder; a link in the folder's place is left alone."""
+    """Give the room back that was reserved in a run's folder; a link in the folder's place is left alone."""
     if folder.is_symlink():
         return
     for reserve in folder.glob(".*reserve"):
@@ -199,7 +199,7 @@ class RankLog:
         self._thread.start()
 
     def write(self, line: RankLine) -> None:
-        """Queues one line and returns; a log that writes at once appends it whole.
+        """Queue one line and return; a log that writes at once appends it whole.
 
         Raises:
             OSError: a disk that is written to at once does not take it.
@@ -212,16 +212,16 @@ class RankLog:
             os.fsync(self._file)
 
     def alive(self) -> None:
-        """Signals life where nothing is recorded for long: evaluation is no hang."""
+        """Signal life where nothing is recorded for long: evaluation is no hang."""
         os.utime(self._file)
 
     def check(self) -> None:
-        """Raises the error that ended the writing thread, if there was one."""
+        """Raise the error that ended the writing thread, if there was one."""
         if self.failure is not None:
             raise self.failure
 
     def close(self) -> None:
-        """Writes what is queued, forces it to disk and raises what went wrong.
+        """Write what is queued, force it to disk and raise what went wrong.
 
         Raises:
             OSError: a line could not be written (disk full, quota, read-only).
@@ -233,7 +233,7 @@ class RankLog:
         self._reserve.unlink(missing_ok=True)
 
     def end_with(self, error: ErrorLine) -> None:
-        """Writes what is queued, then why this rank ends, in the room kept for it should the disk be full.
+        """Write what is queued, then why this rank ends, in the room kept for it should the disk be full.
 
         Raises nothing for a disk that takes not even that: this is called where nobody is left to act on it.
         """

@@ -36,13 +36,19 @@ class Part(NamedTuple):
         return sum(module.elements for module in self.modules)
 
     def cast_bytes(self, *, linear: bool) -> int:
-        """Bytes of the 16-bit copies that autocast makes of its weights; `linear`: those of linear layers too."""
-        return 2 * sum(m.elements for m in self.modules if m.macs and (linear or len(m.tensors[0]) == 4))
+        """Return the bytes of the 16-bit copies that autocast makes of its weights; `linear`: of linear layers too."""
+        with_products = [module for module in self.modules if module.macs]
+        cast = [module for module in with_products if linear or _is_convolution(module)]
+        return 2 * sum(module.elements for module in cast)
 
     @property
     def tensors(self) -> list[int]:
         """Elements of each tensor, in the order of forward."""
         return [math.prod(shape) for module in self.modules for shape in reversed(module.gradients)]
+
+
+def _is_convolution(module: Module) -> bool:
+    return len(module.tensors[0]) == 4
 
 
 class Around(NamedTuple):

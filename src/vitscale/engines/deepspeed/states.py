@@ -111,7 +111,7 @@ def _flat_copy_bytes(trial: Trial, settings: ZeroSettings) -> int:
     return copy_bytes
 
 
-def _last_exchange(trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int) -> Parts:
+def _last_exchange(trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int) -> dict[str, int]:
     """Return what stages 1 and 2 hold beside buckets when backward is over, and the last bucket is reduced.
 
     `part_bytes`: gradients that are copied out for this rank's part.

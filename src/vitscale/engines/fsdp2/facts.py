@@ -53,7 +53,7 @@ FACTS = EngineFacts(
     messages="vitscale.engines.fsdp2.messages:messages",
     states="vitscale.engines.fsdp2.states:states",
     stage_states="vitscale.engines.fsdp2.states:stage_states",
-    around_parts="vitscale.engines.fsdp2.states:around_parts",
+    around_parts="vitscale.engines.fsdp2.parts:around_parts",
     variants=({},),
     checked=({}, {"parallel.tensor": 2}, {"parallel.tensor": 2, "parallel.shard_norms": True}),
     gradients_on_host=lambda train: train.offload == "parameters",

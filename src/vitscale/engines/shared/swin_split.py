@@ -172,7 +172,8 @@ class _Rows:
     """Which rows of each stage's map lie on which rank of a group."""
 
     def __init__(self, shape: SwinShape, group: dist.ProcessGroup) -> None:
-        self.shape, self.group = shape, group
+        self.shape = shape
+        self.group = group
         self.side = model_counts.stages(shape)[0].side
         """Number of rows of the first stage's map, for the images at hand."""
 
@@ -269,7 +270,8 @@ def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: tor
     windows = [part.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * head_width) for part in cut.unbind()]
     mask = block.get_attn_mask(*padded, dtype=dtype, device=maps.device)
     mixed = _window_attention(heads, own, windows, mask)
-    rows_of_windows, columns_of_windows = padded[0] // side, padded[1] // side
+    rows_of_windows = padded[0] // side
+    columns_of_windows = padded[1] // side
     joined = mixed.view(batch, rows_of_windows, columns_of_windows, side, side, count, head_width)
     whole = joined.permute(0, 5, 1, 3, 2, 4, 6).reshape(batch, count, *padded, head_width)
     if shift:

@@ -1,4 +1,4 @@
-"""What a rank holds beside activations, between steps and at each moment of a step."""
+"""Bytes that a rank holds beside activations, between steps and at each moment of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitscale.trial.model_counts import ModelBlock
 from vitscale.trial.trial import TrainSpec, Trial
 
 Parts = Mapping[str, int]
-"""What bytes are for -> their number."""
+"""Purpose of some bytes, such as "weights" -> their number."""
 
 STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
 """Bytes of optimizer state per fp32 parameter: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
@@ -79,24 +79,27 @@ def _largest_tensor(block: ModelBlock) -> int:
 
 @dataclass(frozen=True)
 class RankStates:
-    """Bytes on one rank. Everything but `steady` comes on top of `steady`."""
+    """Bytes on one rank. Everything but `steady` comes on top of `steady`, at the moment that its name says.
+
+    A moment that is left out has nothing on top.
+    """
 
     steady: Parts
-    """What stays from one step to the next."""
+    """At all moments."""
     gradient_bytes: float
-    """What stays until the step, per parameter whose gradient backward has made."""
+    """Of a gradient from when backward has made it until the step, per element."""
     new_gradient_bytes: int
-    """What a gradient takes per element when it is just made, before anything is done with it."""
+    """Of a gradient when it is just made, before anything is done with it, per element."""
     held: Parts = field(default_factory=dict)
     """Gradients of earlier micro-steps, in forward and backward of the later ones."""
     held_buckets: Parts = field(default_factory=dict)
     """Buckets that an earlier micro-step's backward has allocated, in the forward of the later ones."""
     forward: Parts = field(default_factory=dict)
-    """What is there before the last block's forward: gathered weights, and those on their way."""
+    """Before the last block's forward: gathered weights, and those on their way."""
     forward_end: Parts = field(default_factory=dict)
-    """What is there when the last block's forward is over."""
+    """When the last block's forward is over."""
     backward: Parts = field(default_factory=dict)
-    """What is there during all of backward."""
+    """During all of backward."""
     gathered_blocks: tuple[int, ...] = ()
     """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
     or as many throughout, which are then in `backward`."""
@@ -106,17 +109,17 @@ class RankStates:
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
-    """What an exchange takes per element of its full bucket."""
+    """During the exchange of a full bucket, per element of it."""
     from_first_flush: Parts = field(default_factory=dict)
-    """What is there during backward once the first bucket has been exchanged."""
+    """During backward once the first bucket has been exchanged."""
     first_block: Parts = field(default_factory=dict)
-    """What is there during backward once the gradients of the first whole block have been exchanged."""
+    """During backward once the gradients of the first whole block have been exchanged."""
     between_blocks: Parts = field(default_factory=dict)
-    """What comes on top after a block's gradients have been scattered, while another block is gathered."""
+    """After a block's gradients have been scattered, while another block is gathered; on top of all that."""
     exchange: Parts = field(default_factory=dict)
-    """All there is beside `steady` when backward is over and gradients are exchanged."""
+    """All beside `steady` when backward is over and gradients are exchanged."""
     step: Parts = field(default_factory=dict)
-    """All there is beside `steady` while the optimizer works."""
+    """All beside `steady` while the optimizer works."""
 
     def in_backward(self, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
         """Return the bytes of gradients and of their exchange at one moment of backward.

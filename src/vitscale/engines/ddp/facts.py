@@ -1,4 +1,4 @@
-"""What DDP answers about itself."""
+"""Facts of DDP, and what it refuses."""
 
 from __future__ import annotations
 

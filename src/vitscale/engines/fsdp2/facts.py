@@ -1,4 +1,4 @@
-"""What FSDP2 answers about itself."""
+"""Facts of FSDP2, and what it refuses."""
 
 from __future__ import annotations
 

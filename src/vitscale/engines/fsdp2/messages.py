@@ -40,7 +40,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 class _Exchange:
-    """How a trial's ranks gather weights and scatter gradients."""
+    """Makes the messages of a trial's ranks."""
 
     def __init__(self, trial: Trial) -> None:
         self._ranks = trial.layout.replicas

@@ -21,7 +21,7 @@ def around_parts(trial: Trial, rank_states: RankStates, parts: Sequence[Part], t
 
 
 class _BlockByBlock:
-    """What `states` describes, for blocks that are unlike.
+    """The weights and gradients of `states`, for blocks that are unlike.
 
     The root's weights and gradients stay whole from forward to the end of backward; its weights are let go of before
     its gradients are scattered (`post_backward`). The root's buffer is there while the root begins. While the parts
@@ -175,7 +175,7 @@ class _BlockByBlock:
 
 
 class _StageInTurn:
-    """What `stage_states` describes, for a stage whose blocks are unlike; each is a part by itself.
+    """The weights and gradients of `stage_states`, for a stage whose blocks are unlike; each is a part by itself.
 
     Gradients stay whole, and so do weights that backward has gathered; a forward frees them block by block.
     """

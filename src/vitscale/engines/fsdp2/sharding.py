@@ -1,4 +1,4 @@
-"""What decides how many bytes FSDP2 holds of a parameter, and for how long."""
+"""How FSDP2 shards: all that decides how many bytes it holds of a parameter, and for how long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitscale.trial.trial import Trial
 
 
 class Sharding(NamedTuple):
-    """How a trial's ranks shard and gather; bytes are those of one element."""
+    """The way in which a trial's ranks shard and gather; bytes are those of one element."""
 
     ranks: int
     """Ranks over which the weights are sharded."""

@@ -241,7 +241,7 @@ def _part(whole: Tensor, dimension: int) -> Tensor:
 
 
 class MegatronTensors(WholeTensors):
-    """What Megatron-Core's distributed optimizer updates: of a rank's part of each weight, a run of elements."""
+    """The tensors of Megatron-Core's distributed optimizer: a rank updates a run of elements of its part of each."""
 
     def __init__(self, module: nn.Module, optimizer: Any) -> None:
         """`optimizer`: a `DistributedOptimizer` around Adam."""

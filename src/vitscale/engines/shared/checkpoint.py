@@ -45,7 +45,7 @@ class Scale(BaseModel):
 
 
 class Description(BaseModel):
-    """What checkpoint.json says."""
+    """The contents of checkpoint.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -161,7 +161,7 @@ WEIGHTS = "weights"
 """Name of the file of weights, without its ending."""
 _BUFFERS = "buffers"
 Alive = Callable[[], object]
-"""Called after each tensor, because a large model's tensors take minutes."""
+"""Called after each tensor as a sign of life, because a large model's tensors take minutes."""
 
 
 def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) -> None:

@@ -191,7 +191,7 @@ class PipelineEngine(TorchEngine):
 
 
 class _MicroBatch(NamedTuple):
-    """What `micro_step` gets of one micro-batch."""
+    """A micro-batch that waits for the step's schedule."""
 
     images: Tensor
     loss_of: LossOf
@@ -211,7 +211,7 @@ def pipelined(kind: type[Engine]) -> type[Engine]:
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which also tells the engine when it computes."""
+    """torch's stage, which also enters the engine's phases when it computes."""
 
     def __init__(
         self, engine: PipelineEngine, wrapped: nn.Module, number: int, handed_on: Sequence[tuple[Tensor, ...]]

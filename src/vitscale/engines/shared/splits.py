@@ -99,7 +99,7 @@ def tensor_plan_of(model: nn.Module, trial: Trial) -> dict[str, tp.ParallelStyle
 
 
 class _Offer(NamedTuple):
-    """What a factory's model has to have so that it can be split along an axis."""
+    """An attribute by which a factory's model can be split along an axis."""
 
     axis: str
     """The field of [parallel]."""

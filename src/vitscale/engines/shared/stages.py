@@ -25,7 +25,7 @@ from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
 
 Activation = Tensor | Sequence[Tensor]
-"""What one module gives and the next one takes: hidden states, and beside them any maps that a head will take."""
+"""The output of one module and the input of the next: hidden states, and beside them any maps that a head will take."""
 TensorShapes = tuple[tuple[int, ...], ...]
 """Shapes, for one image, of the tensors that a stage hands on."""
 ActivationShapes = Callable[[int, int], tuple[TensorShapes, ...]]
@@ -34,7 +34,7 @@ ActivationShapes = Callable[[int, int], tuple[TensorShapes, ...]]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """How a model is cut into stages."""
+    """The stages into which a model is cut."""
 
     parts: tuple[tuple[str, ...], ...]
     """Names of the modules of each stage; run one after the other, all of them are the model's forward."""
@@ -265,7 +265,7 @@ def _parts(
 
 
 class _Outline(NamedTuple):
-    """What is known of a module without computing: its work, and what it hands on."""
+    """A module's work and output, known without computing."""
 
     flops: int
     output_shape: tuple[int, ...]
@@ -330,7 +330,7 @@ class Stage(nn.Module):
 
 
 class StagedModel(nn.Module):
-    """What one rank holds of a model in stages."""
+    """The stages of a model that one rank holds."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Wraps each of this rank's stages; all ranks make a `StagedModel` at once.

@@ -22,8 +22,8 @@ STATES: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "lamb": ("exp_avg", "exp_avg_sq"),
 }
-"""What an optimizer keeps for each parameter, in the parameter's shape. Beside it AdamW counts its steps for each
-parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
+"""Optimizer -> the states that it keeps for each parameter, in the parameter's shape. Beside them AdamW counts its
+steps for each parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
 
 
 class LossScale(ABC):
@@ -39,7 +39,7 @@ class LossScale(ABC):
 
 
 class WholeTensors(ABC):
-    """What one engine holds of model and optimizer.
+    """The weights and optimizer states of one engine, each whole.
 
     All ranks call all methods alike, because a whole tensor may have to be gathered. One tensor is whole at a time, so
     that a rank's memory grows by no more than the largest one.

@@ -87,9 +87,9 @@ class RankStates:
     steady: Parts
     """At all moments."""
     gradient_bytes: float
-    """Of a gradient from when backward has made it until the step, per element."""
+    """Bytes of a gradient from when backward has made it until the step, per element."""
     new_gradient_bytes: int
-    """Of a gradient when it is just made, before anything is done with it, per element."""
+    """Bytes of a gradient when it is just made, before anything is done with it, per element."""
     held: Parts = field(default_factory=dict)
     """Gradients of earlier micro-steps, in forward and backward of the later ones."""
     held_buckets: Parts = field(default_factory=dict)

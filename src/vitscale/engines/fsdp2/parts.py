@@ -35,7 +35,7 @@ class _BlockByBlock:
         self._parts = parts
         self._last_block = max((part.block for part in parts), default=0)
         self._block_elements = [0] * (self._last_block + 2)
-        """By the number of the block; there are none at 0, and at the number that follows the last."""
+        """Elements by the number of the block; there are none at 0, and at the number that follows the last."""
         self._elements_before = 0
         self._elements_behind = 0
         for part in parts:
@@ -186,7 +186,7 @@ class _StageInTurn:
         self._parts = parts
         self._is_gathered_before = turn.whole
         self._block_elements = [part.elements if part.block > 0 else 0 for part in parts]
-        """By the number of the part; 0 for parts of the root."""
+        """Elements by the number of the part; 0 for parts of the root."""
         self._root_elements = sum(part.elements for part in parts) - sum(self._block_elements)
         self._last_block = max((number for number, elements in enumerate(self._block_elements) if elements), default=0)
 

@@ -14,11 +14,11 @@ class Sharding(NamedTuple):
     ranks: int
     """Ranks over which the weights are sharded."""
     weight_bytes: int
-    """Of a gathered weight, and of a gradient that backward has made."""
+    """Bytes of a gathered weight, and of a gradient that backward has made."""
     shard_bytes: int
-    """Of a weight in a shard, and of a gradient that has been scattered."""
+    """Bytes of a weight in a shard, and of a gradient that has been scattered."""
     sent_bytes: int
-    """Of a gradient in the buffer out of which it is scattered."""
+    """Bytes of a gradient in the buffer out of which it is scattered."""
     has_buffers: bool
     """Whether weights arrive in a flat buffer, out of which they are copied; one rank copies without a buffer."""
     has_gloo: bool

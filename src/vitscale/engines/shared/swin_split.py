@@ -58,7 +58,7 @@ class SwinOrder(NamedTuple):
     first: list[str]
     """Before the blocks."""
     blocks: list[list[str]]
-    """Of each block; a stage's last block has the merging too."""
+    """One list for each block; a stage's last block has the merging too."""
     last: list[str]
     """Behind the blocks."""
 

@@ -166,6 +166,32 @@ def test_accelerate_stands_for_ddp_unless_told(tmp_path: Path) -> None:
     assert {(trial.train.accelerate_backend, trial.train.wrapper) for trial in trials} == {("ddp", "ddp")}
 
 
+GRAPHS: dict[str, Any] = {"compile": True, "compile_mode": "reduce-overhead", "device": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "said"),
+    [
+        ("ddp", {"device": "cpu"}, "records CUDA graphs, and this trial computes on the CPU"),
+        ("ddp", {"grad_accum": 2}, "does not go with train.grad_accum = 2: gradients of one micro-step lie where"),
+        ("fsdp2", {}, "needs weights that stay in place, and FSDP2 gathers them anew"),
+        ("accelerate", {"accelerate_backend": "fsdp2"}, "needs weights that stay in place, and FSDP2"),
+        ("deepspeed", {"zero_stage": 3}, "needs weights that stay in place, and ZeRO-3 gathers them anew"),
+    ],
+)
+def test_cuda_graphs_are_refused_where_they_would_train_otherwise(
+    engine: str, changes: dict[str, Any], said: str
+) -> None:
+    assert f"train.compile_mode = 'reduce-overhead' {said}" in refusal(engine, **GRAPHS | changes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"), [("none", {}), ("ddp", {}), ("deepspeed", {"zero_stage": 2}), ("accelerate", {})]
+)
+def test_cuda_graphs_go_with_engines_whose_weights_stay_in_place(engine: str, changes: dict[str, Any]) -> None:
+    checks.check(train(engine, **GRAPHS | changes))
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed", "accelerate"])
 def test_every_engine_takes_unequal_shares(engine: str) -> None:
     checks.check(train(engine, micro_batches=(11, 5), grad_accum=3, compile=True, optimizer="sgd"))

@@ -21,7 +21,7 @@ from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.script import placeholders
-from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
+from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
@@ -354,7 +354,7 @@ def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
     """The same training under another wrapper at its defaults; unchanged under the one it has."""
     if EngineVariant.of_train(train) == variant:
         return train
-    defaults = {name: TrainSpec.model_fields[name].default for name in OF_THE_WRAPPER - {"engine"}}
+    defaults = {name: TrainSpec.model_fields[name].default for name in WRAPPER_FIELDS - {"engine"}}
     return train.model_copy(update=defaults | variant.changes)
 
 

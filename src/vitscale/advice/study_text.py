@@ -18,7 +18,7 @@ from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.study.sections import TrainSection
 from vitscale.trial import script
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.trial import TrainSpec, Trial, World
 
 

@@ -391,6 +391,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
+    replays_graphs = train.compile_mode == "reduce-overhead" and train.compile
     if not (train.activation_checkpointing or train.compile):
         return model
     blocks = blocks_of(model) if own_blocks is None else own_blocks
@@ -415,6 +416,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         config, graphs = torch._dynamo.config, len({_numbers(block) for block in blocks}) * (4 + train.grad_accum)
         config.recompile_limit = max(config.recompile_limit, graphs)
         config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
+    mode: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
@@ -423,8 +425,19 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, **mode)
+    if replays_graphs:
+        model.register_forward_pre_hook(_begin_graphs_anew)
     return model
+
+
+def _begin_graphs_anew(*_: object) -> None:
+    """Allow CUDA graphs of compiled blocks to take the memory of the last forward and backward again.
+
+    By itself torch takes each call of a compiled block without a backward under way for a new beginning: in evaluation
+    a block would write over its own input, the output of the block before it (pytorch/pytorch issue 160281).
+    """
+    torch.compiler.cudagraph_mark_step_begin()
 
 
 def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     yield from _idle_options(train)
     yield from _precisions(train)
     yield from _optimizers(train)
+    yield from _graph_refusals(train)
     yield from wrapper_facts(train).refusals(train)
 
 
@@ -138,6 +139,21 @@ def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
             "train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and "
             f"{engine_in_words(train)} hands the optimizer flat pieces of them: it would train something else",
             "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
+        )
+
+
+def _graph_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield why compiled blocks cannot be replayed as CUDA graphs, where the study asks for that."""
+    if not train.compile or train.compile_mode != "reduce-overhead":
+        return
+    if train.device == "cpu":
+        what = "train.compile_mode = 'reduce-overhead' records CUDA graphs, and this trial computes on the CPU"
+        yield Refusal(what, "Remove it, or use a machine with a GPU")
+    if train.grad_accum > 1:
+        yield Refusal(
+            f"train.compile_mode = 'reduce-overhead' does not go with train.grad_accum = {train.grad_accum}: gradients "
+            "of one micro-step lie where the graphs of the next write theirs (pytorch/pytorch issue 96693)",
+            "Set grad_accum = 1, or compile_mode = 'default'",
         )
 
 

@@ -15,7 +15,7 @@ from vitscale.trial.trial import DeviceName, TrainSpec
 
 ONE_PROCESS = "one process"
 """`EngineFacts.trains_like` of engines whose every step is that of one process with the whole global batch."""
-BLOCK_OPTIONS = ("activation_checkpointing", "compile")
+BLOCK_OPTIONS = ("activation_checkpointing", "compile", "compile_mode")
 """Fields of [train] that `engines.base.with_options` reads."""
 
 

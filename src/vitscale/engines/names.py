@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vitscale.engines import of_engine
-from vitscale.trial.facts import fact_of
+from vitscale.trial.fields import traits_of
 from vitscale.trial.trial import OFFLOADED, TrainSpec
 
 UNKNOWN = "unknown"
@@ -67,9 +67,9 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
 
 
 def _option_in_words(option: str, value: object) -> str:
-    short = fact_of(TrainSpec, option).short
-    if isinstance(short, str) and short:
-        return short.format(value)
+    words = traits_of(TrainSpec, option).curve_words
+    if isinstance(words, str) and words:
+        return words.format(value)
     return f"{option} {value}"
 
 

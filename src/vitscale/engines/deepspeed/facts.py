@@ -43,6 +43,9 @@ def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
             "with whole weights",
             "Set zero_stage = 3, or offload = 'optimizer'",
         )
+    if stage == 3 and train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and ZeRO-3 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or zero_stage = 0, 1 or 2")
 
 
 def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:

@@ -36,6 +36,9 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
             "train.offload = 'parameters' has no meaning under FSDP2 on the CPU: all lies in the host's memory already",
             "Remove it, or run on a machine with a GPU",
         )
+    if train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and FSDP2 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or use ddp or deepspeed with zero_stage 0 to 2")
 
 
 FACTS = EngineFacts(

@@ -84,6 +84,8 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    every_stage_must_train: bool = False
+    """Whether its wrapper refuses a pipeline's stage that trains nothing; others need one that trains on each rank."""
     updates_dtensors: bool = False
     """Whether its optimizer updates torch's DTensors, over which torch 2.13 has no fused SGD."""
     own_loss_scaling: bool = False

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
+from vitscale.engines import wrapper_facts
 from vitscale.engines.base import blocks_of, weight_dtype
 from vitscale.engines.shared.splits import offered, own_group
 from vitscale.engines.shared.swin_split import swin_in_order, swin_through
@@ -205,9 +206,10 @@ def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Tria
                 next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
             )
     ranks = trial.parallel.pipeline
+    every_stage_must_train = wrapper_facts(trial.train).every_stage_must_train
     for stage, weights in enumerate(weights_by_stage):
-        # DDP wraps each stage by itself; otherwise one optimizer is for all stages of a rank.
-        trained_together = [weights] if trial.train.engine == "ddp" else weights_by_stage[stage % ranks :: ranks]
+        # One optimizer is for all stages of a rank, and one wrapper for each of them.
+        trained_together = [weights] if every_stage_must_train else weights_by_stage[stage % ranks :: ranks]
         if not any(parameter.requires_grad for parameter in chain(*trained_together)):
             raise RequestError(
                 f"{what}stage {stage + 1} of {factory} ({', '.join(parts[stage])}) trains no parameter, and neither "

@@ -19,7 +19,7 @@ from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.pages import choosing, sentences
-from vitscale.pages.charts.time import PART_NAMES, of_trial, parts_of
+from vitscale.pages.charts.time import PART_NAMES, parts_of, waterfall_of_trial
 from vitscale.pages.choosing import best_measured, in_short
 from vitscale.pages.statements import (
     BASELINE,
@@ -127,7 +127,7 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
     worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
         return doc.Section("Why not better?", (doc.Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
-    front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst.waterfall
+    front = (waterfall_of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst.waterfall
     blocks = [doc.Paragraph(claim(LOSS, front).text, "strong")]
     largest = claim(WORST, worst).text
     if front is not worst.waterfall and largest:

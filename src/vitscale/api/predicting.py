@@ -47,7 +47,7 @@ class PredictResult(VerbResult):
     finishes: tuple[Finish, ...]
     """The time to finish of each prediction; empty where no epochs were given."""
     remarks: Remarks
-    """What is to be known first: unsteady runs, options that changed nothing."""
+    """Sentences before the answer: unsteady runs, options that changed nothing."""
     analysis: Analysis
     """The results that it rests on."""
 
@@ -87,7 +87,7 @@ def predict(
     gpu_memory: str | int | None = None,
     training: TrainingPlan | None = None,
 ) -> PredictResult:
-    """Predicts time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
+    """Predict time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
 
     Args:
         results: a results folder, or a bundle of it.

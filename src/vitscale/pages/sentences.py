@@ -285,7 +285,7 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     """
     if waterfall.efficiency is None:
         return ()
-    clauses = []
+    clauses: list[str] = []
     for contribution in _rounded_contributions(waterfall, waterfall.efficiency):
         if contribution.points != 0:
             clauses.append(_clause(contribution, with_unit=not clauses))

@@ -18,9 +18,9 @@ from vitscale.advice.sentences import in_short
 from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
 from vitscale.analysis import Analysis
 from vitscale.api.arguments import StrPath, path_of, path_or_none, positive, rank_counts
-from vitscale.api.asking import AdviseAsking
 from vitscale.api.new_files import write_new
 from vitscale.api.predicting import TrainingPlan
+from vitscale.api.questions import AdviseQuestion
 from vitscale.base.distribution import write_wheel
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.remarks import Remarks
@@ -187,9 +187,9 @@ def advise(
     _check_files(files)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder)
-    asking = AdviseAsking(folder, analysed, request)
-    advice = asking.answer(options)
-    remarks = asking.remarks(advice, options)
+    question = AdviseQuestion(folder, analysed, request)
+    advice = question.answer(options)
+    remarks = question.remarks(advice, options)
     without_study = AdviseResult(advice, study=None, launch=(), remarks=remarks, analysis=analysed)
     result = _with_study(without_study, analysed, must_be_written=files.output is not None)
     return _write_files(result, analysed, files)

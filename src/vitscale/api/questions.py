@@ -44,8 +44,8 @@ class PredictAnswer:
         return tuple(series for series in self.recorded.series if series.name in names)
 
 
-class _Asking:
-    """One results folder, fitted once for each evidence that options make of it."""
+class _Question:
+    """A question to one results folder, which is fitted once for each evidence that options make of it."""
 
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results = results
@@ -53,7 +53,7 @@ class _Asking:
         self._fits: list[Fitted] = []
 
     def _fitted(self, evidence: Evidence) -> Fitted:
-        """The fit to this evidence, which is computed once."""
+        """Return the fit to this evidence, which is computed once."""
         for fitted in self._fits:
             if fitted.evidence == evidence:
                 return fitted
@@ -62,8 +62,8 @@ class _Asking:
         return fitted
 
 
-class PredictAsking(_Asking):
-    """`predict` of some series at some rank counts."""
+class PredictQuestion(_Question):
+    """The question of `predict`: time and cost of some series at some rank counts."""
 
     OPTIONS = (
         "--nodes-of", "--network", "--check", "--model", "--image-size", "--parameters", "--engine", "--zero-stage",
@@ -279,8 +279,8 @@ def _why_transfers_are_the_same(
     return ""
 
 
-class AdviseAsking(_Asking):
-    """`advise` under the limits of a request."""
+class AdviseQuestion(_Question):
+    """The question of `advise`: what to rent under the limits of a request."""
 
     OPTIONS = (
         "--nodes-of", "--network", "--images", "--parameters", "--gpu-memory", "--any-batch", "--large-batch",

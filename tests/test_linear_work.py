@@ -24,7 +24,7 @@ from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.trial import Trial, World
 
 FEW = 40

@@ -215,6 +215,22 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     assert seen == ["method"] * 3
 
 
+def test_cuda_graphs_are_begun_anew_with_each_forward_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In evaluation each block would else begin anew by itself, and write over its own input."""
+    modes: list[str] = []
+    begun: list[bool] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, dynamic, mode="default": modes.append(mode))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(torch.is_grad_enabled()))
+    model = with_options(Staged(), train(compile=True, compile_mode="reduce-overhead"))
+    model(torch.ones(2, 4))
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    assert modes == ["reduce-overhead"] * 3
+    assert begun == [True, False]
+    with_options(Staged(), train(compile=True))(torch.ones(2, 4))
+    assert len(begun) == 2
+
+
 class Scaled(nn.Module):
     """Blocks that differ in a number of Python's, as a rate of drop path does from layer to layer."""
 

@@ -19,7 +19,7 @@ from vitscale.engines.megatron.facts import FACTS as MEGATRON
 from vitscale.engines.plain.facts import FACTS as PLAIN
 from vitscale.errors import RequestError
 from vitscale.trial import script
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import TrainSpec
 
@@ -34,7 +34,7 @@ ENGINES: Mapping[str, EngineFacts] = {
 """The engines of vitscale, by `train.engine`."""
 OPTIONS = tuple(
     option
-    for option in fields_where(TrainSpec, lambda fact: fact.role in ("wrapper", "execution"))
+    for option in fields_where(TrainSpec, lambda traits: traits.role in ("wrapper", "execution"))
     if option != "engine"
 )
 """Fields of [train] that an engine must say it reads: how training is distributed, and how the same is executed."""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
+from vitscale.engines import wrapper_facts
 from vitscale.engines.shared import checkpoint
 from vitscale.engines.shared.splits import clip
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
@@ -38,9 +39,12 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     rate = trial.peak_learning_rate
     groups = _groups(model, train.weight_decay)
     if train.optimizer == "sgd":
-        # torch has no fused SGD over shards; Accelerate shards the parameters only after this.
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=train.wrapper != "fsdp2")
-        if train.precision == "fp16" and train.momentum > 0 and train.wrapper in ("none", "ddp"):
+        facts = wrapper_facts(train)
+        # Parameters do not tell whether they are DTensors: Accelerate shards them only after this.
+        is_fused = not facts.updates_dtensors
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=is_fused)
+        scaler_may_skip = train.precision == "fp16" and not facts.own_loss_scaling
+        if is_fused and scaler_may_skip and train.momentum > 0:
             _zero_momentum(sgd)
         return sgd
     if train.optimizer == "lamb":
@@ -182,8 +186,8 @@ class Engine(ABC):
     def step_with_norm(self) -> float:
         """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
-        Not for engines for which `engines.checks.norms_unknown` has a reason, nor for timed steps: it waits for the
-        device. The norm is not finite where the gradient is not.
+        Not for trials for which `engines.checks.why_no_gradient_norms` has a reason, nor for timed steps: it waits for
+        the device. The norm is not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())
         self.step()
@@ -235,19 +239,13 @@ class Engine(ABC):
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-COMMUNICATED: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`train.gradient_dtype` -> torch's dtype."""
 
 
 def weight_dtype(train: TrainSpec) -> torch.dtype:
     """The dtype of the weights that forward computes with, outside autocast."""
     return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
-
-
-def compressed_to(train: TrainSpec) -> str | None:
-    """`train.gradient_dtype` where DDP must convert gradients to it; None where they have that dtype already."""
-    named = train.gradient_dtype
-    return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
 
 
 def _nothing(logits: Tensor) -> Tensor:
@@ -272,7 +270,7 @@ class TorchEngine(Engine):
         )
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
-        self.gradient_dtype = self.communicated(trial.train)
+        self.gradient_dtype = self.sent_gradient_dtype(trial.train)
         # This comes after wrapping: the optimizer must hold the very parameters that the wrapper reduces.
         self.optimizer = optimizer_of(wrapped, trial)
         self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
@@ -283,9 +281,9 @@ class TorchEngine(Engine):
         """Puts the model on its device and into its wrapper; each engine's docstring says in which order, and why."""
 
     @staticmethod
-    def communicated(train: TrainSpec) -> str | None:
+    def sent_gradient_dtype(train: TrainSpec) -> str | None:
         """The dtype in which gradients travel, as torch names it: their own, unless the study names another."""
-        dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
+        dtype = TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
         return str(dtype).removeprefix("torch.")
 
     @override
@@ -379,6 +377,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
+    replays_graphs = train.compile_mode == "reduce-overhead" and train.compile
     if not (train.activation_checkpointing or train.compile):
         return model
     blocks = blocks_of(model) if own_blocks is None else own_blocks
@@ -403,6 +402,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         config, graphs = torch._dynamo.config, len({_numbers(block) for block in blocks}) * (4 + train.grad_accum)
         config.recompile_limit = max(config.recompile_limit, graphs)
         config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
+    mode: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
@@ -411,8 +411,19 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, **mode)
+    if replays_graphs:
+        model.register_forward_pre_hook(_begin_graphs_anew)
     return model
+
+
+def _begin_graphs_anew(*_: object) -> None:
+    """Allow CUDA graphs of compiled blocks to take the memory of the last forward and backward again.
+
+    By itself torch takes each call of a compiled block without a backward under way for a new beginning: in evaluation
+    a block would write over its own input, the output of the block before it (pytorch/pytorch issue 160281).
+    """
+    torch.compiler.cudagraph_mark_step_begin()
 
 
 def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:

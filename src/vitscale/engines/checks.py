@@ -41,8 +41,8 @@ def check_checkpoint(train: TrainSpec) -> None:
         )
 
 
-def norms_unknown(trial: Trial) -> str | None:
-    """Why the norms of the gradients of a micro-batch and of a step cannot be told; None where they can."""
+def why_no_gradient_norms(trial: Trial) -> str | None:
+    """Return why a trial cannot measure norms of the gradients of a micro-batch and of a step; None where it can."""
     train = trial.train
     if trial.parallel.ranks_per_model > 1:
         return "ranks that share a model hold parts of the gradient"
@@ -58,9 +58,10 @@ def norms_unknown(trial: Trial) -> str | None:
 
 
 def exchanges_unknown(trial: Trial) -> str:
-    """Why what one step sends is not what any other step sends, or nobody knows; empty where each step exchanges.
+    """Return why the traffic of one counted step cannot stand for all steps; empty where it can.
 
-    What scripts and imported trials send is only known as far as it was counted.
+    It can where each step exchanges. Scripts and imported trials are taken to, for all that is known of them is what
+    was counted.
     """
     if trial.train.script is not None or trial.origin is not None:
         return ""
@@ -92,6 +93,7 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     yield from _idle_options(train)
     yield from _precisions(train)
     yield from _optimizers(train)
+    yield from _graph_refusals(train)
     yield from wrapper_facts(train).refusals(train)
 
 
@@ -132,6 +134,21 @@ def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
             "train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and "
             f"{engine_in_words(train)} hands the optimizer flat pieces of them: it would train something else",
             "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
+        )
+
+
+def _graph_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield why compiled blocks cannot be replayed as CUDA graphs, where the study asks for that."""
+    if not train.compile or train.compile_mode != "reduce-overhead":
+        return
+    if train.device == "cpu":
+        what = "train.compile_mode = 'reduce-overhead' records CUDA graphs, and this trial computes on the CPU"
+        yield Refusal(what, "Remove it, or use a machine with a GPU")
+    if train.grad_accum > 1:
+        yield Refusal(
+            f"train.compile_mode = 'reduce-overhead' does not go with train.grad_accum = {train.grad_accum}: gradients "
+            "of one micro-step lie where the graphs of the next write theirs (pytorch/pytorch issue 96693)",
+            "Set grad_accum = 1, or compile_mode = 'default'",
         )
 
 

@@ -15,7 +15,7 @@ from vitscale.trial.trial import DeviceName, TrainSpec
 
 ONE_PROCESS = "one process"
 """`EngineFacts.trains_like` of engines whose every step is that of one process with the whole global batch."""
-BLOCK_OPTIONS = ("activation_checkpointing", "compile")
+BLOCK_OPTIONS = ("activation_checkpointing", "compile", "compile_mode")
 """Fields of [train] that `engines.base.with_options` reads."""
 
 
@@ -27,12 +27,6 @@ class Refusal(NamedTuple):
     next_step: str
     valid: tuple[str, ...] = ()
     """What would be taken."""
-
-
-class Variant(NamedTuple):
-    """A way to train with an engine that `vitscale advise` may propose though no run used it."""
-
-    zero_stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,8 +73,8 @@ class EngineFacts:
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
-    """Why norms of gradients cannot be told; None where they can. They cannot either where `trains_like` is not
-    `ONE_PROCESS`."""
+    """Why no rank sees the gradients whose norms are to be measured; None where it does. Other reasons, which are not
+    the engine's alone, are in `checks.why_no_gradient_norms`."""
 
     trains_like: str = ""
     """Name of what it computes: `ONE_PROCESS`, or a name of its own. Losses of trials with one name must agree; with a
@@ -90,6 +84,11 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    updates_dtensors: bool = False
+    """Whether its optimizer updates torch's DTensors, over which torch 2.13 has no fused SGD."""
+    own_loss_scaling: bool = False
+    """Whether its library scales fp16's losses and skips steps that overflow; for others torch's GradScaler does, which
+    leaves the skipping to a fused optimizer."""
     keeps_fp32_weights: bool = False
     """Whether it keeps fp32 weights beside those of 16 bits."""
     fp16_weights: bool = False
@@ -113,8 +112,8 @@ class EngineFacts:
     """Reference to the weights that it gathers in each part's forward and backward:
     `(trial, parts) -> engines.parts.PartGathers | None`."""
 
-    variants: tuple[Variant, ...] = ()
-    """What `vitscale advise` considers even if no run used it."""
+    variants: tuple[Mapping[str, Any], ...] = ()
+    """What `vitscale advise` considers even if no run used it: fields of [train], those that `name_options` names."""
     checked: tuple[Mapping[str, Any], ...] = ()
     """What `vitscale check --training` trains: fields of [train], and of [parallel] by dotted names."""
     preloaded: Callable[[TrainSpec], tuple[object, ...]] = lambda _: ()

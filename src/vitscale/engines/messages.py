@@ -44,7 +44,8 @@ class Message:
     padded_for: int = 1
     """The ranks for which `tensor_bytes` holds."""
     steps_between: int = 1
-    """Optimizer steps from one such message to the next."""
+    """Optimizer steps from one such message to the next. Where an engine gives fewer than it has from one exchange to
+    the next (`EngineFacts.steps_between_exchanges`), these count."""
     group: RankGroup = "replicas"
     images: int | None = None
     """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vitscale.engines import of_engine
-from vitscale.trial.facts import fact_of
+from vitscale.trial.fields import traits_of
 from vitscale.trial.trial import OFFLOADED, TrainSpec
 
 UNKNOWN = "unknown"
@@ -60,7 +60,7 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
         value = options.get(option)
         is_default = value == TrainSpec.model_fields[option].default
         if value is not None and (option in always or not is_default):
-            short = fact_of(TrainSpec, option).short
+            short = traits_of(TrainSpec, option).curve_words
             words.append(short.format(value) if isinstance(short, str) and short else f"{option} {value}")
     return " ".join(words)
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.trial.trial import StepWindow, Trial
 
 BLOCKS = {"cpu": 8, "cuda": 4}
@@ -115,7 +115,9 @@ class _Schedule:
         self.first = self.warmup + _LIGHT_STEPS
         self.workers = max(1, trial.data.workers)
         self.length = EXPLAINED_STEPS[self.device]
-        self.gradient_steps = GRADIENT_STEPS if has_two_batch_sizes(trial) and norms_unknown(trial) is None else ()
+        self.gradient_steps = (
+            GRADIENT_STEPS if has_two_batch_sizes(trial) and why_no_gradient_norms(trial) is None else ()
+        )
 
     def windows(self) -> tuple[StepWindow, ...]:
         """The window of each step of a run that is to be explained."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.trial import TrainSpec
 
@@ -38,7 +38,7 @@ FACTS = EngineFacts(
     steps_between_exchanges=lambda _: 1,
     messages="vitscale.engines.ddp.messages:messages",
     states="vitscale.engines.ddp.states:states",
-    variants=(Variant(),),
+    variants=({},),
     checked=({}, {"parallel.sequence": 2}, {"parallel.pipeline": 2, "parallel.schedule": "gpipe"}),
     marked_by="DistributedDataParallel.forward",
 )

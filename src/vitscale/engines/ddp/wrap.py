@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,44 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 Hook = Callable[[Any, Any], Future[Tensor]]
 """DDP's communication hook: takes a process group and a bucket (`dist.GradBucket`)."""
-_COMPRESSED: dict[str, Hook] = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+_COMPRESSING_HOOKS: dict[str, Hook] = {
+    "bf16": default_hooks.bf16_compress_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+}
+
+
+class DdpOptions(NamedTuple):
+    """What a study sets of DDP, whether vitscale wraps the model or Accelerate does."""
+
+    arguments: dict[str, Any]
+    """Arguments of `DistributedDataParallel`, and by the same names of Accelerate's `DistributedDataParallelKwargs`."""
+    hook_dtype: str | None
+    """The dtype, such as "bf16", to which a hook converts gradients that travel; None: they travel as they are."""
+
+
+def ddp_options(train: TrainSpec) -> DdpOptions:
+    """Return the options of DDP that the study sets; what it leaves out stays at DDP's default."""
+    arguments: dict[str, Any] = {
+        "gradient_as_bucket_view": train.gradient_as_bucket_view,
+        "static_graph": train.static_graph,
+    }
+    if train.bucket_mib is not None:
+        arguments["bucket_cap_mb"] = train.bucket_mib
+    return DdpOptions(arguments, hook_dtype=_hook_dtype(train))
+
+
+def _hook_dtype(train: TrainSpec) -> str | None:
+    dtype = train.gradient_dtype
+    if dtype is None or TORCH_DTYPES[dtype] is weight_dtype(train):
+        return None
+    return dtype
 
 
 class StageDdp(DistributedDataParallel):
@@ -82,27 +112,26 @@ class DdpEngine(TorchEngine):
         plan = stage_plan(model, trial)
         mesh = split(model, trial, device) if trial.parallel.ranks_per_model > 1 else None
 
-        compressed = compressed_to(train)
+        options = ddp_options(train)
+        hook = _COMPRESSING_HOOKS[options.hook_dtype] if options.hook_dtype else None
+        arguments = options.arguments | {
+            "device_ids": [device.index] if device.type == "cuda" else None,
+            "process_group": None if mesh is None else mesh.get_group(),
+        }
 
-        def distributed(module: nn.Module) -> nn.Module:
-            options: dict[str, Any] = {
-                "device_ids": [device.index] if device.type == "cuda" else None,
-                "process_group": None if mesh is None else mesh.get_group(),
-                "bucket_cap_mb": train.bucket_mib,
-                "gradient_as_bucket_view": train.gradient_as_bucket_view,
-                "static_graph": train.static_graph,
-            }
-            if plan is not None:
-                return StageDdp(
-                    module, _COMPRESSED[compressed] if compressed else default_hooks.allreduce_hook, **options
-                )
-            wrapped = DistributedDataParallel(module, **options)
-            if compressed:
-                wrapped.register_comm_hook(wrapped.process_group, _COMPRESSED[compressed])
+        def wrap_model(module: nn.Module) -> nn.Module:
+            wrapped = DistributedDataParallel(module, **arguments)
+            if hook:
+                wrapped.register_comm_hook(wrapped.process_group, hook)
             return wrapped
 
-        model = with_options(model, train, plan.blocks_of(model, trial) if plan else None)
-        return distributed(model) if plan is None else StagedModel(model, plan, trial, distributed)
+        def wrap_stage(stage: nn.Module) -> nn.Module:
+            return StageDdp(stage, hook or default_hooks.allreduce_hook, **arguments)
+
+        if plan is None:
+            return wrap_model(with_options(model, train))
+        model = with_options(model, train, plan.blocks_of(model, trial))
+        return StagedModel(model, plan, trial, wrap_stage)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.engines.deepspeed.config import as_flag, states_are_modelled
-from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec
@@ -13,6 +13,7 @@ from vitscale.trial.trial import TrainSpec
 _FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
 """Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
 fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
+_STAGES = tuple({"zero_stage": stage} for stage in range(4))
 _COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
 """Optimizers of a DeepSpeed file, in lower case, that exchange data of their own instead of gradients."""
 
@@ -41,6 +42,9 @@ def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
             "with whole weights",
             "Set zero_stage = 3, or offload = 'optimizer'",
         )
+    if stage == 3 and train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and ZeRO-3 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or zero_stage = 0, 1 or 2")
 
 
 def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
@@ -94,6 +98,7 @@ FACTS = EngineFacts(
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda train: train.zero_stage > 0,
+    own_loss_scaling=True,
     keeps_fp32_weights=True,
     fp16_weights=True,
     casts_again=lambda train: train.zero_stage == 3,
@@ -101,8 +106,8 @@ FACTS = EngineFacts(
     states="vitscale.engines.deepspeed.states:states",
     states_unknown=_states_unknown,
     part_gathers="vitscale.engines.deepspeed.states:part_gathers",
-    variants=tuple(Variant(zero_stage=stage) for stage in range(4)),
-    checked=(*({"zero_stage": stage} for stage in range(4)), {"zero_stage": 2, "parallel.sequence": 2}),
+    variants=_STAGES,
+    checked=(*_STAGES, {"zero_stage": 2, "parallel.sequence": 2}),
     preloaded=lambda train: (train.zero_stage > 0,),
     marked_by="DeepSpeed",
 )

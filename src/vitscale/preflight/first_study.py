@@ -46,7 +46,7 @@ _GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
 
 
 @dataclass(frozen=True)
-class Where:
+class StudyMachines:
     """The hosts that a first study is to run on."""
 
     cores: int
@@ -58,7 +58,7 @@ class Where:
     """Number of hosts; 1 under Slurm, where the study decides how many."""
     launch: tuple[StudyLine, ...]
     slurm: tuple[StudyLine, ...]
-    told: str
+    description: str
     """The hosts in words."""
 
     @property
@@ -75,7 +75,7 @@ class Where:
 
 def look_around(
     hostfile: Path | None, folder: Path, machine: Machine | None = None, study_folder: Path | None = None
-) -> Where:
+) -> StudyMachines:
     """Find the hosts that there are to train on.
 
     These are the hosts of a hostfile that is given or lies in `folder`, else the nodes of a Slurm cluster whose login
@@ -104,14 +104,14 @@ def look_around(
     cores = machine.physical_cores
     gpus = len(machine.gpus)
     allocation = ", in an allocation of Slurm" if in_allocation else ""
-    return Where(
+    return StudyMachines(
         cores,
         gpus,
         ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
         hosts=1,
         launch=tuple(_open_mpi_line()),
         slurm=(),
-        told=f"this machine: {_resources(cores, gpus)}{allocation}",
+        description=f"this machine: {_resources(cores, gpus)}{allocation}",
     )
 
 
@@ -123,7 +123,7 @@ def _hostfile_in(folder: Path) -> Path | None:
     return None
 
 
-def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder: Path | None) -> Where:
+def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder: Path | None) -> StudyMachines:
     """Return the hosts of a hostfile, taken to be like this machine. Arguments as of `look_around`."""
     hosts = read_hostfile(folder / hostfile)
     cores = machine.physical_cores
@@ -131,22 +131,22 @@ def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder:
     slots = [host.slots for host in hosts if host.slots is not None]
     study_is_elsewhere = study_folder is not None and study_folder.resolve() != folder.resolve()
     written_path = (folder / hostfile).absolute() if study_is_elsewhere else hostfile
-    return Where(
+    return StudyMachines(
         cores,
         gpus,
         ranks_per_host=min(slots, default=gpus or cores),
         hosts=len(hosts),
         launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_open_mpi_line()),
         slurm=(),
-        told=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources(cores, gpus)}",
+        description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources(cores, gpus)}",
     )
 
 
-def _hosts_of_partition(partition: _Partition) -> Where:
+def _hosts_of_partition(partition: _Partition) -> StudyMachines:
     """Return the nodes of a Slurm cluster, seen from a login node."""
     cores = partition.cores
     gpus = partition.gpus
-    return Where(
+    return StudyMachines(
         cores,
         gpus,
         ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
@@ -159,7 +159,7 @@ def _hosts_of_partition(partition: _Partition) -> Where:
             StudyLine("partition", partition.name, "sinfo lists them"),
             StudyLine("time", "01:00:00", "of each job"),
         ),
-        told=f"Slurm, from a login node; a node of {partition.name} has {_resources(cores, gpus)}",
+        description=f"Slurm, from a login node; a node of {partition.name} has {_resources(cores, gpus)}",
     )
 
 
@@ -244,14 +244,14 @@ def check_images(wishes: Wishes) -> None:
     )
 
 
-def rank_counts_for(where: Where) -> tuple[int, ...]:
+def rank_counts_for(machines: StudyMachines) -> tuple[int, ...]:
     """Return numbers of ranks that double up to one host, then numbers of whole hosts that double up to all.
 
     Example: on 3 hosts of 6 ranks 1, 2, 4, 6, 12 and 18.
     """
-    per_host = where.ranks_per_host
+    per_host = machines.ranks_per_host
     on_one_host = [*_powers_of_two(per_host), per_host]
-    on_hosts = [per_host * hosts for hosts in (*_powers_of_two(where.hosts), where.hosts)]
+    on_hosts = [per_host * hosts for hosts in (*_powers_of_two(machines.hosts), machines.hosts)]
     return tuple(sorted({*on_one_host, *on_hosts}))
 
 
@@ -264,41 +264,41 @@ def _usual_engine() -> str:
     return next(name for name, facts in ENGINES.items() if facts.usual)
 
 
-def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
+def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int = 3) -> str:
     """Return the study as TOML, with comments on the lines that its author may want to change.
 
     Raises:
         RequestError: a folder of images is given, and the images are of no folder.
     """
-    data = wishes.data or ("synthetic" if where.gpus else "digits")
+    data = wishes.data or ("synthetic" if machines.gpus else "digits")
     if wishes.root is not None and data in _WITHOUT_FILES:
         raise RequestError(f"--root is given, and images of {data} are in no folder", next_step="Add --data folder")
-    image_size = _image_size(data, is_small=_is_small(where, wishes))
+    image_size = _image_size(data, is_small=_is_small(machines, wishes))
     sections = {
-        "model": _model_lines(data, where, wishes, image_size),
+        "model": _model_lines(data, machines, wishes, image_size),
         "data": _data_lines(data, wishes, image_size),
         "train": [
             StudyLine("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
-            StudyLine("micro_batch", 64 if where.gpus else 16, "images per rank"),
+            StudyLine("micro_batch", 64 if machines.gpus else 16, "images per rank"),
             StudyLine("# precision", "bf16", "by default what the device is fast at"),
         ],
         "scaling": [
             StudyLine("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
             StudyLine(
                 "gpus",
-                list(wishes.gpus or rank_counts_for(where)),
-                "ranks in all" if where.gpus else "ranks in all, on CPU too",
+                list(wishes.gpus or rank_counts_for(machines)),
+                "ranks in all" if machines.gpus else "ranks in all, on CPU too",
             ),
         ],
         "measure": [
-            StudyLine("steps", 50 if where.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
+            StudyLine("steps", 50 if machines.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
             StudyLine("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
         ],
-        "launch": list(where.launch),
-        "slurm": list(where.slurm),
-        "node": list(where.node),
+        "launch": list(machines.launch),
+        "slurm": list(machines.slurm),
+        "node": list(machines.node),
     }
-    lines = [f"# Written by vitscale init for {where.told}.", f"name = {toml_value(name)}"]
+    lines = [f"# Written by vitscale init for {machines.description}.", f"name = {toml_value(name)}"]
     for section, study_lines in sections.items():
         if study_lines:
             lines += ["", f"[{section}]", *map(_written, study_lines)]
@@ -310,9 +310,9 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
     return "\n".join(lines) + "\n"
 
 
-def _is_small(where: Where, wishes: Wishes) -> bool:
+def _is_small(machines: StudyMachines, wishes: Wishes) -> bool:
     """Whether the study trains a model that was made small for processors: none is asked for, and there is no GPU."""
-    return wishes.model is None and not where.gpus
+    return wishes.model is None and not machines.gpus
 
 
 def _image_size(data: str, *, is_small: bool) -> int:
@@ -322,9 +322,9 @@ def _image_size(data: str, *, is_small: bool) -> int:
     return 64 if data in _PIXEL_LABELS else 32
 
 
-def _model_lines(data: str, where: Where, wishes: Wishes, image_size: int) -> list[StudyLine]:
+def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size: int) -> list[StudyLine]:
     has_pixel_labels = data in _PIXEL_LABELS
-    is_small = _is_small(where, wishes)
+    is_small = _is_small(machines, wishes)
     usual_vit = "vit-ti16" if is_small else "vit-b16"
     usual_model = "swinv2-t" if has_pixel_labels else usual_vit
     lines = [

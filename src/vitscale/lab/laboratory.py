@@ -133,7 +133,7 @@ class Laboratories(NamedTuple):
     """All labs of this machine."""
 
     labs: list[Laboratory]
-    """By name."""
+    """In the order of their names."""
     errors: list[VitscaleError]
     """Why the others cannot be read."""
 

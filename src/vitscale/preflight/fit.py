@@ -29,7 +29,7 @@ class GroupPoints(NamedTuple):
     ranks: int
     """Ranks of a group; 0 where nothing was measured."""
     points: list[TimedSize]
-    """By rising size; a point's time is the slowest rank's, median over repeats."""
+    """In the order of sizes; a point's time is the slowest rank's, median over repeats."""
 
 
 class _RanksAndSize(NamedTuple):

@@ -303,7 +303,12 @@ def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
 
 def _known_hosts(ranks: Iterable[int], hosts: Mapping[int, str | None]) -> set[str]:
     """Return the hosts of a group's ranks, as far as they are known."""
-    return {host for host in (hosts.get(rank) for rank in ranks) if host is not None}
+    known_hosts = set()
+    for rank in ranks:
+        host = hosts.get(rank)
+        if host is not None:
+            known_hosts.add(host)
+    return known_hosts
 
 
 def no_groups(record: CheckRecord) -> Iterable[Finding]:

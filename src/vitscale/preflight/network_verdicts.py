@@ -204,9 +204,8 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
 def _outward_interfaces(facts: FactsLine) -> list[Interface]:
     """Return the interfaces that may lead to other hosts, as far as can be seen here, the fastest first."""
     working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
-    outward = [
-        interface for interface in working if interface.kind != "loopback" and not interface.name.startswith(VIRTUAL)
-    ]
+    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL)]
+    outward = [interface for interface in physical if interface.kind != "loopback"]
     return sorted(outward, key=lambda interface: -(interface.speed_mbit or 0))
 
 

@@ -45,7 +45,7 @@ _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\
 _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 """Bytes of messages: from 1 KiB to 256 MiB in steps of 4, and 512 MiB."""
 _QUICK_SIZES = _SIZES[:7]
-"""From 1 KiB to 4 MiB."""
+"""Bytes of messages in a quick check: from 1 KiB to 4 MiB."""
 _MOST_RANKS_PER_NODE = 4096
 
 _LIMITS: dict[checks.CheckStage, float] = {

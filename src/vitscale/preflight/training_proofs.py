@@ -301,13 +301,13 @@ def _steps_around_profiler(run: Run) -> _StepSeconds:
     if not explained:
         return _StepSeconds([], [])
     first_explained = min(explained)
-    epoch_begins = {min(line.step for line in rank.steps if line.epoch == epoch.epoch) for epoch in rank.epochs}
+    first_step_by_epoch: dict[int, int] = {}
+    for line in rank.steps:
+        first_step_by_epoch[line.epoch] = min(line.step, first_step_by_epoch.get(line.epoch, line.step))
+    epoch_begins = {first_step_by_epoch[epoch.epoch] for epoch in rank.epochs}
     # Warm-up steps do not count in a run's figures, but here their later part lies before the profiler.
-    timed = [
-        line
-        for line in rank.steps
-        if line.window == "light" and line.step >= _SETTLED and line.step not in epoch_begins
-    ]
+    settled = [line for line in rank.steps if line.window == "light" and line.step >= _SETTLED]
+    timed = [line for line in settled if line.step not in epoch_begins]
     return _StepSeconds(
         before=[line.seconds for line in timed if line.step < first_explained],
         after=[line.seconds for line in timed if line.step > first_explained],

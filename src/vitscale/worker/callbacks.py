@@ -206,7 +206,7 @@ def _is_last(state: Any) -> bool:
 
 
 def composer_callback() -> Any:
-    """Makes a callback for Composer's Trainer, and for loops with its events whose batches are each an optimizer step."""
+    """Makes a callback for Composer's Trainer, and for loops with its events whose batches are optimizer steps."""
     try:
         from composer import Callback
     except ImportError:

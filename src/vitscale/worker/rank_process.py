@@ -65,7 +65,7 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
         launch: launch.json; None where no driver has started this.
     """
     launch_seconds = _launch_seconds(arrived_ns, launch)
-    family = next((family for family in FAMILIES if family.given(os.environ)), None)
+    family = next((family for family in FAMILIES if family.are_in(os.environ)), None)
     if family is None:
         return RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=launch_seconds)
     variables = (family.rank, family.world_size, family.local_rank)
@@ -75,7 +75,7 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
         values = ", ".join(f"{variable}={os.environ.get(variable, '')!r}" for variable in variables)
         sys.exit(f"vitscale: the launcher's numbers of this rank are none: {values}")
     if family is not TORCH and launch is not None:
-        os.environ |= TORCH.telling(rank, world_size, local_rank)
+        os.environ |= TORCH.variables(rank, world_size, local_rank)
         if launch.master_address is not None and launch.master_port is not None:
             os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
     return RankInfo(rank, world_size, local_rank, launch_seconds)

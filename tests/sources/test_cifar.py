@@ -28,7 +28,7 @@ from cifar_factory import (
 )
 from vitscale import sources
 from vitscale.errors import RequestError
-from vitscale.sources.cifar import CIFAR10, CIFAR100, Cifar
+from vitscale.sources.cifar import CIFAR10, CIFAR100, Cifar, StoredFile
 from vitscale.trial.trial import DataSpec
 
 
@@ -151,7 +151,7 @@ def official(folder: Path) -> Cifar:
         archive_md5=md5_of(pack(folder)),
         train_files={name: md5[name] for name in CIFAR10.train_files},
         held_out_files={name: md5[name] for name in CIFAR10.held_out_files},
-        meta_file=("batches.meta", md5["batches.meta"]),
+        meta_file=StoredFile("batches.meta", md5["batches.meta"]),
     )
     return Cifar(layout)
 

@@ -65,7 +65,8 @@ def test_the_fast_decoder_gives_pillow_s_pixels(tmp_path: Path, kind: str, chann
     image.save(path, **JPEGS.get(kind, {}))
     fast, by_bytes = decode_square(str(path), side, channels), decode_square(path.read_bytes(), side, channels)
     with pytest.MonkeyPatch.context() as patch:
-        assert (pictures._jpeg(path.read_bytes(), lambda *_: (side, side), channels) is None) == (kind == "CMYK")
+        size = pictures.Size(side, side)
+        assert (pictures._decode_jpeg(path.read_bytes(), lambda _: size, channels) is None) == (kind == "CMYK")
         patch.setattr(pictures, "_simplejpeg", lambda: None)
         slow = decode_square(str(path), side, channels)
     np.testing.assert_array_equal(fast, slow)

@@ -1,4 +1,6 @@
-"""One rank's batches of an epoch, read ahead by threads or not at all; the same global batches for any number of ranks.
+"""Orders the images of an epoch, and reads one rank's batches of it, ahead by threads or not at all.
+
+The global batches are the same for any number of ranks.
 
 The random words of their order are those of `sources.base.mix64` on a device: the same, bit for bit, on every device.
 """
@@ -22,11 +24,12 @@ from vitscale.sources.base import Meter, Spent, Split, mix64
 from vitscale.trial.trial import samples_used, steps_per_epoch
 
 _GAMMA = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 
 
 def device_mix64(positions: Tensor, stream: int) -> Tensor:
-    """Pseudo-random 64-bit words (as int64), one per position (int64, any shape), on the positions' device.
+    """Returns pseudo-random 64-bit words (as int64), one per position (int64, any shape), on the positions' device.
 
     torch multiplies and adds int64 modulo 2^64, as unsigned integers do; only its shift to the right fills with the
     sign, which `_logical_shift` masks away. Copies nothing between host and device.
@@ -39,21 +42,30 @@ def device_mix64(positions: Tensor, stream: int) -> Tensor:
 
 
 def uniform_integers(positions: Tensor, stream: int, count: int) -> Tensor:
-    """Integers in `0 <= n < count` (int64), one per position; `count` at most 2^32, bias below count / 2^31."""
+    """Draws integers in `0 <= n < count` (int64), one per position.
+
+    Args:
+        positions: int64, any shape.
+        stream: number of the sequence.
+        count: at most 2^32; the bias is below count / 2^31.
+    """
     return (_logical_shift(device_mix64(positions, stream), 33) * count) >> 31
 
 
 def _finalise_int(z: int) -> int:
+    """Does what `sources.base` does to each word, to one Python integer below 2^64."""
     z = (z ^ (z >> 30)) * _FIRST % 2**64
     z = (z ^ (z >> 27)) * _SECOND % 2**64
     return z ^ (z >> 31)
 
 
 def _signed(word: int) -> int:
+    """Returns the int64 that has the bits of an unsigned 64-bit word."""
     return word - 2**64 if word >= 2**63 else word
 
 
 def _logical_shift(z: Tensor, bits: int) -> Tensor:
+    """Shifts int64 to the right, and fills with zeros."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -70,7 +82,7 @@ class Purpose(IntEnum):
 
 
 def stream(purpose: Purpose, seed: int, epoch: int = 0) -> int:
-    """The `stream` of `mix64` for one purpose, seed (below 2^31) and epoch (below 2^28), as an unsigned 64-bit word.
+    """Returns the `stream` of `mix64` for one purpose, seed (below 2^31) and epoch (below 2^28): below 2^64.
 
     From the highest bit down: 1 (the sources number their own streams from 0), seed, epoch, purpose. If two purposes
     shared a stream the images that come first in an epoch would all be shifted alike.
@@ -126,11 +138,20 @@ class EpochOrder:
         drop_last: bool = False,
         fraction: float = 1.0,
     ) -> None:
-        """`samples` is the size of the whole split; 0 <= `seed` < 2^31; all sizes are at least 1.
+        """Draws the order.
 
-        `micro_batches` are the images per micro-step of each rank.
+        Args:
+            samples: number of images of the split.
+            seed: 0 <= seed < 2^31.
+            epoch: number of the epoch, from 0.
+            micro_batches: images per micro-step of each rank, 1 at least.
+            grad_accum: micro-steps of a step.
+            drop_last: whether a last step of fewer images is left out.
+            fraction: share of the images that is used.
         """
-        self.micro_batches, self.world_size, self.grad_accum = tuple(micro_batches), len(micro_batches), grad_accum
+        self.micro_batches = tuple(micro_batches)
+        self.world_size = len(micro_batches)
+        self.grad_accum = grad_accum
         used = samples_used(samples, fraction)
         self.steps = steps_per_epoch(used, 1, sum(micro_batches), grad_accum, drop_last)
         subset = np.arange(samples, dtype=np.int64)
@@ -139,7 +160,7 @@ class EpochOrder:
         self._ids = _shuffled(subset, stream(Purpose.ORDER, seed, epoch))
 
     def slot(self, step: int, micro_step: int, rank: int) -> Slot:
-        """The share of `rank` in `micro_step` of optimizer `step`, each counted from 0.
+        """Returns the share of `rank` in `micro_step` of optimizer `step`, each counted from 0.
 
         Raises:
             IndexError: the epoch has no such step, micro-step or rank.
@@ -147,14 +168,17 @@ class EpochOrder:
         if not (0 <= step < self.steps and 0 <= micro_step < self.grad_accum and 0 <= rank < self.world_size):
             raise IndexError(f"no slot for step {step}, micro-step {micro_step}, rank {rank}")
         global_batch = sum(self.micro_batches) * self.grad_accum
-        batch = self._ids[step * global_batch : (step + 1) * global_batch]
-        entries = [-(-size * len(batch) // global_batch) for size in self.micro_batches]
-        first = micro_step * sum(entries) + sum(entries[:rank])
-        positions = np.arange(first, first + entries[rank])
-        return Slot(batch[positions % len(batch)], int((positions < len(batch)).sum()), len(batch))
+        step_ids = self._ids[step * global_batch : (step + 1) * global_batch]
+        step_real = len(step_ids)
+        rank_entries = [-(-size * step_real // global_batch) for size in self.micro_batches]
+        first = micro_step * sum(rank_entries) + sum(rank_entries[:rank])
+        positions = np.arange(first, first + rank_entries[rank])
+        real = int((positions < step_real).sum())
+        return Slot(step_ids[positions % step_real], real, step_real)
 
 
 def _shuffled(ids: Ids, number: int) -> Ids:
+    """Returns the ids in an order that depends on stream `number` and on each id alone."""
     return ids[np.argsort(mix64(ids.astype(np.uint64), number), kind="stable")]
 
 
@@ -185,15 +209,31 @@ class Batches(Iterator[Batch]):
     """
 
     def __init__(self, split: Split, order: EpochOrder, *, rank: int, workers: int = 0, pin: bool = False) -> None:
-        """`pin` puts batches in page-locked memory, for copies to a CUDA device that do not block."""
-        self._split, self._order, self._rank, self._pin = split, order, rank, pin
+        """Reads nothing yet.
+
+        Args:
+            split: the images.
+            order: their order in the epoch.
+            rank: number of the rank whose batches these are.
+            workers: number of threads that read ahead; 0: none.
+            pin: whether batches lie in page-locked memory, for copies to a CUDA device that do not block.
+        """
+        self._split = split
+        self._order = order
+        self._rank = rank
+        self._pin = pin
         self._micro_steps = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
+        """Step and micro-step of the batches that nobody has begun to read."""
         self._ahead: deque[Future[Batch]] = deque()
+        """Batches that are being read, or wait to be taken, in order."""
         self._workers = workers
-        self._reads: list[tuple[int, float]] = []
+        self._read_images: list[int] = []
+        """Number of images of each batch that has been read; threads add to it."""
+        self._read_seconds: list[float] = []
+        """Seconds that each of these took."""
         self._meter = Meter()
         self.spent: Spent | None = None
-        """Seconds spent on reading and decoding, known after `close`; None where they cannot be told."""
+        """Seconds spent on reading and decoding, known after `close`; None where they are unknown."""
         self._limit = workers * _AHEAD_PER_WORKER
         self._going = threading.Event()
         self._going.set()
@@ -219,8 +259,10 @@ class Batches(Iterator[Batch]):
     @property
     def images_per_second(self) -> float | None:
         """Rate of reading alone, as if no thread ever waited; None before the first batch."""
-        images, seconds = (sum(column) for column in zip(*self._reads, strict=True)) if self._reads else (0, 0.0)
-        return images * max(1, self._workers) / seconds if seconds > 0 else None
+        seconds = sum(self._read_seconds)
+        if seconds <= 0:
+            return None
+        return sum(self._read_images) * max(1, self._workers) / seconds
 
     def hold(self) -> None:
         """Keeps threads from beginning another batch: a pause of training must not give the loader a head start."""
@@ -240,6 +282,7 @@ class Batches(Iterator[Batch]):
         self.spent = self.spent or self._meter.read()
 
     def _read_ahead(self) -> None:
+        """Gives the threads as many batches as they may read ahead."""
         while self._pool is not None and len(self._ahead) < self._limit:
             micro_step = next(self._micro_steps, None)
             if micro_step is None:
@@ -247,18 +290,21 @@ class Batches(Iterator[Batch]):
             self._ahead.append(self._pool.submit(self._read_unless_held, *micro_step))
 
     def _read_unless_held(self, step: int, micro_step: int) -> Batch:
+        """Reads a batch in a thread, once `hold` is over."""
         self._going.wait()
         return self._read(step, micro_step)
 
     def _read(self, step: int, micro_step: int) -> Batch:
+        """Reads a batch, and notes how long it took."""
         began = time.perf_counter()
         slot = self._order.slot(step, micro_step, self._rank)
-        tensors = (
-            torch.from_numpy(self._split.take(slot.ids)),
-            torch.from_numpy(self._split.labels[slot.ids]),
-            torch.from_numpy(slot.ids),
-        )
+        images = torch.from_numpy(self._split.take(slot.ids))
+        labels = torch.from_numpy(self._split.labels[slot.ids])
+        ids = torch.from_numpy(slot.ids)
         if self._pin:
-            tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]  # as many as before
-        self._reads.append((len(slot.ids), time.perf_counter() - began))
-        return Batch(*tensors, slot.real, slot.step_real)
+            images = images.pin_memory()
+            labels = labels.pin_memory()
+            ids = ids.pin_memory()
+        self._read_images.append(len(slot.ids))
+        self._read_seconds.append(time.perf_counter() - began)
+        return Batch(images, labels, ids, slot.real, slot.step_real)

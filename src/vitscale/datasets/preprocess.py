@@ -1,4 +1,4 @@
-"""Makes what a model takes from stored uint8 images, on the device: the one place for every dataset.
+"""Makes a model's inputs from stored images of one size, on the device, for every dataset.
 
 Images travel as uint8 at their stored size (an image of CIFAR is 3 kB, at 224 pixels in fp32 it is 602 kB).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +33,17 @@ class Normalisation:
     """`(x / full scale - mean) / std` of each channel of float images [n, C, H, W]."""
 
     def __init__(self, statistics: ChannelStatistics, full_scale: float) -> None:
-        self._statistics, self._full_scale = statistics, full_scale
+        """`full_scale`: stored value that stands for 1 in the units of `statistics`."""
+        self._statistics = statistics
+        self._full_scale = full_scale
         self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
         """Scale and offset by device, copied there once."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalises float images; the shape stays."""
         if pixels.device not in self._scale_and_offset:
-            mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self._statistics)
+            mean = torch.tensor(self._statistics.mean, dtype=torch.float64).view(1, -1, 1, 1)
+            std = torch.tensor(self._statistics.std, dtype=torch.float64).view(1, -1, 1, 1)
             self._scale_and_offset[pixels.device] = (
                 (1 / (self._full_scale * std)).to(pixels.device, torch.float32),
                 (-mean / std).to(pixels.device, torch.float32),
@@ -67,21 +71,29 @@ class Preprocess:
 
         `statistics` are those of the stored values (`Dataset.statistics`); None takes the dataset's published ones.
         """
-        self.size, self.augment, self.seed = (image_size, image_size), augment, seed
+        self.size = (image_size, image_size)
+        self.augment = augment
+        self.seed = seed
         self.flip = dataset not in _NOT_FLIPPED
-        published = STATISTICS.get(dataset, IMAGENET)
-        self._normalise = Normalisation(published, 255.0) if statistics is None else Normalisation(statistics, 1.0)
+        if statistics is None:
+            self._normalise = Normalisation(STATISTICS.get(dataset, IMAGENET), full_scale=255.0)
+        else:
+            self._normalise = Normalisation(statistics, full_scale=1.0)
 
     def prepare(
         self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
     ) -> tuple[Callable[[], Tensor], Tensor]:
-        """A function that makes the images ready for the model, and the labels; masks are treated like their images."""
+        """Returns a function that makes the images ready for the model, and the labels.
+
+        Masks are moved and scaled like their images. The arguments are those of `__call__`; `labels` are int64 `[n]`,
+        or masks uint8 `[n, H, W]`.
+        """
         if labels.ndim > 1:
             labels = self.masks(labels, ids, epoch=epoch, training=training)
         return partial(self, images, ids, epoch=epoch, training=training), labels
 
     def __call__(self, images: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
-        """Images ready for the model: float32 `[n, C, image_size, image_size]`.
+        """Makes images ready for the model: float32 `[n, C, image_size, image_size]`.
 
         Args:
             images: uint8, uint16 or float32 `[n, H, W, C]`.
@@ -100,7 +112,7 @@ class Preprocess:
         return pixels.contiguous()
 
     def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
-        """Masks moved and scaled like their images, uint8 `[n, image_size, image_size]`.
+        """Moves and scales masks like their images, to uint8 `[n, image_size, image_size]`.
 
         In evaluation they stay as they are: answers are compared with labels at the labels' own size.
 
@@ -126,21 +138,33 @@ class Preprocess:
         As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
         """
         height, width = images.shape[1:3]
-        rows, inside_rows = _shifted(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
-        columns, inside_columns = _shifted(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
+        rows = _shifted(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
+        columns = _shifted(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
         if self.flip:
-            mirrored = uniform_integers(ids, stream(Purpose.MIRROR, self.seed, epoch), 2).bool()[:, None]
-            columns = torch.where(mirrored, columns.flip(1), columns)
-            inside_columns = torch.where(mirrored, inside_columns.flip(1), inside_columns)
+            is_mirrored = uniform_integers(ids, stream(Purpose.MIRROR, self.seed, epoch), 2).bool()[:, None]
+            columns = _Positions(
+                pixel=torch.where(is_mirrored, columns.pixel.flip(1), columns.pixel),
+                is_inside=torch.where(is_mirrored, columns.is_inside.flip(1), columns.is_inside),
+            )
         image = torch.arange(len(images), device=images.device)[:, None, None]
-        inside = inside_rows[:, :, None] & inside_columns[:, None, :]
-        moved = images[image, rows[:, :, None], columns[:, None, :]]
-        return moved.masked_fill(~inside.view(*inside.shape, *(1,) * (images.ndim - 3)), outside)
+        is_inside = rows.is_inside[:, :, None] & columns.is_inside[:, None, :]
+        moved = images[image, rows.pixel[:, :, None], columns.pixel[:, None, :]]
+        channel_axes = (1,) * (images.ndim - 3)
+        return moved.masked_fill(~is_inside.view(*is_inside.shape, *channel_axes), outside)
 
 
-def _shifted(ids: Tensor, number: int, side: int) -> tuple[Tensor, Tensor]:
-    """For each image, the pixel to read at each place along one axis, and whether it is inside: both `[n, side]`."""
+class _Positions(NamedTuple):
+    """The pixels of each image to read along one axis."""
+
+    pixel: Tensor
+    """int64 `[n, side]`: the nearest pixel of the image."""
+    is_inside: Tensor
+    """bool `[n, side]`: whether the place is inside of the image."""
+
+
+def _shifted(ids: Tensor, number: int, side: int) -> _Positions:
+    """Shifts each image along one axis by up to 1/8 of its side, by random numbers of stream `number`."""
     reach = side // 8
     shift = uniform_integers(ids, number, 2 * reach + 1) - reach
-    source = torch.arange(side, device=ids.device) + shift[:, None]
-    return source.clamp(0, side - 1), (source >= 0) & (source < side)
+    place = torch.arange(side, device=ids.device) + shift[:, None]
+    return _Positions(pixel=place.clamp(0, side - 1), is_inside=(place >= 0) & (place < side))

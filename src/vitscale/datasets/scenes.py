@@ -1,4 +1,4 @@
-"""Makes what a model takes from stored scenes, on the device: a random crop in training, the whole in evaluation.
+"""Makes a model's inputs from stored scenes, on the device: a random crop in training, the whole in evaluation.
 
 Pictures of different sizes lie in squares of one size (`sources.scenes`). Crops are made for the whole batch at once,
 from where each of their pixels lies in the stored picture: nothing is as large as a scaled picture, and nobody waits
@@ -9,6 +9,7 @@ and Swin (https://github.com/open-mmlab/mmsegmentation, configs/_base_/datasets/
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple, overload
 
@@ -22,17 +23,35 @@ from vitscale.sources.base import IGNORED, OUTSIDE
 
 LONG_SIDE = 4
 """Most times that the longer side may be `image_size`, before the random scale: 4, as in (2048, 512)."""
-_LEAST_SCALE, _SCALES = 0.5, 1.5
-"""Least random scale, and the range above it."""
+_LEAST_SCALE = 0.5
+"""Least random scale."""
+_SCALE_RANGE = 1.5
+"""Largest random scale, less the least one."""
 _TRIES = 10
-_LARGEST_SHARE = (3, 4)
+_LARGEST_SHARE = Fraction(3, 4)
 """Largest share of one class in a crop: less than this of what is labelled, unless no try has it."""
 _COUNTED_SIDE = 128
 """Pixels along a crop's side whose labels are counted: all of a small crop, evenly spread ones of a large one."""
 _WORD = 2**31
 """Random numbers are divided by this to lie in [0, 1)."""
-_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 32.0, (0.5, 1.5), (0.5, 1.5), 36.0
-"""Largest distortions: brightness in byte values, contrast and saturation as factors, hue in degrees."""
+
+
+class _Range(NamedTuple):
+    """Bounds of a random distortion, and the value that changes nothing."""
+
+    least: float
+    most: float
+    neutral: float
+
+
+_BRIGHTNESS = _Range(-32.0, 32.0, neutral=0.0)
+"""Byte values that are added."""
+_CONTRAST = _Range(0.5, 1.5, neutral=1.0)
+"""Factors."""
+_SATURATION = _Range(0.5, 1.5, neutral=1.0)
+"""Factors."""
+_HUE = _Range(-36.0, 36.0, neutral=0.0)
+"""Degrees."""
 
 
 class _Axis(NamedTuple):
@@ -55,22 +74,25 @@ class CropView(NamedTuple):
 
     @property
     def inside(self) -> Tensor:
-        """Whether the picture covers each pixel: bool [n, height, width]."""
+        """Whether the picture covers each pixel of the crop: bool [n, height, width]."""
         return self.rows.inside[:, :, None] & self.columns.inside[:, None, :]
 
     def masks(self, masks: Tensor) -> Tensor:
-        """The nearest label, `IGNORED` beyond the picture's end: uint8 [n, height, width] of stored [n, H, W]."""
+        """Returns the nearest labels, `IGNORED` beyond the picture's end: uint8 [n, height, width] of [n, H, W]."""
         return _at(masks, self.rows.nearest, self.columns.nearest).masked_fill(~self.inside, IGNORED)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Bilinear between the four nearest pixels: float32 [n, C, height, width] from stored uint8 [n, H, W, C]."""
-        corners = [
-            [_at(images, row, column).float() for column in (self.columns.lower, self.columns.upper)]
-            for row in (self.rows.lower, self.rows.upper)
-        ]
-        across = self.columns.share[:, None, :, None]
-        upper, lower = (left + (right - left) * across for left, right in corners)
-        return (upper + (lower - upper) * self.rows.share[:, :, None, None]).permute(0, 3, 1, 2)
+        """Interpolates between the four nearest pixels: float32 [n, C, height, width] of stored uint8 [n, H, W, C]."""
+        upper_row = self._row(images, self.rows.lower)
+        lower_row = self._row(images, self.rows.upper)
+        down = self.rows.share[:, :, None, None]
+        return (upper_row + (lower_row - upper_row) * down).permute(0, 3, 1, 2)
+
+    def _row(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Interpolates along stored rows [n, height]: float32 [n, height, width, C]."""
+        left = _at(images, rows, self.columns.lower).float()
+        right = _at(images, rows, self.columns.upper).float()
+        return left + (right - left) * self.columns.share[:, None, :, None]
 
 
 class Scenes:
@@ -81,13 +103,18 @@ class Scenes:
 
     def __init__(self, image_size: int, *, augment: bool, seed: int) -> None:
         """`image_size`, in pixels: the side of a crop, and of a scaled picture's shorter side."""
-        self.image_size, self.augment, self.seed = image_size, augment, seed
+        self.image_size = image_size
+        self.augment = augment
+        self.seed = seed
         self._normalise = Normalisation(IMAGENET, 255.0)
 
     def prepare(
         self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
     ) -> tuple[Callable[[], Tensor], Tensor]:
-        """See `Preprocess.prepare`. In evaluation one scene at a time, whose labels keep their stored size."""
+        """Returns a function that makes the images ready for the model, and the labels; see `Preprocess.prepare`.
+
+        In evaluation one scene at a time, whose labels keep their stored size.
+        """
         if training:
             view = self.view(labels, ids, epoch=epoch)
             return partial(self.images, images, view, ids, epoch=epoch), view.masks(labels)
@@ -95,28 +122,29 @@ class Scenes:
         return partial(self.whole, images[:, :height, :width]), labels[:, :height, :width]
 
     def view(self, masks: Tensor, ids: Tensor, *, epoch: int) -> CropView:
-        """The crop of each scene in training; without `augment` the middle of the picture, at scale 1.
+        """Draws the crop of each scene in training; without `augment` the middle of the picture, at scale 1.
 
         Args:
-            masks: stored, uint8 [n, H, W]; their `OUTSIDE` tells how large each scene is.
+            masks: stored, uint8 [n, H, W]; `OUTSIDE` begins where a scene ends.
             ids: int64 [n], each scene's place in its split.
             epoch: number of the epoch, from 0.
         """
         stored = _sizes(masks)
         if not self.augment:
             scaled = _scaled(stored, self.image_size, torch.ones_like(ids, dtype=torch.float64))
-            first = (scaled - self.image_size).clamp(min=0) // 2
-            return self._crop(stored, scaled, first, torch.zeros_like(ids, dtype=torch.bool))
+            corner = (scaled - self.image_size).clamp(min=0) // 2
+            return self._crop(stored, scaled, corner, torch.zeros_like(ids, dtype=torch.bool))
         draws = _draws(ids, stream(Purpose.VIEW, self.seed, epoch), 2 * _TRIES + 4)
-        scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALES * (draws[:, 0].double() / _WORD))
+        scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALE_RANGE * (draws[:, 0].double() / _WORD))
         offsets = (scaled - self.image_size).clamp(min=0) + 1
-        tries = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * offsets[:, None]) // _WORD
-        chosen = self._first_of_several_classes(masks, stored, scaled, tries[:, :_TRIES])
-        first = tries.gather(1, chosen[:, None, None].expand(-1, 1, 2))[:, 0]
-        return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)
+        # Upper left corners in the scaled picture, [n, tries, 2]; the last one is taken if no other is good.
+        corners = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * offsets[:, None]) // _WORD
+        selection = self._first_of_several_classes(masks, stored, scaled, corners[:, :_TRIES])
+        corner = corners.gather(1, selection[:, None, None].expand(-1, 1, 2))[:, 0]
+        return self._crop(stored, scaled, corner, draws[:, 1] < _WORD // 2)
 
     def images(self, images: Tensor, view: CropView, ids: Tensor, *, epoch: int) -> Tensor:
-        """Crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
+        """Makes crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
 
         Black, not 0 after normalisation: a patch of 0 is embedded as the bias, which is 0 in a fresh model, and Swin
         V2's attention divides by its length. Gradients were 1e13 times as large.
@@ -127,44 +155,65 @@ class Scenes:
         return self._normalise(pixels.masked_fill(~view.inside[:, None], 0.0))
 
     def whole(self, images: Tensor) -> Tensor:
-        """Scenes of one size, scaled for evaluation: [n, 3, h, w] from uint8 [n, H, W, 3]."""
+        """Scales scenes of one size for evaluation: [n, 3, h, w] from uint8 [n, H, W, 3]."""
         stored = torch.tensor([images.shape[1:3]] * len(images), device=images.device)
         scaled = _scaled(stored, self.image_size, torch.ones(len(images), dtype=torch.float64, device=images.device))
-        rows, columns = (
-            _axis(stored[:, n], scaled[:, n], torch.arange(side, device=images.device).expand(len(images), -1))
-            for n, side in enumerate(scaled[0].tolist())
-        )
+        height, width = scaled[0].tolist()
+        all_rows = torch.arange(height, device=images.device).expand(len(images), -1)
+        all_columns = torch.arange(width, device=images.device).expand(len(images), -1)
+        rows = _axis(stored[:, 0], scaled[:, 0], all_rows)
+        columns = _axis(stored[:, 1], scaled[:, 1], all_columns)
         return self._normalise(CropView(rows, columns).pixels(images))
 
-    def _crop(self, stored: Tensor, scaled: Tensor, first: Tensor, mirrored: Tensor) -> CropView:
+    def _crop(self, stored: Tensor, scaled: Tensor, corner: Tensor, is_mirrored: Tensor) -> CropView:
+        """Returns the view of one crop of each picture.
+
+        Args:
+            stored: height and width of the stored pictures, [n, 2].
+            scaled: height and width of the scaled ones, [n, 2].
+            corner: row and column of the crop's upper left corner in the scaled picture, [n, 2].
+            is_mirrored: whether columns are in opposite order, bool [n].
+        """
         side = torch.arange(self.image_size, device=stored.device)
-        seen = scaled.clamp(max=self.image_size)
-        rows = first[:, :1] + side
-        columns = first[:, 1:] + torch.where(mirrored[:, None], seen[:, 1:] - 1 - side, side)
+        covered = scaled.clamp(max=self.image_size)
+        rows = corner[:, :1] + side
+        columns = corner[:, 1:] + torch.where(is_mirrored[:, None], covered[:, 1:] - 1 - side, side)
         return CropView(
-            _axis(stored[:, 0], scaled[:, 0], rows, side < seen[:, :1]),
-            _axis(stored[:, 1], scaled[:, 1], columns, side < seen[:, 1:]),
+            _axis(stored[:, 0], scaled[:, 0], rows, side < covered[:, :1]),
+            _axis(stored[:, 1], scaled[:, 1], columns, side < covered[:, 1:]),
         )
 
-    def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
-        """Number [n] of the first crop of `tries` [n, tries, 2] that no class dominates; else the number of tries."""
+    def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, corners: Tensor) -> Tensor:
+        """Returns the number [n] of each scene's first crop that no class dominates, or the number of tries.
+
+        Args:
+            masks: stored, uint8 [n, H, W].
+            stored: height and width of the stored pictures, [n, 2].
+            scaled: height and width of the scaled ones, [n, 2].
+            corners: row and column of the corner of each try in the scaled picture, [n, tries, 2].
+        """
+        tries = corners.shape[1]
         size = self.image_size
         counted = min(size, _COUNTED_SIDE)
         side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
-        nearest, inside = [], []
+        nearest: list[Tensor] = []  # of rows, of columns: stored pixels [n * tries, counted]
+        inside: list[Tensor] = []
         for axis in (0, 1):
-            pixels = _axis(stored[:, axis], scaled[:, axis], (tries[:, :, axis, None] + side).flatten(1))
+            positions = (corners[:, :, axis, None] + side).flatten(1)
+            pixels = _axis(stored[:, axis], scaled[:, axis], positions)
             nearest.append(pixels.nearest.unflatten(1, (-1, counted)).flatten(0, 1))
-            inside.append((side < scaled[:, axis, None]).repeat_interleave(tries.shape[1], 0))
-        scene = torch.arange(len(masks), device=masks.device).repeat_interleave(tries.shape[1])
+            inside.append((side < scaled[:, axis, None]).repeat_interleave(tries, 0))
+        scene = torch.arange(len(masks), device=masks.device).repeat_interleave(tries)
         labels = masks[scene[:, None, None], nearest[0][:, :, None], nearest[1][:, None, :]].flatten(1).long()
-        there = (inside[0][:, :, None] & inside[1][:, None, :]).flatten(1).long()
-        counts = torch.zeros(len(labels), 256, dtype=torch.int64, device=masks.device).scatter_add_(1, labels, there)
-        counts = counts[:, :OUTSIDE]
-        most, of = _LARGEST_SHARE
-        fine = ((counts > 0).sum(1) > 1) & (of * counts.amax(1) < most * counts.sum(1))
-        numbers = torch.arange(tries.shape[1], device=masks.device)
-        return torch.where(fine.view(tries.shape[:2]), numbers, tries.shape[1]).amin(1)
+        is_inside = (inside[0][:, :, None] & inside[1][:, None, :]).flatten(1).long()
+        pixels_by_label = torch.zeros(len(labels), 256, dtype=torch.int64, device=masks.device)
+        counts = pixels_by_label.scatter_add_(1, labels, is_inside)[:, :OUTSIDE]
+        has_several_classes = (counts > 0).sum(1) > 1
+        # In whole numbers, so that all devices agree.
+        is_mixed = _LARGEST_SHARE.denominator * counts.amax(1) < _LARGEST_SHARE.numerator * counts.sum(1)
+        is_good = (has_several_classes & is_mixed).view(corners.shape[:2])
+        numbers = torch.arange(tries, device=masks.device)
+        return torch.where(is_good, numbers, tries).amin(1)
 
 
 @overload
@@ -172,11 +221,18 @@ def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> 
 @overload
 def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None: ...
 def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None:
-    """Logits [n, classes, H, W] of whole images [n, 3, H, W], from windows of `size` x `size` pixels in one forward;
-    None where `evaluate` gives none.
+    """Evaluates whole images by windows of `size` x `size` pixels, all in one forward.
 
     Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap, their mean counts.
     A side shorter than a window is padded with 0.
+
+    Args:
+        evaluate: windows [m, 3, size, size] -> logits [m, classes, h, w], or None.
+        images: [n, 3, H, W].
+        size: side of a window, in pixels.
+
+    Returns:
+        Logits [n, classes, H, W]; None where `evaluate` gives none.
     """
     height, width = images.shape[2:]
     images = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
@@ -187,82 +243,104 @@ def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: i
     if logits.shape[2:] != (size, size):
         logits = interpolate(logits, size=(size, size), mode="bilinear", align_corners=False)
     total = logits.new_zeros(len(images), logits.shape[1], *images.shape[2:])
-    windows = logits.new_zeros(images.shape[2:])
-    for (y, x), of_window in zip(corners, logits.split(len(images)), strict=True):
-        total[:, :, y : y + size, x : x + size] += of_window
-        windows[y : y + size, x : x + size] += 1
-    return (total / windows)[:, :, :height, :width]
+    window_count = logits.new_zeros(images.shape[2:])
+    for (y, x), window_logits in zip(corners, logits.split(len(images)), strict=True):
+        total[:, :, y : y + size, x : x + size] += window_logits
+        window_count[y : y + size, x : x + size] += 1
+    return (total / window_count)[:, :, :height, :width]
 
 
 def _starts(length: int, size: int) -> list[int]:
+    """Returns the first pixels of the windows along a side of `length` pixels, `size` at least."""
     stride = max(1, size * 2 // 3)
     count = -(-(length - size) // stride) + 1
     return [min(number * stride, length - size) for number in range(count)]
 
 
 def _sizes(masks: Tensor) -> Tensor:
-    """Height and width [n, 2] of stored scenes."""
+    """Returns height and width [n, 2] of stored scenes."""
     return torch.stack([(masks[:, :, 0] != OUTSIDE).sum(1), (masks[:, 0, :] != OUTSIDE).sum(1)], dim=1)
 
 
 def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
-    """Height and width [n, 2] at which a picture fits into (4 x `image_size`, `image_size`) times `scale` [n]."""
+    """Returns height and width [n, 2] at which pictures fit into (4 x `image_size`, `image_size`) times `scale` [n]."""
     sides = stored.double()
-    shorter, longer = (scale * image_size).floor(), (scale * (LONG_SIDE * image_size)).floor()
-    factor = torch.minimum(shorter.clamp(min=1) / sides.amin(1), longer.clamp(min=1) / sides.amax(1))
+    most_shorter = (scale * image_size).floor().clamp(min=1)
+    most_longer = (scale * (LONG_SIDE * image_size)).floor().clamp(min=1)
+    factor = torch.minimum(most_shorter / sides.amin(1), most_longer / sides.amax(1))
     return (sides * factor[:, None] + 0.5).floor().clamp(min=1).long()
 
 
 def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | None = None) -> _Axis:
-    """Places in pictures `stored` [n] long of pixels `positions` [n, side] of the same pictures scaled to `scaled` [n].
+    """Returns where pixels of scaled pictures lie in the stored ones, along one side.
 
-    The middle of pixel p is at (p + 1/2) stored / scaled, in whole numbers so that all devices agree.
+    The middle of pixel p is at (p + 1/2) stored / scaled. It is computed in whole numbers, as multiples of
+    1 / (2 scaled), so that all devices agree.
+
+    Args:
+        stored: length of the stored pictures, [n].
+        scaled: length of the scaled ones, [n].
+        positions: pixels of the scaled ones, [n, side].
+        inside: which of these the picture covers, bool [n, side]; None: all.
     """
-    stored, scaled = stored[:, None], scaled[:, None]
+    stored = stored[:, None]
+    scaled = scaled[:, None]
     middle = (2 * positions + 1) * stored
     lower = (middle - scaled) // (2 * scaled)
-    rest = middle - scaled - lower * 2 * scaled
+    remainder = middle - scaled - lower * 2 * scaled
     last = stored - 1
     return _Axis(
         lower=lower.clamp(min=0).minimum(last),
         upper=(lower + 1).clamp(min=0).minimum(last),
-        share=rest.float() / (2 * scaled).float(),
+        share=remainder.float() / (2 * scaled).float(),
         nearest=(middle // (2 * scaled)).clamp(min=0).minimum(last),
         inside=torch.ones_like(positions, dtype=torch.bool) if inside is None else inside,
     )
 
 
 def _at(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Returns pixels `[n, height, width, ...]` of images `[n, H, W, ...]`, at rows [n, height], columns [n, width]."""
     return images[torch.arange(len(images), device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def _draws(ids: Tensor, number: int, count: int) -> Tensor:
-    """Random numbers from 0 to 2^31 - 1, `count` for each id: int64 [n, count]."""
+    """Draws numbers from 0 to 2^31 - 1, `count` for each id, of stream `number`: int64 [n, count]."""
     return uniform_integers(ids[:, None] * count + torch.arange(count, device=ids.device), number, _WORD)
 
 
 def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
-    """Pixels [n, 3, h, w] in 0 to 255 whose brightness, contrast, saturation and hue are each changed in half of them.
+    """Changes brightness, contrast, saturation and hue, each in half of the crops.
 
     Contrast comes second or last, equally often. Nothing is rounded to bytes in between.
 
     Args:
-        pixels: pixels of crops.
-        draws: numbers [n, 9] from `_draws`.
+        pixels: crops [n, 3, h, w], in 0 to 255.
+        draws: numbers [n, 9] from `_draws`: for each of the four whether it happens and how much, and whether contrast
+            comes last.
     """
     happens = draws[:, 0::2] < _WORD // 2
     drawn = draws[:, 1::2].float() / _WORD
-    plain = torch.zeros_like(drawn[:, 0])
+    brightness = _amount(happens[:, 0], drawn[:, 0], _BRIGHTNESS)
+    contrast = _amount(happens[:, 1], drawn[:, 1], _CONTRAST)
+    saturation = _amount(happens[:, 2], drawn[:, 2], _SATURATION)
+    hue = _amount(happens[:, 3], drawn[:, 3], _HUE)
+    contrast_is_last = happens[:, 4, None, None, None]
+    pixels = (pixels + brightness).clamp(0, 255)
+    pixels = torch.where(contrast_is_last, pixels, (pixels * contrast).clamp(0, 255))
+    pixels = _hue_turned(_saturated(pixels, saturation), hue)
+    return torch.where(contrast_is_last, (pixels * contrast).clamp(0, 255), pixels)
 
-    def strength(number: int, least: float, most: float, neutral: float) -> Tensor:
-        value = torch.where(happens[:, number], least + (most - least) * drawn[:, number], plain + neutral)
-        return value[:, None, None, None]
 
-    contrast, late = strength(1, *_CONTRAST, 1.0), happens[:, 4, None, None, None]
-    pixels = (pixels + strength(0, -_BRIGHTNESS, _BRIGHTNESS, 0.0)).clamp(0, 255)
-    pixels = torch.where(late, pixels, (pixels * contrast).clamp(0, 255))
-    pixels = _hue_turned(_saturated(pixels, strength(2, *_SATURATION, 1.0)), strength(3, -_HUE, _HUE, 0.0))
-    return torch.where(late, (pixels * contrast).clamp(0, 255), pixels)
+def _amount(happens: Tensor, drawn: Tensor, bounds: _Range) -> Tensor:
+    """Returns how much each crop is changed, [n, 1, 1, 1].
+
+    Args:
+        happens: whether it is changed at all, bool [n].
+        drawn: random numbers in [0, 1), float32 [n].
+        bounds: amounts that 0 and 1 stand for, and the one that changes nothing.
+    """
+    amount = torch.where(happens, bounds.least + (bounds.most - bounds.least) * drawn, bounds.neutral)
+    return amount[:, None, None, None]
 
 
 def _saturated(pixels: Tensor, factor: Tensor) -> Tensor:

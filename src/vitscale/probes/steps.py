@@ -317,7 +317,7 @@ class CudaStepClock(StepClock[Mark]):
             return 0.0
         event = self._event()
         event.synchronize()
-        return self._last.elapsed_time(event) / 1000
+        return float(self._last.elapsed_time(event)) / 1000
 
     @override
     def drain(self) -> list[tuple[Mark, float, float]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitscale.base.plugins import answer, known, referred
 from vitscale.errors import RequestError
@@ -30,7 +31,8 @@ SOURCES: Mapping[str, str] = {
     "synthetic-masks": "vitscale.sources.synthetic:SYNTHETIC_MASKS",
 }
 """`data.name` to its source, as module:object; imported when it is used."""
-_OWN = (*SOURCES, script.NAME)
+_BUILT_IN = (*SOURCES, script.NAME)
+"""Names of datasets that are no plug-in's."""
 
 
 def check(spec: DataSpec) -> Summary:
@@ -40,7 +42,7 @@ def check(spec: DataSpec) -> Summary:
     out. Raises `RequestError` naming what is wrong and what to do.
     """
     source = _source(spec)
-    return answer("dataset", spec.name, _OWN, lambda: source.check(spec), Summary)
+    return answer("dataset", spec.name, _BUILT_IN, lambda: source.check(spec), Summary)
 
 
 def prepare(spec: DataSpec, progress: OnProgress | None = None) -> None:
@@ -54,7 +56,7 @@ def prepare(spec: DataSpec, progress: OnProgress | None = None) -> None:
     if isinstance(source, ImageSet):
         source.prepare(spec, default_cache_root(), progress)
     else:
-        answer("dataset", spec.name, _OWN, lambda: source.load(spec, default_cache_root()), Dataset)
+        answer("dataset", spec.name, _BUILT_IN, lambda: source.load(spec, default_cache_root()), Dataset)
 
 
 def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
@@ -71,34 +73,45 @@ def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
 
 
 def _statistics(split: Split) -> ChannelStatistics:
-    """Mean and standard deviation of each channel over evenly spread training images: 8 to 256, up to 1 GiB of them.
+    """Computes mean and deviation of each channel over evenly spread training images: 8 to 256, up to 1 GiB of them.
 
     Every rank comes to the same numbers, for they look at the same images.
     """
     image_bytes = split.take(np.zeros(1, dtype=np.int64)).nbytes
     count = min(len(split), max(8, min(256, (1 << 30) // image_bytes)))
-    total, squares, values = 0.0, 0.0, 0
+    sums: NDArray[np.float64] | float = 0.0
+    sums_of_squares: NDArray[np.float64] | float = 0.0
+    pixel_count = 0
     for number in np.linspace(0, len(split) - 1, count).astype(np.int64):
         pixels = split.take(np.array([number])).astype(np.float64)
-        total, squares = total + pixels.sum(axis=(0, 1, 2)), squares + (pixels**2).sum(axis=(0, 1, 2))
-        values += pixels[..., 0].size
-    mean = np.asarray(total / values)
-    deviation = np.sqrt(np.maximum(squares / values - mean**2, 0.0))
+        sums = sums + pixels.sum(axis=(0, 1, 2))
+        sums_of_squares = sums_of_squares + (pixels**2).sum(axis=(0, 1, 2))
+        pixel_count += pixels[..., 0].size
+    mean = np.asarray(sums / pixel_count)
+    deviation = np.sqrt(np.maximum(sums_of_squares / pixel_count - mean**2, 0.0))
     # A channel that is the same everywhere is not scaled: only its mean is taken off.
-    return ChannelStatistics(tuple(mean.tolist()), tuple(np.where(deviation > 0, deviation, 1.0).tolist()))
+    scale = np.where(deviation > 0, deviation, 1.0)
+    return ChannelStatistics(mean=tuple(mean.tolist()), std=tuple(scale.tolist()))
 
 
 def _source(spec: DataSpec) -> Source:
+    """Returns the source of `data.name`, a built-in one or a plug-in's.
+
+    Raises:
+        RequestError: there is none.
+    """
     if spec.name == script.NAME:
-        return _OfScript()
-    own: Mapping[str, str | Source] = SOURCES
-    source = known("dataset", spec.name, own, "check", "load", next_step=meant_value("data.name", spec.name))
+        return _ScriptSource()
+    built_in: Mapping[str, str | Source] = SOURCES
+    source = known("dataset", spec.name, built_in, "check", "load", next_step=meant_value("data.name", spec.name))
     return referred(source) if isinstance(source, str) else source
 
 
-class _OfScript:
-    """The dataset `script`, which only a user's own script reads. `samples`, the images of an epoch, is the user's
-    word; nothing else is known."""
+class _ScriptSource:
+    """The dataset `script`, which only a user's own script reads.
+
+    Of its images only their number in an epoch is known, `samples`, which the user states.
+    """
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs nothing but the numbers in `spec`."""

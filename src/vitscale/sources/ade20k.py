@@ -1,4 +1,4 @@
-"""ADE20K as published for scene parsing (ADEChallengeData2016), and other sets with its layout."""
+"""Lists ADE20K as published for scene parsing (ADEChallengeData2016), and other sets with its layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
 from vitscale.trial.trial import DataSpec
 
 _HOW = "Unpack ADEChallengeData2016.zip, and name its folder, which holds images and annotations"
-_SPLITS = ("training", "validation")
 
 
 class _File(NamedTuple):
@@ -27,8 +26,33 @@ class _File(NamedTuple):
     stamp: str
 
 
+class _SceneFiles(NamedTuple):
+    """Files of a split, by their paths below its folder without the extension."""
+
+    pictures: dict[str, _File]
+    annotations: dict[str, _File]
+
+    def pairs(self, classes: int) -> ScenePairs:
+        """Returns pictures and annotations of the same name, sorted; "" for one that is missing."""
+        keys = sorted(self.pictures.keys() | self.annotations.keys())
+        return ScenePairs(
+            pictures=tuple(_path(self.pictures, key) for key in keys),
+            annotations=tuple(_path(self.annotations, key) for key in keys),
+            classes=classes,
+        )
+
+    @property
+    def stamps(self) -> list[list[str]]:
+        """Stamps of the pictures, then those of the annotations, each sorted by path."""
+        return [[files[key].stamp for key in sorted(files)] for files in self]
+
+
+def _path(files: dict[str, _File], key: str) -> str:
+    return files[key].path if key in files else ""
+
+
 def list_ade20k(spec: DataSpec) -> Listing:
-    """The dataset `ade20k`: `root/images/{training,validation}/*.jpg`, with a PNG of the same name for each in
+    """Lists the dataset `ade20k`: `root/images/{training,validation}/*.jpg`, with a PNG of the same name for each in
     `root/annotations/{training,validation}`.
 
     The labels that count are the first `data.classes`, or as many as it names.
@@ -36,43 +60,62 @@ def list_ade20k(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
     """
-    root, _ = split_folders(spec, _HOW, lambda _: False)
-    names = spec.classes if isinstance(spec.classes, tuple) else [f"class {n + 1}" for n in range(class_count(spec))]
-    if len(names) > OUTSIDE:
-        what = f"data.classes = {len(names)} do not fit into masks"
+    root = split_folders(spec, _HOW, lambda _: False).train
+    classes = _class_names(spec)
+    if len(classes) > OUTSIDE:
+        what = f"data.classes = {len(classes)} do not fit into masks"
         raise RequestError(what, valid=[f"at most {OUTSIDE}"])
-    stamps: list[list[str]] = []
-    splits = []
-    for split in _SPLITS:
-        pictures = _files(root, "images", split, frozenset(EXTENSIONS))
-        annotations = _files(root, "annotations", split, frozenset({".png"}))
-        both = sorted(pictures.keys() | annotations.keys())
-        nothing = _File("", "")
-        paths = [[files.get(key, nothing).path for key in both] for files in (pictures, annotations)]
-        pairs = ScenePairs(tuple(paths[0]), tuple(paths[1]), len(names))
-        shape = ArrayShape(spec.source_size, SCENE_CHANNELS, "uint8")
-        splits.append(FileSplit(pairs, np.zeros(len(pairs), dtype=np.int64), shape))
-        stamps += [[file.stamp for _, file in sorted(files.items())] for files in (pictures, annotations)]
-    fingerprint = fingerprint_of(*stamps)
+    shape = ArrayShape(spec.source_size, SCENE_CHANNELS, "uint8")
+    train = _scene_files(root, "training")
+    held_out = _scene_files(root, "validation")
+    fingerprint = fingerprint_of(*train.stamps, *held_out.stamps)
     return Listing(
-        classes=tuple(names),
-        train=splits[0],
-        held_out=splits[1],
+        classes=classes,
+        train=_split(train.pairs(len(classes)), shape),
+        held_out=_split(held_out.pairs(len(classes)), shape),
         fingerprint=fingerprint,
         # 2: entries of version 0.1.0 may hold labels that Pillow multiplied, see `pictures.decode_labels`.
-        key=f"ade20k-2-{fingerprint[:24]}-{spec.source_size}-{len(names)}",
+        key=f"ade20k-2-{fingerprint[:24]}-{spec.source_size}-{len(classes)}",
         task="segmentation",
     )
 
 
+def _class_names(spec: DataSpec) -> tuple[str, ...]:
+    """Returns the names of the labels from 1 on; "class 1", "class 2", ... where only their number is given."""
+    if isinstance(spec.classes, tuple):
+        return spec.classes
+    return tuple(f"class {label}" for label in range(1, class_count(spec) + 1))
+
+
+def _split(pairs: ScenePairs, shape: ArrayShape) -> FileSplit:
+    return FileSplit(pairs, np.zeros(len(pairs), dtype=np.int64), shape)
+
+
+def _scene_files(root: Path, split: str) -> _SceneFiles:
+    pictures = _files(root, "images", split, frozenset(EXTENSIONS))
+    annotations = _files(root, "annotations", split, frozenset({".png"}))
+    return _SceneFiles(pictures, annotations)
+
+
 def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dict[str, _File]:
-    """Path below its folder without the extension, to the file: all files of one kind in a split."""
-    folder, real = root / kind / split, Path(os.path.realpath(root))
+    """Returns all files of one kind in a split, by their paths below its folder without the extension.
+
+    Args:
+        root: folder of the dataset.
+        kind: "images" or "annotations".
+        split: "training" or "validation".
+        extensions: the extensions in lower case; other files are left out.
+
+    Raises:
+        RequestError: there are none, or two of one name.
+    """
+    folder = root / kind / split
+    real_root = Path(os.path.realpath(root))
     if kind_of(folder) != "folder":
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
-    refuse_link_out(str(folder), real)
+    refuse_link_out(str(folder), real_root)
     files: dict[str, _File] = {}
-    for path, status in files_under(folder, real, [os.path.realpath(root / kind)]):
+    for path, status in files_under(folder, real_root, [os.path.realpath(root / kind)]):
         key, extension = os.path.splitext(os.path.relpath(path, folder))  # noqa: PTH122 - a hundred thousand of them
         if not stat.S_ISREG(status.st_mode) or extension.lower() not in extensions:
             continue

@@ -1,4 +1,4 @@
-"""Images of any number of channels and bits, each within limits: NumPy's files, TIFF, and HDF5 in fastMRI's layout."""
+"""Decodes images of any number of channels and bits, within limits, from NumPy's files, TIFF and fastMRI's HDF5."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MOST_BYTES = 1 << 31
 """Largest size of one decoded image; a file that claims or unpacks to more is refused."""
 
 _Array = NDArray[Any]
-_RECONSTRUCTIONS = ("reconstruction_rss", "reconstruction_esc")
+_VOLUME_NAMES = ("reconstruction_rss", "reconstruction_esc", "kspace")
+"""fastMRI's names of volumes, the preferred one first."""
 _UNPACKERS: Mapping[int, Callable[[], Any]] = {
     8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: partial(lzma.LZMADecompressor, memlimit=MOST_BYTES),
 }  # fmt: skip
@@ -46,7 +47,8 @@ _HARMLESS_SLICES = 256
 _WITHOUT_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
 """Arguments by which tifffile reads the pages of a TIFF alone: in these formats it may name other files, whose pixels
 tifffile would read wherever they lie."""
-_DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
+_DEFLATE = 1
+_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """HDF5's numbers of the filters that chunks may be packed with."""
 _CHECKSUM_BYTES = 4
 """Size of fletcher32's checksum, which may be packed too."""
@@ -63,13 +65,13 @@ class ArrayShape(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """An array that has not been read yet."""
+    """An array in a file, which has not been read yet."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], _Array]
     channels_first: bool | None = None
-    """Whether channels come first. None: not told; they have the axis of that length, if in doubt the last one."""
+    """Whether channels come first. None: unknown; they have the axis of that length, if in doubt the last one."""
     bytes_there: int | None = None
     """Size of an array that lies in the file uncompressed; None: it is compressed, or its library checks this."""
     verify: Callable[[], None] = lambda: None
@@ -77,7 +79,7 @@ class _Stored(NamedTuple):
 
 
 def images_in(content: Content, name: str) -> int:
-    """Number of images that a file holds: the slices of an HDF5 volume, else 1.
+    """Returns the number of images that a file holds: the slices of an HDF5 volume, else 1.
 
     Raises:
         RequestError: it is broken.
@@ -112,14 +114,16 @@ def _verify_slices(volume: Any, file_bytes: int, name: str) -> None:
 
 
 def acquisition_of(path: str) -> str | None:
-    """fastMRI's kind of scan from the file's attributes; None where it has none.
+    """Returns fastMRI's kind of scan from the file's attributes; None where it has none.
 
     Raises:
         RequestError: it is broken.
     """
     with _reported(path), _hdf5(path) as file:
         value = file.attrs.get("acquisition")
-        return value.decode(errors="replace") if isinstance(value, bytes) else value if isinstance(value, str) else None
+        if isinstance(value, bytes):
+            return value.decode(errors="replace")
+        return value if isinstance(value, str) else None
 
 
 def verify_array(content: Content, shape: ArrayShape, name: str) -> None:
@@ -129,7 +133,7 @@ def verify_array(content: Content, shape: ArrayShape, name: str) -> None:
 
 
 def decode_array(content: Content, shape: ArrayShape, part: int, name: str) -> Images:
-    """Image `part` of a file as `[side, side, channels]`: the centre square, scaled as pictures are.
+    """Decodes image `part` of a file to `[side, side, channels]`: the centre square, scaled as pictures are.
 
     Raises:
         RequestError: it is broken, or holds other channels or more bits than `shape`.
@@ -139,13 +143,14 @@ def decode_array(content: Content, shape: ArrayShape, part: int, name: str) -> I
         pixels = stored.read()
         if pixels.dtype.kind == "c":
             pixels = np.abs(pixels)
-        image = pixels[..., None] if axis is None else np.moveaxis(pixels, axis, -1)
+        image = pixels[..., None] if axis is None else np.moveaxis(pixels, source=axis, destination=-1)
         if image.dtype.kind == "f" and not np.isfinite(image).all():
             raise BrokenImage(name, "it holds values that are not finite")
         return _square(image, shape)
 
 
 def _square(image: _Array, shape: ArrayShape) -> Images:
+    """Scales the centre square of an image `[H, W, C]`, channel by channel."""
     height, width, channels = image.shape
     if height == width == shape.side:
         return image.astype(shape.dtype, order="C")
@@ -156,30 +161,45 @@ def _square(image: _Array, shape: ArrayShape) -> Images:
         plane = Image.fromarray(np.ascontiguousarray(image[..., channel], dtype=np.float32))
         scaled = plane.resize(out.shape[:2], Image.Resampling.BILINEAR, box=centre_box(width, height))
         out[..., channel] = np.asarray(scaled)
-    return out.astype(shape.dtype) if shape.dtype == "float32" else np.rint(out).astype(shape.dtype)
+    if shape.dtype != "float32":
+        out = np.rint(out)
+    return out.astype(shape.dtype)
 
 
 def _channel_axis(stored: _Stored, shape: ArrayShape, name: str) -> int | None:
-    """The axis of channels; None for one channel without an axis. Refuses what `shape` cannot hold."""
+    """Returns the axis of channels; None for one channel without an axis.
+
+    Raises:
+        BrokenImage: `shape` cannot hold the array.
+    """
     sides = stored.shape
+    may_be_last = stored.channels_first is not True
+    may_be_first = stored.channels_first is not False
+    axis: int | None
     if len(sides) == 2 and shape.channels == 1:
         axis = None
-    elif len(sides) == 3 and sides[-1] == shape.channels and not stored.channels_first:
+    elif len(sides) == 3 and sides[-1] == shape.channels and may_be_last:
         axis = 2
-    elif len(sides) == 3 and sides[0] == shape.channels and stored.channels_first is not False:
+    elif len(sides) == 3 and sides[0] == shape.channels and may_be_first:
         axis = 0
     else:
         size = " x ".join(map(str, sides)) or "a single value"
         raise BrokenImage(name, f"it holds {size}, not height x width x {shape.channels} (data.channels)")
-    # float32 takes every number of any size; other types take only what fits.
-    wide = stored.dtype.kind in "biufc" if shape.dtype == "float32" else np.can_cast(stored.dtype, shape.dtype)
-    if not wide:
+    if not _fits(stored.dtype, shape.dtype):
         raise BrokenImage(name, f"it holds {stored.dtype}, which data.dtype = '{shape.dtype}' cannot")
     return axis
 
 
+def _fits(stored: np.dtype[Any], dtype: PixelType) -> bool:
+    """Whether a type takes stored numbers: float32 takes those of any size, another type only what fits."""
+    if dtype == "float32":
+        return stored.kind in "biufc"
+    return bool(np.can_cast(stored, dtype))
+
+
 @contextmanager
 def _reported(name: str) -> Iterator[None]:
+    """Turns whatever is raised inside into a `BrokenImage` that names the file."""
     try:
         yield
     except RequestError:
@@ -191,15 +211,15 @@ def _reported(name: str) -> Iterator[None]:
 @contextmanager
 def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
     """Yields the array of `part`, checked against the limits."""
-    opened = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
-    with opened(content, name) if opened is not None else _slice(content, part, name) as stored:
+    open_array = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
+    with open_array(content, name) if open_array is not None else _slice(content, part, name) as stored:
         pixels = math.prod(sorted(stored.shape)[-2:])
-        claimed = math.prod(stored.shape) * stored.dtype.itemsize
+        claimed_bytes = math.prod(stored.shape) * stored.dtype.itemsize
         if pixels > MOST_PIXELS:
             raise BrokenImage(name, f"it claims {pixels:,} pixels, more than {MOST_PIXELS:,}")
-        if claimed > MOST_BYTES:
-            raise BrokenImage(name, f"it claims {claimed:,} bytes, more than {MOST_BYTES:,}")
-        if stored.bytes_there is not None and stored.bytes_there < claimed:
+        if claimed_bytes > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {claimed_bytes:,} bytes, more than {MOST_BYTES:,}")
+        if stored.bytes_there is not None and stored.bytes_there < claimed_bytes:
             raise BrokenImage(name, "it is truncated")
         if 0 in stored.shape:
             raise BrokenImage(name, "it is empty")
@@ -213,15 +233,17 @@ def _file(content: Content) -> Any:
 
 @contextmanager
 def _npy(content: Content, name: str) -> Iterator[_Stored]:
+    """Yields the array of a .npy file."""
     with _file(content) as file:
         stored = _npy_header(file, name)
-        begins = file.tell()
-        left = file.seek(0, os.SEEK_END) - begins
+        data_begin = file.tell()
+        data_bytes = file.seek(0, os.SEEK_END) - data_begin
         file.seek(0)
-        yield stored._replace(read=lambda: np.load(file, allow_pickle=False), bytes_there=left)
+        yield stored._replace(read=lambda: np.load(file, allow_pickle=False), bytes_there=data_bytes)
 
 
 def _npy_header(file: Any, name: str) -> _Stored:
+    """Reads the header of a .npy file; `read` of what it returns is a placeholder."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -232,26 +254,40 @@ def _npy_header(file: Any, name: str) -> _Stored:
 
 @contextmanager
 def _npz(content: Content, name: str) -> Iterator[_Stored]:
+    """Yields the only array of a .npz file, or the one called "image"."""
     with _file(content) as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
-        chosen = [member for member in members if len(members) == 1 or member.filename == "image.npy"]
-        if not chosen:
-            raise BrokenImage(name, f"it holds {len(members)} arrays, and none is called 'image'")
-        if chosen[0].file_size > MOST_BYTES:
-            raise BrokenImage(name, f"it claims {chosen[0].file_size:,} bytes, more than {MOST_BYTES:,}")
+        member = _npz_member(archive, name)
+        if member.file_size > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {member.file_size:,} bytes, more than {MOST_BYTES:,}")
 
         def read() -> _Array:
-            with archive.open(chosen[0]) as member:  # it gives no more than `file_size`
-                array: _Array = np.lib.format.read_array(member, allow_pickle=False)
+            with archive.open(member) as opened:  # it gives no more than `file_size`
+                array: _Array = np.lib.format.read_array(opened, allow_pickle=False)
                 return array
 
-        with archive.open(chosen[0]) as member:
-            stored = _npy_header(member, name)
+        with archive.open(member) as opened:
+            stored = _npy_header(opened, name)
         yield stored._replace(read=read)
+
+
+def _npz_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """Returns the only array of an archive, or the first that is called "image".
+
+    Raises:
+        BrokenImage: there is none.
+    """
+    arrays = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+    if len(arrays) == 1:
+        return arrays[0]
+    for member in arrays:
+        if member.filename == "image.npy":
+            return member
+    raise BrokenImage(name, f"it holds {len(arrays)} arrays, and none is called 'image'")
 
 
 @contextmanager
 def _tiff(content: Content, name: str) -> Iterator[_Stored]:
+    """Yields the first series of pages of a TIFF."""
     tifffile = library("tifffile", "TIFF of other than 3 channels of 8 bits", "images")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
     with _file(content) as file, tifffile.TiffFile(file, **_WITHOUT_OTHER_FILES) as tiff:
@@ -260,57 +296,82 @@ def _tiff(content: Content, name: str) -> Iterator[_Stored]:
         series = tiff.series[0]
         for page in series.pages:
             _verify_segments(file, page, size, name)
-        first = False if series.axes.endswith("S") else True if len(series.shape) == 3 else None
-        yield _Stored(tuple(series.shape), np.dtype(series.dtype), series.asarray, first)
+        channels_first: bool | None = None
+        if series.axes.endswith("S"):  # samples of each pixel
+            channels_first = False
+        elif len(series.shape) == 3:
+            channels_first = True
+        yield _Stored(tuple(series.shape), np.dtype(series.dtype), series.asarray, channels_first)
 
 
 def _verify_pages(file: Any, form: Any, name: str) -> None:
-    """Refuses too many pages, and any that leads back to an earlier one: tifffile would go round for ever."""
-    seen: set[int] = set()
+    """Refuses too many pages, and any that leads back to an earlier one: tifffile would go round for ever.
+
+    A page is the number of its tags, these tags, and the offset of the next page, which is 0 after the last one (TIFF
+    6.0, section 2).
+
+    Args:
+        file: the TIFF.
+        form: tifffile's sizes and formats of these numbers.
+        name: name of the file, for messages.
+    """
+    offsets: set[int] = set()
     file.seek(4 if form.offsetsize == 4 else 8)
-    while len(told := file.read(form.offsetsize)) == form.offsetsize:
-        (offset,) = struct.unpack(form.offsetformat, told)
-        file.seek(offset)
-        if len(told := file.read(form.tagnosize)) < form.tagnosize or not offset:
+    while True:
+        offset_bytes = file.read(form.offsetsize)
+        if len(offset_bytes) < form.offsetsize:
             return
-        if offset in seen or len(seen) == _MOST_PAGES:
-            what = "its pages lead round in a circle" if offset in seen else f"it has more than {_MOST_PAGES:,} pages"
-            raise BrokenImage(name, what)
-        seen.add(offset)
-        file.seek(struct.unpack(form.tagnoformat, told)[0] * form.tagsize, os.SEEK_CUR)
+        (offset,) = struct.unpack(form.offsetformat, offset_bytes)
+        file.seek(offset)
+        tag_count_bytes = file.read(form.tagnosize)
+        if len(tag_count_bytes) < form.tagnosize or offset == 0:
+            return
+        if offset in offsets:
+            raise BrokenImage(name, "its pages lead round in a circle")
+        if len(offsets) == _MOST_PAGES:
+            raise BrokenImage(name, f"it has more than {_MOST_PAGES:,} pages")
+        offsets.add(offset)
+        (tag_count,) = struct.unpack(form.tagnoformat, tag_count_bytes)
+        file.seek(tag_count * form.tagsize, os.SEEK_CUR)
 
 
 def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
     """Refuses strips or tiles that end outside the file, or unpack to more than they should."""
-    shape = page.keyframe.chunks
-    whole = math.prod(shape) * page.keyframe.dtype.itemsize
-    for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
-        if offset + count > size:
+    segment_bytes = math.prod(page.keyframe.chunks) * page.keyframe.dtype.itemsize
+    unpacker = _UNPACKERS.get(page.keyframe.compression)
+    for offset, packed_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):
+        if offset + packed_bytes > size:
             raise BrokenImage(name, "it is truncated")
-        if whole > MOST_BYTES:
-            raise BrokenImage(name, f"it claims {whole:,} bytes, more than {MOST_BYTES:,}")
-        unpacker = _UNPACKERS.get(page.keyframe.compression)
-        could = math.inf if unpacker is not zlib.decompressobj else count * _MOST_FROM_DEFLATED
-        if unpacker is not None and could > 8 * whole:
+        if segment_bytes > MOST_BYTES:
+            raise BrokenImage(name, f"it claims {segment_bytes:,} bytes, more than {MOST_BYTES:,}")
+        if unpacker is None:
+            continue
+        is_deflated = unpacker is zlib.decompressobj
+        most_unpacked_bytes = packed_bytes * _MOST_FROM_DEFLATED if is_deflated else math.inf
+        if most_unpacked_bytes > 8 * segment_bytes:
             file.seek(offset)
-            _refuse_more(unpacker().decompress(file.read(count), whole + 1), whole, name)
+            unpacked = unpacker().decompress(file.read(packed_bytes), segment_bytes + 1)
+            _refuse_more(unpacked, segment_bytes, name)
 
 
-def _refuse_more(unpacked: bytes, whole: int, name: str) -> None:
-    if len(unpacked) > whole:
-        raise BrokenImage(name, f"it unpacks to more than the {whole:,} bytes of its size")
+def _refuse_more(unpacked: bytes, limit: int, name: str) -> None:
+    """Refuses data that unpacks to more than `limit` bytes."""
+    if len(unpacked) > limit:
+        raise BrokenImage(name, f"it unpacks to more than the {limit:,} bytes of its size")
 
 
 def _hdf5(content: Content) -> Any:
+    """Opens an HDF5 file for reading."""
     h5py = library("h5py", "HDF5", "images")
     return h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r")
 
 
 @contextmanager
 def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
+    """Yields slice `part` of a volume; of k-space its image, the inverse Fourier transform."""
     with _hdf5(content) as file:
         volume = _volume(file, name)
-        shape, first = tuple(volume.shape[1:]), True if volume.ndim == 4 else None
+        channels_first = True if volume.ndim == 4 else None
 
         def read() -> _Array:
             values: _Array = volume[part]
@@ -320,16 +381,23 @@ def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
                 return np.abs(np.fft.fftshift(centred, axes)).astype(np.float32)
             return values
 
-        yield _Stored(shape, volume.dtype, read, first, verify=partial(_verify_chunks, volume, part, name))
+        verify = partial(_verify_chunks, volume, part, name)
+        yield _Stored(tuple(volume.shape[1:]), volume.dtype, read, channels_first, verify=verify)
 
 
 def _volume(file: Any, name: str) -> Any:
-    """fastMRI's reconstruction [slices, H, W], else its k-space [slices, coils, H, W] (one coil: [slices, H, W])."""
+    """Returns fastMRI's reconstruction [slices, H, W], else its k-space [slices, coils, H, W].
+
+    Of one coil k-space is [slices, H, W].
+
+    Raises:
+        BrokenImage: it has neither, or one that is no plain array of numbers within the file.
+    """
     h5py = library("h5py", "HDF5", "images")
-    key = next((key for key in (*_RECONSTRUCTIONS, "kspace") if key in file.keys()), None)  # noqa: SIM118  not the values
+    key = next((key for key in _VOLUME_NAMES if key in file.keys()), None)  # noqa: SIM118  not the values
     if key is None:
-        has = ", ".join(shown(str(key)) for key in list(file.keys())[:10]) or "nothing"
-        raise BrokenImage(name, f"it holds {has}, and none of fastMRI's {', '.join((*_RECONSTRUCTIONS, 'kspace'))}")
+        quoted_names = ", ".join(shown(str(key)) for key in list(file.keys())[:10]) or "nothing"
+        raise BrokenImage(name, f"it holds {quoted_names}, and none of fastMRI's {', '.join(_VOLUME_NAMES)}")
     if not isinstance(file.get(key, getlink=True), h5py.HardLink):
         raise BrokenImage(name, f"its {key} is a link out of the file")
     volume = file[key]
@@ -337,32 +405,48 @@ def _volume(file: Any, name: str) -> Any:
         raise BrokenImage(name, f"its {key} lies in other files, or is no array")
     if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
         raise BrokenImage(name, f"its {key} is no volume of numbers")
-    # Each filter only once: of two unpackers, one would unpack a thousandfold what the other has unpacked.
-    if len(set(filters := _filters(volume))) < len(filters) or not _FILTERS.keys() >= set(filters):
+    filters = _filters(volume)
+    # Of two unpackers, one would unpack a thousandfold what the other has unpacked.
+    has_filter_twice = len(set(filters)) < len(filters)
+    if has_filter_twice or not set(filters) <= _FILTERS.keys():
         packed = ", ".join(_FILTERS.get(number, f"number {number}") for number in filters)
         raise BrokenImage(name, f"its {key} is packed by {packed}; read is {', '.join(_FILTERS.values())}, each once")
     return volume
 
 
 def _filters(volume: Any) -> list[int]:
+    """Returns HDF5's numbers of the filters that a volume's chunks are packed with, in their order."""
     packing = volume.id.get_create_plist()
     return [packing.get_filter(number)[0] for number in range(packing.get_nfilters())]
 
 
 def _verify_chunks(volume: Any, part: int, name: str) -> None:
-    """Refuses a slice whose chunks unpack to more than they should."""
+    """Refuses slice `part` if its chunks unpack to more than they should."""
     if volume.chunks is None:
         return
-    whole = math.prod(volume.chunks) * volume.dtype.itemsize
-    if whole > MOST_BYTES:
-        raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, more than {MOST_BYTES:,}")
-    first, chunks, filters = part - part % volume.chunks[0], [], _filters(volume)
-    volume.id.chunk_iter(lambda chunk: chunks.append(chunk) if chunk.chunk_offset[0] == first else None)
-    for chunk in chunks:
-        if chunk.size > whole + whole // 8 + 1024:
-            raise BrokenImage(name, f"it claims {whole:,} bytes a chunk, stored in {chunk.size:,}")
-        unpacked = _DEFLATE in filters and not chunk.filter_mask >> filters.index(_DEFLATE) & 1
-        if unpacked and chunk.size * _MOST_FROM_DEFLATED > max(8 * whole, _HARMLESS_BYTES):
+    chunk_bytes = math.prod(volume.chunks) * volume.dtype.itemsize
+    if chunk_bytes > MOST_BYTES:
+        raise BrokenImage(name, f"it claims {chunk_bytes:,} bytes a chunk, more than {MOST_BYTES:,}")
+    filters = _filters(volume)
+    for chunk in _chunks_of_slice(volume, part):
+        if chunk.size > chunk_bytes + chunk_bytes // 8 + 1024:
+            raise BrokenImage(name, f"it claims {chunk_bytes:,} bytes a chunk, stored in {chunk.size:,}")
+        # A bit of the mask says that the filter of its number was left out for this chunk.
+        is_deflated = _DEFLATE in filters and not chunk.filter_mask >> filters.index(_DEFLATE) & 1
+        if is_deflated and chunk.size * _MOST_FROM_DEFLATED > max(8 * chunk_bytes, _HARMLESS_BYTES):
             _, content = volume.id.read_direct_chunk(chunk.chunk_offset)
-            at_most = whole + _CHECKSUM_BYTES
-            _refuse_more(zlib.decompressobj().decompress(content, at_most + 1), at_most, name)
+            limit = chunk_bytes + _CHECKSUM_BYTES
+            _refuse_more(zlib.decompressobj().decompress(content, limit + 1), limit, name)
+
+
+def _chunks_of_slice(volume: Any, part: int) -> list[Any]:
+    """Returns h5py's facts of the chunks in which slice `part` lies; such chunks may hold other slices too."""
+    first_slice = part - part % volume.chunks[0]
+    chunks: list[Any] = []
+
+    def take(chunk: Any) -> None:
+        if chunk.chunk_offset[0] == first_slice:
+            chunks.append(chunk)
+
+    volume.id.chunk_iter(take)
+    return chunks

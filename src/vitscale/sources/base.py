@@ -1,5 +1,8 @@
-"""What every source of images gives: a summary, and two splits of images, one held out where a dataset has none of its
-own. Also where datasets and the cache lie. A path that cannot be used gives a message, not a traceback."""
+"""Defines what every source of images gives: a summary, and two splits of images.
+
+A share is held out where a dataset has no held-out split of its own. Also: where datasets and the cache lie, and random
+words that are the same everywhere. A path that cannot be used gives a message, not a traceback.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,13 @@ class Meter:
         self._before = dict(_seconds)
 
     def read(self) -> Spent | None:
-        """Seconds spent; None where there are none (generated images), or where the two cannot be told apart."""
-        reading, decoding, both = (_seconds[on] - self._before[on] for on in ("reading", "decoding", "both"))
-        return Spent(reading, decoding) if reading + decoding > 0 and both == 0 else None
+        """Returns the seconds spent; None where there are none (generated images), or where a library does both."""
+        reading = _seconds["reading"] - self._before["reading"]
+        decoding = _seconds["decoding"] - self._before["decoding"]
+        is_mixed = _seconds["both"] != self._before["both"]
+        if reading + decoding <= 0 or is_mixed:
+            return None
+        return Spent(reading, decoding)
 
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
@@ -105,7 +112,7 @@ class Split(Protocol):
         """
 
     def take(self, ids: Labels) -> Images:
-        """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`) as `[n, H, W, C]`, which the caller owns."""
+        """Returns images `ids` (int64 `[n]`, each in `0 <= id < len(self)`): `[n, H, W, C]`, which the caller owns."""
 
 
 class Encoded(Protocol):
@@ -114,17 +121,17 @@ class Encoded(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """An image's name in messages: its file, as a user finds it. The extension gives its format."""
+        """Returns an image's name in messages: its file, as a user finds it. The extension gives its format."""
 
     def content(self, number: int) -> Content:
-        """The input of its decoder."""
+        """Returns the input of its decoder."""
 
     def part(self, number: int) -> int:  # noqa: ARG002  one signature for all
-        """Number of the image within its file, from 0."""
+        """Returns the number of the image within its file, from 0."""
         return 0
 
     def some(self, numbers: Labels) -> Encoded:
-        """Only these images, in this order."""
+        """Returns only these images, in this order."""
 
 
 class ChannelStatistics(NamedTuple):
@@ -172,7 +179,7 @@ class ArraySplit:
             return self.images[ids]
 
     def channels(self, first: int, stop: int) -> ArraySplit:
-        """Only these channels, of the same array."""
+        """Returns the split with these channels alone, of the same array."""
         return ArraySplit(self.images[..., first:stop], self.labels)
 
 
@@ -182,7 +189,7 @@ def require_ids(ids: Labels, samples: int) -> None:
         raise IndexError(f"image ids {ids.min()} to {ids.max()} in a split of {samples}")
 
 
-_OF_SOME = {
+_SPECIAL_KEYS = {
     "md5": "cifar10 or cifar100",
     "download": "cifar10 or cifar100",
     "hf": 'name = "hf"',
@@ -196,23 +203,28 @@ _OF_SOME = {
 """Keys of [data] that only some sources take, and which sources."""
 
 
-def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
-    """Refuses keys that mean nothing to a source; `taken` are the keys of `_OF_SOME` that it takes.
+def refuse_other_keys(spec: DataSpec, accepted: Collection[str] = ()) -> None:
+    """Refuses keys that mean nothing to a source.
+
+    Args:
+        spec: the [data] section.
+        accepted: the keys of `_SPECIAL_KEYS` that the source takes, and "classes" if these may be names.
 
     Raises:
-        RequestError: such a key is given; with what to do in its place.
+        RequestError: another key is given; with what to do in its place.
     """
-    if "classes" not in taken:
+    if "classes" not in accepted:
         class_count(spec)
-    wrong = [key for key in _OF_SOME if key not in taken and getattr(spec, key) != DataSpec.model_fields[key].default]
-    if wrong:
-        why = ", which has no archive" if wrong[0] in ("md5", "download") else ""
-        what = f"data.{wrong[0]} does not apply to the dataset '{spec.name}'{why}"
-        raise RequestError(what, next_step=f"Remove {wrong[0]} from [data], or use {_OF_SOME[wrong[0]]}")
+    for key, sources in _SPECIAL_KEYS.items():
+        is_given = getattr(spec, key) != DataSpec.model_fields[key].default
+        if is_given and key not in accepted:
+            clause = ", which has no archive" if key in ("md5", "download") else ""
+            what = f"data.{key} does not apply to the dataset '{spec.name}'{clause}"
+            raise RequestError(what, next_step=f"Remove {key} from [data], or use {sources}")
 
 
 def class_count(spec: DataSpec) -> int:
-    """Number of classes of a generated dataset.
+    """Returns the number of classes of a generated dataset.
 
     Raises:
         RequestError: `classes` is no number.
@@ -223,12 +235,19 @@ def class_count(spec: DataSpec) -> int:
 
 
 def unused_root_notes(spec: DataSpec) -> tuple[str, ...]:
-    """A note if `root` is given to a source that reads no files of the user."""
-    return () if spec.root is None else (f"data.root is not used by the dataset '{spec.name}'",)
+    """Returns a note if `root` is given to a source that reads no files of the user."""
+    if spec.root is None:
+        return ()
+    return (f"data.root is not used by the dataset '{spec.name}'",)
 
 
-def library(module: str, what: str, extra: str) -> Any:
-    """Imports the module that reads `what`, only now: it comes with an extra of this package.
+def library(module: str, subject: str, extra: str) -> Any:
+    """Imports a module only now, for it comes with an extra of this package.
+
+    Args:
+        module: the module's name.
+        subject: what it reads, for the message.
+        extra: name of the extra.
 
     Raises:
         RequestError: it is not installed.
@@ -236,7 +255,7 @@ def library(module: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        what = f"{what} is read by {module}, which is not installed"
+        what = f"{subject} is read by {module}, which is not installed"
         raise RequestError(what, next_step=f"Run {install_command(extra)}") from None
 
 
@@ -246,7 +265,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(positions: Words, stream: int) -> Words:
-    """Pseudo-random 64-bit words, one per position, same shape; each `stream` is an independent sequence.
+    """Returns pseudo-random 64-bit words, one per position, same shape; each `stream` is an independent sequence.
 
     The output function of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014) applied to `(positions + 1) * gamma` offset by the finalised stream number.
@@ -265,12 +284,19 @@ _STREAM = 1
 
 
 def held_out_count(samples: int, classes: int, share: float) -> int:
-    """Number of images to hold out: `round(samples * share)`, at least 1, leaving one of every class."""
+    """Returns the number of images to hold out: `round(samples * share)`, at least 1, leaving one of every class."""
     return min(max(1, round(samples * share)), samples - classes)
 
 
-def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
-    """Ids of training and held-out images, each ascending; always the same for the same labels.
+class SplitIds(NamedTuple):
+    """Ids of the images of both splits, each ascending."""
+
+    train: Labels
+    held_out: Labels
+
+
+def split_ids(labels: Labels, share: float) -> SplitIds:
+    """Divides images into training and held-out ones; always alike for the same labels.
 
     Every class gives about its share: within a class the images are shuffled and placed at equal distances
     in [0, 1), and the images placed lowest over all classes are held out. One image per class always stays
@@ -284,19 +310,24 @@ def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
     quantile[starts + sizes - 1] = np.inf
     lowest = by_class[np.argsort(quantile, kind="stable")]
     count = held_out_count(len(labels), len(sizes), share)
-    return np.sort(lowest[count:]).astype(np.int64), np.sort(lowest[:count]).astype(np.int64)
+    return SplitIds(
+        train=np.sort(lowest[count:]).astype(np.int64),
+        held_out=np.sort(lowest[:count]).astype(np.int64),
+    )
 
 
 def default_cache_root() -> Path:
-    """`$VITSCALE_CACHE`, else `$XDG_CACHE_HOME/vitscale`, else `~/.cache/vitscale`.
+    """Returns `$VITSCALE_CACHE`, else `$XDG_CACHE_HOME/vitscale`, else `~/.cache/vitscale`.
 
     Raises:
         RequestError: there is no home folder, and neither variable is set.
     """
-    if own := os.environ.get("VITSCALE_CACHE"):
-        return Path(own)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "vitscale"
+    vitscale_cache = os.environ.get("VITSCALE_CACHE")
+    if vitscale_cache:
+        return Path(vitscale_cache)
+    all_caches = os.environ.get("XDG_CACHE_HOME")
+    if all_caches:
+        return Path(all_caches) / "vitscale"
     try:
         return Path("~/.cache/vitscale").expanduser()
     except RuntimeError as error:  # neither HOME nor an entry for this user
@@ -304,7 +335,7 @@ def default_cache_root() -> Path:
 
 
 def root_of(spec: DataSpec) -> Path | None:
-    """`spec.root` with `~` expanded; None where it is not given.
+    """Returns `spec.root` with `~` expanded; None where it is not given.
 
     Raises:
         RequestError: the home folder of `~` is not known.
@@ -318,9 +349,10 @@ def root_of(spec: DataSpec) -> Path | None:
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What lies at `path` (links followed); None where there is nothing.
+    """Returns the kind of what lies at `path` (links followed); None where there is nothing.
 
-    Raises `RequestError` where one cannot look.
+    Raises:
+        RequestError: it cannot be looked at.
     """
     try:
         mode = path.stat().st_mode
@@ -336,7 +368,7 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
 
 
 def write_if_possible(path: Path, text: str) -> None:
-    """Writes what every rank would else find out for itself: whole or not at all, and silently not where it cannot."""
+    """Writes a file whole, or not at all where the folder cannot be written: every rank could make its content anew."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(path) as file:
@@ -344,5 +376,7 @@ def write_if_possible(path: Path, text: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The text of an error without the path (which the message names already, and which would be truncated)."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """Returns the text of an error without the path (which the message names already, and which would be truncated)."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)

@@ -1,4 +1,4 @@
-"""Decoded images on disk, memory-mapped and shared by every rank of a host.
+"""Keeps decoded images on disk, memory-mapped and shared by every rank of a host.
 
 An entry is a folder that appears by one rename, so it is whole or absent; builders take turns by a kernel lock,
 which is free again when its holder dies. What a killed builder had finished is in its folder's journal, with a checksum
@@ -45,18 +45,20 @@ def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             yield from pool.map(function, block)
 
 
-_FACTS, _JOURNAL = "facts.json", "journal"
+_FACTS = "facts.json"
+_JOURNAL = "journal"
 _CHUNK_BYTES = 64 << 20
 SPLITS = ("train", "held_out")
 
 
 def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
-    """Images per checksum, and per piece of the decoding."""
-    return max(1, min(256, _CHUNK_BYTES // (int(np.prod(shape)) * np.dtype(dtype).itemsize)))
+    """Returns the number of images of `shape` in a chunk, which has one checksum and is decoded at once."""
+    image_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return max(1, min(256, _CHUNK_BYTES // image_bytes))
 
 
 def checksums(images: Images) -> list[int]:
-    """CRC-32 of each chunk."""
+    """Returns the CRC-32 of each chunk."""
     size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # of one of these types
     return list(in_threads(lambda first: zlib.crc32(images[first : first + size].data), range(0, len(images), size)))
 
@@ -84,11 +86,12 @@ class Room:
         """Makes images `[samples, H, W, C]` and labels int64 `[samples]` for a split."""
         images: Images
         if self.folder is None:
-            images, labels = np.empty((samples, *shape), dtype=dtype), np.empty(samples, dtype=np.int64)
+            images = np.empty((samples, *shape), dtype=dtype)
+            labels = np.empty(samples, dtype=np.int64)
         else:
             images = _mapped(self.folder / f"{split}_images.npy", (samples, *shape), np.dtype(dtype))
             labels = _mapped(self.folder / f"{split}_labels.npy", (samples,), np.dtype(np.int64))
-            self._keep_what_is_whole(split, images)
+            self._forget_damaged_chunks(split, images)
         self.splits[split] = ArraySplit(images, labels)
         return images, labels
 
@@ -99,7 +102,8 @@ class Room:
             with (self.folder / _JOURNAL).open("a") as journal:
                 journal.write(f"{json.dumps([split, chunk, checksum])}\n")
 
-    def _keep_what_is_whole(self, split: str, images: Images) -> None:
+    def _forget_damaged_chunks(self, split: str, images: Images) -> None:
+        """Takes from `done` the chunks whose images are not those that were noted."""
         size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # as above
         for chunk, checksum in [*self.done[split].items()]:
             first = chunk * size
@@ -122,7 +126,7 @@ class DecodedDataset:
     """Split -> checksum of its labels, then those of its chunks of images."""
 
     def dataset(self, fingerprint: str, notes: tuple[str, ...]) -> Dataset:
-        """Both splits with a summary."""
+        """Returns both splits with a summary."""
         height, width, channels = self.train.images.shape[1:]
         summary = Summary(
             train_samples=len(self.train),
@@ -134,25 +138,29 @@ class DecodedDataset:
         )
         return Dataset(summary, self.train, self.held_out)
 
-    def whole_chunks(self) -> dict[str, dict[int, int]]:
-        """Split -> number of each unchanged chunk -> its checksum. Reads everything."""
-        return {
-            split: {
-                chunk: kept
-                for chunk, (kept, now) in enumerate(
-                    zip(self.checksums[split][1:], checksums(getattr(self, split).images), strict=False)
-                )
-                if kept == now
-            }
-            for split in SPLITS
-        }
+    def unchanged_chunks(self) -> dict[str, dict[int, int]]:
+        """Split -> number of each unchanged chunk -> its checksum. Reads all images."""
+        return {"train": self._unchanged_chunks("train"), "held_out": self._unchanged_chunks("held_out")}
 
-    def is_whole(self, whole: dict[str, dict[int, int]]) -> bool:
-        """Whether `whole_chunks` found all chunks, and the labels are unchanged too."""
-        return all(
-            self.checksums[split] == [zlib.crc32(getattr(self, split).labels.data), *whole[split].values()]
-            for split in SPLITS
-        )
+    def _unchanged_chunks(self, split: str) -> dict[int, int]:
+        stored = self.checksums[split][1:]
+        actual = checksums(self._split(split).images)
+        unchanged: dict[int, int] = {}
+        for chunk, (stored_checksum, checksum) in enumerate(zip(stored, actual, strict=False)):
+            if stored_checksum == checksum:
+                unchanged[chunk] = checksum
+        return unchanged
+
+    def is_unchanged(self, unchanged_chunks: dict[str, dict[int, int]]) -> bool:
+        """Whether all chunks are in `unchanged_chunks`, and the labels are unchanged too."""
+        for split in SPLITS:
+            labels_checksum = zlib.crc32(self._split(split).labels.data)
+            if self.checksums[split] != [labels_checksum, *unchanged_chunks[split].values()]:
+                return False
+        return True
+
+    def _split(self, name: str) -> ArraySplit:
+        return self.train if name == "train" else self.held_out
 
 
 def in_memory(build: Build) -> DecodedDataset:
@@ -163,12 +171,14 @@ def in_memory(build: Build) -> DecodedDataset:
 
 
 def find(cache_root: Path, key: str) -> DecodedDataset | None:
-    """The entry `key`, or None where it is absent, unreadable or, by its sizes, damaged."""
+    """Returns the entry `key`, or None where it is absent, unreadable or, by its sizes, damaged."""
     folder = cache_root / key
     try:
         facts = json.loads((folder / _FACTS).read_text())
-        classes, sums = facts["classes"], {split: [int(n) for n in facts["checksums"][split]] for split in SPLITS}
-        train, held_out = (_open_split(folder, split, facts["dtype"]) for split in SPLITS)
+        classes = facts["classes"]
+        sums = {split: list(map(int, facts["checksums"][split])) for split in SPLITS}
+        train = _open_split(folder, "train", facts["dtype"])
+        held_out = _open_split(folder, "held_out", facts["dtype"])
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
@@ -177,38 +187,52 @@ def find(cache_root: Path, key: str) -> DecodedDataset | None:
 
 
 def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> DecodedDataset | None:
-    """The entry `key`, built first where it is missing; None where the cache cannot be written.
+    """Returns the entry `key`, built first where it is missing; None where the cache cannot be written.
 
-    If several call at once, one builds and the others wait for it. What `build` raises is passed on, and leaves nothing
-    behind; it must not raise `OSError` for its own reasons. `verify` checks the checksums of an entry that was there;
-    chunks that have changed are built again.
+    If several processes call this at once, one builds and the others wait for it. What `build` raises is passed on, and
+    leaves nothing behind.
+
+    Args:
+        cache_root: folder of all entries.
+        key: name of the entry.
+        build: fills it; must not raise `OSError` for its own reasons.
+        verify: whether to check the checksums of an entry that exists; chunks that have changed are built again.
     """
-    if (entry := find(cache_root, key)) and not verify:
-        return entry
+    existing = find(cache_root, key)
+    if existing is not None and not verify:
+        return existing
     try:
         cache_root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with file_lock(cache_root / f"{key}.lock"):
             entry = find(cache_root, key)
             if entry is None:
                 return _build(cache_root, key, build)
-            whole = entry.whole_chunks()
-            if entry.is_whole(whole):
+            unchanged_chunks = entry.unchanged_chunks()
+            if entry.is_unchanged(unchanged_chunks):
                 return entry
             partial = _partial(cache_root, key)
             shutil.rmtree(partial, ignore_errors=True)
             (cache_root / key).rename(partial)
-            (partial / _JOURNAL).write_text(
-                "".join(f"{json.dumps([split, *item])}\n" for split in SPLITS for item in whole[split].items())
-            )
+            _write_journal(partial, unchanged_chunks)
             return _build(cache_root, key, build)
     except OSError:  # not writable, full, or without locks
         return find(cache_root, key)
 
 
+def _write_journal(partial: Path, chunks: dict[str, dict[int, int]]) -> None:
+    """Notes finished chunks, as `Room.finish` does: split -> number -> checksum."""
+    with (partial / _JOURNAL).open("w") as journal:
+        for split in SPLITS:
+            for chunk, checksum in chunks[split].items():
+                journal.write(f"{json.dumps([split, chunk, checksum])}\n")
+
+
 def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
+    """Maps a split's arrays. Raises `ValueError` if they are not images of `dtype`, and labels of them."""
     images = np.load(folder / f"{split}_images.npy", mmap_mode="r", allow_pickle=False)
     labels = np.load(folder / f"{split}_labels.npy", mmap_mode="r", allow_pickle=False)
-    if images.dtype.name != dtype or dtype not in get_args(PixelType) or images.ndim != 4 or labels.dtype != np.int64:
+    has_pixel_type = images.dtype.name == dtype and dtype in get_args(PixelType)
+    if not has_pixel_type or images.ndim != 4 or labels.dtype != np.int64:
         raise ValueError("not the arrays that are kept here")
     if labels.shape != images.shape[:1]:
         raise ValueError("as many labels as images are needed")
@@ -216,12 +240,14 @@ def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
 
 
 def _partial(cache_root: Path, key: str) -> Path:
+    """Returns the folder of an entry that is being built."""
     # One builder per host holds the lock, so a folder of this name was left by one that was killed. The host is in
     # the name because on some network file systems the lock does not reach other hosts.
     return cache_root / f"{key}.{socket.gethostname()}.partial"
 
 
 def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
+    """Builds an entry, on top of what an earlier builder has left, and gives it its name; this process has the lock."""
     partial = _partial(cache_root, key)
     if partial.is_symlink():
         partial.unlink()  # what it leads to is no part of this cache
@@ -229,16 +255,10 @@ def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     try:
         room = Room(partial, done=_journalled(partial))
         classes = build(room)
-        sums = {}
-        for split in SPLITS:
-            images, labels = room.splits[split].images, room.splits[split].labels
-            chunks = [room.done[split][number] for number in sorted(room.done[split])] or checksums(images)
-            sums[split] = [zlib.crc32(labels.data), *chunks]
-            for array in (images, labels):
-                if isinstance(array, np.memmap):
-                    array.flush()
+        sums = {split: _flushed_checksums(room, split) for split in SPLITS}
+        dtype = room.splits["held_out"].images.dtype.name
         with (partial / _FACTS).open("w") as file:
-            json.dump({"classes": classes, "dtype": images.dtype.name, "checksums": sums}, file)
+            json.dump({"classes": classes, "dtype": dtype, "checksums": sums}, file)
             file.flush()
             os.fsync(file.fileno())
         (partial / _JOURNAL).unlink(missing_ok=True)
@@ -257,8 +277,20 @@ def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     return entry
 
 
+def _flushed_checksums(room: Room, split: str) -> list[int]:
+    """Writes a split's arrays to the disk; returns the checksum of its labels, then those of its chunks."""
+    images = room.splits[split].images
+    labels = room.splits[split].labels
+    finished = room.done[split]
+    chunk_checksums = [finished[chunk] for chunk in sorted(finished)] or checksums(images)
+    for array in (images, labels):
+        if isinstance(array, np.memmap):
+            array.flush()
+    return [zlib.crc32(labels.data), *chunk_checksums]
+
+
 def _journalled(partial: Path) -> dict[str, dict[int, int]]:
-    """Chunks that an earlier builder noted as finished; any other text is taken for a line cut short."""
+    """Returns the chunks that an earlier builder noted as finished; any other text is taken for a line cut short."""
     done: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
     try:
         for line in (partial / _JOURNAL).read_text().splitlines():
@@ -270,7 +302,11 @@ def _journalled(partial: Path) -> dict[str, dict[int, int]]:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:
-    """The array of an earlier builder if it has this shape, else a new one."""
+    """Maps the array of an earlier builder if it has this shape, else a new one.
+
+    Raises:
+        OSError: the disk has no room for it.
+    """
     try:
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape == shape and array.dtype == dtype:

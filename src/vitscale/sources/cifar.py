@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the official python-version archives, packed or unpacked.
+"""Reads CIFAR-10 and CIFAR-100 from the official python-version archives, packed or unpacked.
 
 What these contain is from https://www.cs.toronto.edu/~kriz/cifar.html: Alex Krizhevsky, "Learning Multiple Layers of
 Features from Tiny Images", 2009. The MD5 of the archives are published there; those of the files are of their members.
@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, shown
 from vitscale.sources import base
@@ -23,6 +24,13 @@ from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.sources.download import fetch, read_members
 from vitscale.sources.restricted_pickle import read_pickle
 from vitscale.trial.trial import DataSpec
+
+
+class StoredFile(NamedTuple):
+    """A file of an archive."""
+
+    name: str
+    md5: str
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,8 @@ class ArchiveLayout:
     train_files: Mapping[str, str]
     """File name -> MD5."""
     held_out_files: Mapping[str, str]
-    meta_file: tuple[str, str]
-    """File name and MD5."""
+    meta_file: StoredFile
+    """The file of class names."""
     label_key: str
     class_names_key: str
     classes: tuple[str, ...]
@@ -46,10 +54,11 @@ class ArchiveLayout:
     @property
     def files(self) -> dict[str, str]:
         """File name -> MD5 of every file that is read."""
-        return {**self.train_files, **self.held_out_files, self.meta_file[0]: self.meta_file[1]}
+        return {**self.train_files, **self.held_out_files, self.meta_file.name: self.meta_file.md5}
 
 
-TRAIN_SAMPLES, HELD_OUT_SAMPLES = 50_000, 10_000
+TRAIN_SAMPLES = 50_000
+HELD_OUT_SAMPLES = 10_000
 IMAGE_SHAPE = (32, 32, 3)
 MOST_BYTES = 256 << 20
 """Most bytes of an archive and of its content; officially 170,498,071 and 169,001,437, unpacked about 186 MB."""
@@ -78,7 +87,7 @@ CIFAR10 = ArchiveLayout(
         "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     },
     held_out_files={"test_batch": "40351d587109b95175f43aff81a1287e"},
-    meta_file=("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
+    meta_file=StoredFile("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
     label_key="labels",
     class_names_key="label_names",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -92,7 +101,7 @@ CIFAR100 = ArchiveLayout(
     folder="cifar-100-python",
     train_files={"train": "16019d7e3df5f24257cddd939b257f8d"},
     held_out_files={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-    meta_file=("meta", "7973b15100ade9c7d40fb424638fde48"),
+    meta_file=StoredFile("meta", "7973b15100ade9c7d40fb424638fde48"),
     label_key="fine_labels",
     class_names_key="fine_label_names",
     classes=tuple(_CIFAR100_CLASSES.split()),
@@ -103,7 +112,7 @@ _LONGEST_CLASS_NAME = 100
 
 @dataclass(frozen=True)
 class _Files:
-    """A dataset that was found, and what its checksums say."""
+    """The files of a dataset, and what their checksums say."""
 
     fingerprint: str
     """The archive's MD5, also of its files unpacked; another digest of unpacked files that differ from them."""
@@ -151,7 +160,11 @@ class Cifar:
         return _archive(self.layout, path, expected_md5, spec.verify)
 
     def _locate(self, spec: DataSpec) -> Path:
-        """The archive or the unpacked folder; if neither is there and it was asked for, the archive is downloaded."""
+        """Returns the path of the archive or of the unpacked folder; without either it may be downloaded.
+
+        Raises:
+            RequestError: neither exists, and `spec.download` does not ask for it.
+        """
         layout = self.layout
         root = base.root_of(spec) or base.default_cache_root() / "archives"
         names_archive = root.name.endswith((".tar.gz", ".tgz"))
@@ -174,14 +187,15 @@ class Cifar:
         raise RequestError(self._missing(spec, root, kind is None), next_step=self._how())
 
     def _missing(self, spec: DataSpec, root: Path, is_absent: bool) -> str:
+        """Returns the message where there are no files; `is_absent`: nothing lies at `root`."""
         layout = self.layout
         if not spec.root:
             return f"the dataset '{layout.name}' needs data.root: the folder its archive is in"
         if is_absent:
             return f"data.root {shown(str(root))} does not exist"
         for other in (CIFAR10, CIFAR100):
-            seen = (root / other.archive, root / other.folder, *(root / name for name in other.train_files))
-            if other.name != layout.name and any(map(base.kind_of, seen)):
+            signs = (root / other.archive, root / other.folder, *(root / name for name in other.train_files))
+            if other.name != layout.name and any(map(base.kind_of, signs)):
                 return f"data.root {shown(str(root))} holds {other.name}, but data.name is '{layout.name}'"
         return f"data.root {shown(str(root))} holds neither {layout.archive} nor {layout.folder}"
 
@@ -194,6 +208,7 @@ class Cifar:
 
 
 def _md5_of(spec: DataSpec) -> str | None:
+    """Returns the archive's MD5 that the study expects, in lower case; None where it names none."""
     if spec.md5 is None:
         return None
     if not re.fullmatch("[0-9a-fA-F]{32}", spec.md5):
@@ -206,9 +221,10 @@ def _md5_of(spec: DataSpec) -> str | None:
 
 
 def _file_md5(path: Path) -> str:
-    """MD5 of a file of at most `MOST_BYTES`."""
+    """Returns the MD5 of a file of at most `MOST_BYTES`."""
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
             what = f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)"
             raise RequestError(what, next_step="Point data.root at the CIFAR archive")
         with path.open("rb") as file:
@@ -222,6 +238,17 @@ def _unreadable(path: Path, error: OSError) -> RequestError:
 
 
 def _archive(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
+    """Opens an archive.
+
+    Args:
+        layout: the official one.
+        path: the archive's path.
+        expected_md5: the MD5 that it must have.
+        verify: whether it must be the official one, where no MD5 is expected.
+
+    Raises:
+        RequestError: it is another archive, or cannot be read.
+    """
     md5 = _file_md5(path)
     if expected_md5 is not None and md5 != expected_md5:
         what = f"{shown(str(path))} has the MD5 {md5}, but data.md5 is {expected_md5}"
@@ -237,8 +264,9 @@ def _archive(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify
     notes = () if is_official else (f"not the official {layout.archive}: its MD5 is {md5}",)
 
     def read() -> Mapping[str, bytes]:
-        wanted = {f"{layout.folder}/{name}": name for name in layout.files}
-        return {wanted[name]: content for name, content in read_members(path, wanted, MOST_BYTES).items()}
+        name_by_member = {f"{layout.folder}/{name}": name for name in layout.files}
+        contents = read_members(path, name_by_member, MOST_BYTES)
+        return {name_by_member[member]: content for member, content in contents.items()}
 
     return _Files(md5, notes, read)
 
@@ -250,12 +278,12 @@ def _unpacked(layout: ArchiveLayout, folder: Path) -> _Files:
         raise RequestError(
             f"the folder {shown(str(folder))} lacks {', '.join(missing)}", next_step=f"Unpack {layout.archive} again"
         )
-    md5_of = {name: _file_md5(folder / name) for name in layout.files}
-    differing = [name for name, md5 in layout.files.items() if md5_of[name] != md5]
+    md5_by_name = {name: _file_md5(folder / name) for name in layout.files}
+    differing = [name for name, md5 in layout.files.items() if md5_by_name[name] != md5]
     fingerprint = layout.archive_md5  # the same content as the archive
     notes: tuple[str, ...] = ()
     if differing:
-        listing = "".join(f"{md5}  {name}\n" for name, md5 in sorted(md5_of.items()))
+        listing = "".join(f"{md5}  {name}\n" for name, md5 in sorted(md5_by_name.items()))
         fingerprint = hashlib.sha256(listing.encode()).hexdigest()
         notes = (f"not the official files: the MD5 of {', '.join(differing)} differs",)
 
@@ -271,20 +299,29 @@ def _unpacked(layout: ArchiveLayout, folder: Path) -> _Files:
 def _decode(layout: ArchiveLayout, files: _Files, room: Room) -> tuple[str, ...]:
     """Reads and verifies every file, and fills both splits."""
     contents = files.read()
-    classes = _class_names(layout, contents[layout.meta_file[0]])
+    classes = _class_names(layout, contents[layout.meta_file.name])
     for split, names in (("train", layout.train_files), ("held_out", layout.held_out_files)):
         batches = [_batch(layout, name, contents[name], len(classes)) for name in names]
-        images, labels = room(split, sum(len(batch[1]) for batch in batches), IMAGE_SHAPE)
-        np.concatenate([batch[0] for batch in batches], out=images)
-        np.concatenate([batch[1] for batch in batches], out=labels)
+        images, labels = room(split, sum(len(batch.labels) for batch in batches), IMAGE_SHAPE)
+        np.concatenate([batch.images for batch in batches], out=images)
+        np.concatenate([batch.labels for batch in batches], out=labels)
     return classes
 
 
-def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> tuple[Images, Labels]:
-    """Images uint8 `[n, 32, 32, 3]` and labels int64 `[n]` of one file."""
+class _Batch(NamedTuple):
+    """The content of one file."""
+
+    images: Images
+    """uint8 `[n, 32, 32, 3]`."""
+    labels: Labels
+    """int64 `[n]`."""
+
+
+def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> _Batch:
+    """Reads one file, whose labels are less than `classes`; refuses anything else than images and labels."""
     entries = read_pickle(content, name)
     data = entries.get("data")
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+    if not isinstance(data, np.ndarray) or not _is_image_array(data):
         raise _malformed(name, "'data' is not a uint8 array of [images, 3072]")
     labels = _labels(name, layout.label_key, entries.get(layout.label_key))
     if len(labels) != len(data) or not len(data):
@@ -292,10 +329,15 @@ def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> tu
     if labels.min() < 0 or labels.max() >= classes:
         raise _malformed(name, f"it has labels outside 0 to {classes - 1}")
     # A row is the red, then the green, then the blue plane of an image.
-    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+    return _Batch(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
+
+
+def _is_image_array(data: NDArray[Any]) -> bool:
+    return data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072
 
 
 def _labels(name: str, key: str, value: Any) -> Labels:
+    """Returns the labels of file `name`, whose `key` has `value`; refuses anything else than whole numbers."""
     if isinstance(value, list) and all(type(label) is int for label in value):
         return np.array(value, dtype=np.int64)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
@@ -304,7 +346,9 @@ def _labels(name: str, key: str, value: Any) -> Labels:
 
 
 def _class_names(layout: ArchiveLayout, content: bytes) -> tuple[str, ...]:
-    name, key = layout.meta_file[0], layout.class_names_key
+    """Reads the names of the classes from the file that has them."""
+    name = layout.meta_file.name
+    key = layout.class_names_key
     names = read_pickle(content, name).get(key)
     if not isinstance(names, list) or len(names) != len(layout.classes):
         raise _malformed(name, f"'{key}' is not a list of {len(layout.classes)} names")
@@ -318,4 +362,5 @@ def _malformed(name: str, what: str) -> RequestError:
     return RequestError(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")
 
 
-CIFAR10_FILES, CIFAR100_FILES = Cifar(CIFAR10), Cifar(CIFAR100)
+CIFAR10_FILES = Cifar(CIFAR10)
+CIFAR100_FILES = Cifar(CIFAR100)

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitscale.errors import RequestError, shown
 from vitscale.processes.parent_death import end_with_parent
@@ -30,12 +32,21 @@ _MOST_NAMED = 50
 _MOST_PENDING = 4
 """Most chunks that wait for each process."""
 
-UndecodedFiles = dict[int, tuple[str, str]]
-"""Number of a broken image -> its name, and what is wrong with it."""
+
+class ImageProblem(NamedTuple):
+    """A broken image."""
+
+    name: str
+    what: str
+    """What is wrong with it."""
+
+
+UndecodedFiles = dict[int, ImageProblem]
+"""Number of a broken image -> its problem."""
 
 
 def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
-    """One image as `[side, side, channels]`; raises `RequestError` naming the file."""
+    """Decodes one image as `[side, side, channels]`; raises `RequestError` naming the file."""
     if isinstance(encoded, ScenePairs):
         return encoded.decode(number, shape)
     name = encoded.name(number)
@@ -46,35 +57,45 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
             return decode_array(content, shape, encoded.part(number), name)
     _refuse_channels(name, shape)
     pixels = decode_square(content, shape.side, shape.channels, name, deep=shape.dtype != "uint8")
-    return (np.rint(pixels) if shape.dtype == "uint16" else pixels).astype(shape.dtype, copy=False)
+    if shape.dtype == "uint16":
+        pixels = np.rint(pixels)
+    return pixels.astype(shape.dtype, copy=False)
 
 
 def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> UndecodedFiles:
-    """Every broken image: as far as is cheap to tell, or with `wholly` by decoding each."""
+    """Finds every broken image: as far as is cheap to find out, or with `wholly` by decoding each."""
+    examine = decode_image if wholly else _verify_image
 
-    def judge(number: int) -> tuple[str, str] | None:
+    def problem_of(number: int) -> ImageProblem | None:
         try:
-            if wholly:
-                decode_image(encoded, number, shape)
-                return None
-            if isinstance(encoded, ScenePairs):
-                encoded.verify(number)
-                return None
-            name, content = encoded.name(number), encoded.content(number)
-            if _is_array(name, shape):
-                verify_array(content, shape, name)
-            else:
-                _refuse_channels(name, shape)
-                verify_picture(content, name)
+            examine(encoded, number, shape)
         except BrokenImage as broken:
-            return broken.name, broken.what
+            return ImageProblem(broken.name, broken.what)
         return None
 
-    judged = in_threads(judge, range(len(encoded)))
-    return {number: problem for number, problem in enumerate(judged) if problem is not None}
+    problems = in_threads(problem_of, range(len(encoded)))
+    return {number: problem for number, problem in enumerate(problems) if problem is not None}
 
 
-def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0) -> None:
+def _verify_image(encoded: Encoded, number: int, shape: ArrayShape) -> None:
+    """Checks an image as far as is cheap.
+
+    Raises:
+        BrokenImage: it is broken, or cannot be stored as `shape`.
+    """
+    if isinstance(encoded, ScenePairs):
+        encoded.verify(number)
+        return
+    name = encoded.name(number)
+    content = encoded.content(number)
+    if _is_array(name, shape):
+        verify_array(content, shape, name)
+    else:
+        _refuse_channels(name, shape)
+        verify_picture(content, name)
+
+
+def refuse_broken(problems: Sequence[ImageProblem], skipped_at_most: int = 0) -> None:
     """Refuses broken images, naming all of them at once, unless there are few enough to leave out.
 
     Raises:
@@ -82,18 +103,21 @@ def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0)
     """
     if len(problems) <= skipped_at_most:
         return
-    files = Counter(problems)
     if len(problems) == 1:
-        raise BrokenImage(*problems[0])
-    named = "; ".join(
-        f"{shown(name)} ({what}{f'; {images:,} of its images' if images > 1 else ''})"
-        for (name, what), images in files.most_common(_MOST_NAMED)
-    )
-    more = f"; and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
+        raise BrokenImage(problems[0].name, problems[0].what)
+    images_by_problem = Counter(problems)  # a file of several images may be broken in each
+    clauses = [_problem_clause(problem, images) for problem, images in images_by_problem.most_common(_MOST_NAMED)]
+    more = f"; and {len(images_by_problem) - _MOST_NAMED:,} more" if len(images_by_problem) > _MOST_NAMED else ""
     raise RequestError(
-        f"{len(problems):,} images are broken: {named}{more}",
+        f"{len(problems):,} images are broken: {'; '.join(clauses)}{more}",
         next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",
     )
+
+
+def _problem_clause(problem: ImageProblem, images: int) -> str:
+    """Returns a file's name and problem, as "a.npz (it is empty; 3 of its images)"."""
+    count = f"; {images:,} of its images" if images > 1 else ""
+    return f"{shown(problem.name)} ({problem.what}{count})"
 
 
 def decode_split(
@@ -121,58 +145,97 @@ def decode_split(
         RequestError: some are broken; all of them are named.
     """
     size = chunk_samples(images.shape[1:], shape.dtype)
-    every = np.arange(len(encoded))
-    left = [n for n in range(-(-len(encoded) // size)) if n not in room.done[split]]
-    parts = ((n, encoded.some(every[n * size : (n + 1) * size])) for n in left)
-    done = len(encoded) - sum(min(size, len(encoded) - n * size) for n in left)
-    problems: list[tuple[str, str]] = []
-    spread = processes and isinstance(images, np.memmap) and len(left) * size >= FEWEST_FOR_PROCESSES
-    for chunk, checksum, wrong in (
-        _by_processes(processes, Path(str(images.filename)), shape, size, parts)  # type: ignore[union-attr]  # a memory map has a file
-        if spread
-        else ((n, *_fill(images[n * size : (n + 1) * size], part, shape, threads=True)) for n, part in parts)
-    ):
-        problems += wrong
-        if not wrong:
-            room.finish(split, chunk, checksum)
-        done += min(size, len(encoded) - chunk * size)
+    chunk_count = -(-len(encoded) // size)
+    remaining = [chunk for chunk in range(chunk_count) if chunk not in room.done[split]]
+    # One by one: all parts of a large set are too many to hold.
+    parts = (_Part(chunk, encoded.some(_chunk_numbers(chunk, size, len(encoded)))) for chunk in remaining)
+    images_done = len(encoded) - sum(len(_chunk_numbers(chunk, size, len(encoded))) for chunk in remaining)
+    problems: list[ImageProblem] = []
+    if processes and isinstance(images, np.memmap) and len(remaining) * size >= FEWEST_FOR_PROCESSES:
+        filled_chunks = _fill_by_processes(processes, Path(str(images.filename)), shape, size, parts)
+    else:
+        filled_chunks = _fill_here(images, shape, size, parts)
+    for filled in filled_chunks:
+        problems += filled.content.problems
+        if not filled.content.problems:
+            room.finish(split, filled.chunk, filled.content.checksum)
+        images_done += len(_chunk_numbers(filled.chunk, size, len(encoded)))
         if progress is not None:
-            progress(done, len(encoded))
+            progress(images_done, len(encoded))
     refuse_broken(problems)
 
 
-def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> tuple[int, list[tuple[str, str]]]:
-    """Decodes a chunk; returns its checksum, and which of its images are broken."""
+class _Part(NamedTuple):
+    """The images of one chunk."""
 
-    def decode(number: int) -> tuple[str, str] | None:
+    chunk: int
+    encoded: Encoded
+
+
+class _Content(NamedTuple):
+    """Decoded images of a chunk."""
+
+    checksum: int
+    problems: list[ImageProblem]
+    """Problems of its broken images, which are not filled."""
+
+
+class _Filled(NamedTuple):
+    """A chunk that has been decoded."""
+
+    chunk: int
+    content: _Content
+
+
+def _chunk_numbers(chunk: int, size: int, images: int) -> NDArray[np.int64]:
+    """Returns the numbers of the images in a chunk; the last one may have fewer than `size`."""
+    return np.arange(chunk * size, min((chunk + 1) * size, images))
+
+
+def _fill_here(images: Images, shape: ArrayShape, size: int, parts: Iterator[_Part]) -> Iterator[_Filled]:
+    """Decodes chunks one after the other, each by this process's threads."""
+    for part in parts:
+        first = part.chunk * size
+        yield _Filled(part.chunk, _fill(images[first : first + size], part.encoded, shape, threads=True))
+
+
+def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> _Content:
+    """Decodes all of `encoded` into `images`, by threads or in this one."""
+
+    def decode(number: int) -> ImageProblem | None:
         try:
             images[number] = decode_image(encoded, number, shape)
         except BrokenImage as broken:
-            return broken.name, broken.what
+            return ImageProblem(broken.name, broken.what)
         return None
 
     numbers = range(len(encoded))
-    judged = in_threads(decode, numbers) if threads else map(decode, numbers)
-    wrong = [problem for problem in judged if problem is not None]
-    return zlib.crc32(images.data), wrong
+    results = in_threads(decode, numbers) if threads else map(decode, numbers)
+    problems = [problem for problem in results if problem is not None]
+    return _Content(zlib.crc32(images.data), problems)
 
 
-def _by_processes(
-    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[tuple[int, Encoded]]
-) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+def _fill_by_processes(
+    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[_Part]
+) -> Iterator[_Filled]:
+    """Decodes chunks of the array in file `path` by processes, and yields them as they are done, in any order.
+
+    Raises:
+        Unfinished: such a process was ended from outside.
+    """
     # Spawned, not forked: the driver has threads. Whatever is unpickled in them comes from here.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, _tied, (os.getpid(),))
-    pending: dict[Future[tuple[int, list[tuple[str, str]]]], int] = {}
+    pending: dict[Future[_Content], int] = {}  # to the number of its chunk
     try:
         while True:
-            while len(pending) < processes * _MOST_PENDING and (item := next(parts, None)) is not None:
-                chunk, encoded = item
-                pending[pool.submit(partial(_fill_file, path, chunk * size, encoded, shape))] = chunk
+            for part in islice(parts, processes * _MOST_PENDING - len(pending)):
+                future = pool.submit(_fill_file, path, part.chunk * size, part.encoded, shape)
+                pending[future] = part.chunk
             if not pending:
                 break
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                yield pending.pop(future), *future.result()
+                yield _Filled(pending.pop(future), future.result())
     except BrokenProcessPool:
         raise Unfinished(
             "a process that decodes images was ended from outside", next_step="Run again: what is done is kept"
@@ -182,20 +245,24 @@ def _by_processes(
 
 
 def _tied(driver: int) -> None:
+    """Prepares a decoding process, which ends with the driver."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     if not end_with_parent(driver):
         os._exit(1)
 
 
-def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> tuple[int, list[tuple[str, str]]]:
+def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> _Content:
+    """Decodes a chunk in a decoding process, into the array in file `path` from image `first` on."""
     _read_ahead(encoded)
     images = np.lib.format.open_memmap(path, mode="r+")
     return _fill(images[first : first + len(encoded)], encoded, shape, threads=False)
 
 
 def _read_ahead(encoded: Encoded) -> None:
-    """Asks for files before their turn, so that the disk reads while others are decoded: files on disk take a fifth of
-    the time. What cannot be opened is named when it is decoded."""
+    """Asks for files before their turn, so that the disk reads while others are decoded.
+
+    Files on disk then take a fifth of the time. What cannot be opened is named when it is decoded.
+    """
     for number in range(len(encoded)):
         with suppress(OSError, RequestError):
             content = encoded.content(number)
@@ -210,11 +277,13 @@ def _read_ahead(encoded: Encoded) -> None:
 
 
 def _is_array(name: str, shape: ArrayShape) -> bool:
+    """Whether a file is read as an array; TIFF is a picture where pictures are asked for."""
     suffix = Path(name).suffix.lower()
     as_picture = suffix in (".tif", ".tiff") and (shape.channels, shape.dtype) == (3, "uint8")
     return suffix in ARRAY_EXTENSIONS and not as_picture
 
 
 def _refuse_channels(name: str, shape: ArrayShape) -> None:
+    """Refuses a picture where the set has other channels than pictures can have."""
     if shape.channels not in (1, 3):
         raise BrokenImage(name, f"a picture has 1 or 3 channels, and data.channels is {shape.channels}")

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels that need no download."""
+"""Reads scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels that need no download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from vitscale.sources.base import Dataset, Images, Labels, Summary
 from vitscale.sources.cache import Room, cached, in_memory
 from vitscale.trial.trial import DataSpec
 
-_SAMPLES, _SIDE = 1797, 8
+_SAMPLES = 1797
+_SIDE = 8
 _CLASSES = tuple(str(digit) for digit in range(10))
 _SHA256 = "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
 """SHA-256 of the uint8 images `[1797, 8, 8]` (0 to 255), followed by the labels as little-endian int64."""
@@ -45,8 +46,10 @@ class Digits:
 
 
 def _build(held_out: float, room: Room) -> tuple[str, ...]:
+    """Fills both splits, of which `held_out` is a share; returns the names of the classes."""
     grey, labels = _read()
-    for split, ids in zip(("train", "held_out"), base.split_ids(labels, held_out), strict=True):
+    split_ids = base.split_ids(labels, held_out)
+    for split, ids in (("train", split_ids.train), ("held_out", split_ids.held_out)):
         images, split_labels = room(split, len(ids), (_SIDE, _SIDE, 3))
         images[:] = grey[ids, :, :, None]
         split_labels[:] = labels[ids]
@@ -54,7 +57,7 @@ def _build(held_out: float, room: Room) -> tuple[str, ...]:
 
 
 def _read() -> tuple[Images, Labels]:
-    """Images uint8 `[1797, 8, 8]`, the original 0..16 scaled to 0..255 and rounded, and their labels."""
+    """Returns images uint8 `[1797, 8, 8]`, the original 0..16 scaled to 0..255 and rounded, and their labels."""
     bunch = base.library("sklearn.datasets", "the dataset 'digits'", "train").load_digits()
     grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     labels = bunch.target.astype(np.int64)

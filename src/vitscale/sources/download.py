@@ -1,4 +1,7 @@
-"""Downloads a file over HTTP with a progress bar; it gets its name only once its checksum is right."""
+"""Downloads a file over HTTP with a progress bar, and reads archives that may be a stranger's.
+
+A download gets its name only once its checksum is right.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,15 @@ _MOST_MEMBERS = 1000
 def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
     """Downloads `url` to `target`, through a temporary file beside it that never outlives the call.
 
-    `md5` None accepts any content. Raises `RequestError` where there is no network, the transfer breaks off, the
-    content is larger than `most_bytes` or has another MD5, or the folder cannot be written.
+    Args:
+        url: an address of http or https.
+        target: path of the file.
+        md5: the MD5 that the content must have; None accepts any.
+        most_bytes: most bytes of the content.
+
+    Raises:
+        RequestError: there is no network, the transfer breaks off, the content is larger or has another MD5, or the
+            folder cannot be written.
     """
     import http.client  # imported here with TLS: mostly nothing is downloaded
 
@@ -85,11 +95,18 @@ class _Refused(Exception):
 
 
 def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dict[str, bytes]:
-    """Contents of the files `wanted` (such as "folder/name"), all of which must be there.
+    """Reads some files of an archive, a .tar.gz.
 
     Every member is judged, wanted or not: a name that leads outside the folder, a link or a device refuses the whole
-    archive, and so does content of more than `most_bytes` in all once decompressed. The whole file is read, so
-    that its checksum is verified. Raises `RequestError`.
+    archive. All of it is read, so that its checksum is verified.
+
+    Args:
+        archive: path of the archive.
+        wanted: names of the files, such as "folder/name", all of which must be there.
+        most_bytes: most bytes of the archive once decompressed.
+
+    Raises:
+        RequestError: a file is not there, or the archive is damaged or refused.
     """
     name = shown(archive.name)
     try:
@@ -103,7 +120,8 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
         raise RequestError(
             f"the archive {name} is truncated or corrupt ({reason(error)})", next_step="Delete it and download it again"
         ) from None
-    if missing := sorted(set(wanted) - set(contents)):
+    missing = sorted(set(wanted) - set(contents))
+    if missing:
         what = f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive"
         raise RequestError(what, next_step="Delete it and download it again")
     return contents
@@ -113,20 +131,24 @@ class _Bounded(io.RawIOBase):
     """Reads at most `most_bytes` from `source`, then refuses: a small file may unpack to terabytes."""
 
     def __init__(self, source: IO[bytes] | gzip.GzipFile, most_bytes: int) -> None:
-        self._source, self._left, self._most = source, most_bytes, most_bytes
+        self._source = source
+        self._most_bytes = most_bytes
+        self._remaining_bytes = most_bytes
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        content = self._source.read(self._left + 1 if size < 0 else min(size, self._left + 1))
-        self._left -= len(content)
-        if self._left < 0:
-            raise _Refused(f"it holds more than {self._most:,} bytes")
+        one_too_many = self._remaining_bytes + 1
+        content = self._source.read(one_too_many if size < 0 else min(size, one_too_many))
+        self._remaining_bytes -= len(content)
+        if self._remaining_bytes < 0:
+            raise _Refused(f"it holds more than {self._most_bytes:,} bytes")
         return content
 
 
 def _read(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
+    """Reads a tar file to its end; returns the contents of those of the wanted files that it has."""
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for count, member in enumerate(tar):
@@ -147,6 +169,7 @@ def _read(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
 
 
 def _safe_name(member: tarfile.TarInfo) -> str:
+    """Returns the path of a member within the archive. Raises `_Refused` unless it is a file or folder inside it."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:
         raise _Refused(f"its member {shown(member.name)} would be written outside its folder")

@@ -1,4 +1,4 @@
-"""Datasets that Hugging Face's `datasets` reads: saved on disk, a folder of Parquet files, or a name on the hub."""
+"""Lists what Hugging Face's `datasets` reads: a dataset saved on disk, a folder of Parquet files, or one of the hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -17,7 +17,7 @@ import yaml
 from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Encoded, Labels, library, reason
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
-from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
+from vitscale.sources.image_set import ImageSet, LabelledImages, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 
@@ -82,7 +82,7 @@ class Rows(Encoded):
 
 
 def list_hf(spec: DataSpec) -> Listing:
-    """The dataset `hf`: its split "train", and "validation" or "test" where it has one.
+    """Lists the dataset `hf`: its split "train", and "validation" or "test" where it has one.
 
     Raises:
         RequestError: the library is not installed or cannot read it, or it is no set of images with classes.
@@ -90,45 +90,104 @@ def list_hf(spec: DataSpec) -> Listing:
     splits = _splits(spec)
     train = splits.get("train") or next(iter(splits.values()))
     held_out = next((splits[name] for name in HELD_OUT_NAMES if name in splits and splits[name] is not train), None)
-    image, label = spec.columns or _columns(spec, train.features)
-
-    def read(table: Any) -> tuple[list[str], Any]:
-        if unknown := [name for name in (image, label) if name not in table.features]:
-            what = f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}"
-            raise RequestError(what, valid=sorted(table.features))
-        values, names = table[label][:], getattr(table.features[label], "names", None)
-        if names is not None:
-            values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
-        if None in values:
-            raise RequestError(f"data.hf {shown(spec.hf)} has rows without a class in {shown(label)}", next_step=_HOW)
-        return [str(value) for value in values], table.cast_column(image, _library().Image(decode=False))
-
-    labels, table = read(train)
-    present, names = {*labels}, getattr(train.features[label], "names", None)
-    classes = chosen_classes(spec, [*present], str(spec.hf))
-    if isinstance(spec.classes, int) and names is not None:  # in the order of the labels
-        classes = [name for name in names if name in present]
-    elif all(name.isdecimal() for name in classes):
-        classes.sort(key=int)
-    number = {name: position for position, name in enumerate(classes)}
-
+    columns = _Columns(*spec.columns) if spec.columns else _only_columns(spec, train.features)
+    train_table = _read_table(spec, train, columns)
+    classes = _classes(spec, train_table)
+    label_by_class = {name: label for label, name in enumerate(classes)}
     folders = _image_folders(str(spec.hf))
+    held_out_images: LabelledImages | None = None
+    if held_out is not None:
+        held_out_table = _read_table(spec, held_out, columns)
+        held_out_images = _labelled_rows(spec, held_out_table, columns, label_by_class, folders)
+    train_images = _labelled_rows(spec, train_table, columns, label_by_class, folders)
+    table_fingerprints = [split._fingerprint for split in (train, held_out) if split is not None]
+    fingerprint = fingerprint_of(
+        [str(spec.hf), *table_fingerprints], [str(len(train_table.labels)), *classes], [*columns]
+    )
+    return listing_of("hf", spec, classes, train_images, held_out_images, fingerprint, str(spec.hf))
 
-    def rows_with_classes(labels: list[str], table: Any) -> tuple[Rows, Labels]:
-        if isinstance(spec.classes, int) and (stray := sorted({*labels} - number.keys())):
-            what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
-            raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
-        rows = np.array([row for row, name in enumerate(labels) if name in number], dtype=np.int64)
-        images = Rows(table, image, str(spec.hf), rows, folders)
-        return images, np.array([number[labels[row]] for row in rows], dtype=np.int64)
 
-    held_out_rows = rows_with_classes(*read(held_out)) if held_out is not None else None
-    tables = [split._fingerprint for split in (train, held_out) if split is not None]
-    digest = fingerprint_of([str(spec.hf), *tables], [str(len(labels)), *classes], [image, label])
-    return listing_of("hf", spec, classes, rows_with_classes(labels, table), held_out_rows, digest, str(spec.hf))
+class _Columns(NamedTuple):
+    """Names of a table's columns."""
+
+    image: str
+    label: str
+
+
+class _Table(NamedTuple):
+    """The rows of a split."""
+
+    labels: list[str]
+    """Class of each row."""
+    class_names: list[str] | None
+    """Names of the classes in the order of their numbers, where the table has them."""
+    rows: Any
+    """A `datasets.Dataset` that does not decode its images."""
+
+
+def _read_table(spec: DataSpec, split: Any, columns: _Columns) -> _Table:
+    """Reads the class of each row of a split, a `datasets.Dataset`.
+
+    Raises:
+        RequestError: it lacks a column, or a row has no class.
+    """
+    for column in columns:
+        if column not in split.features:
+            what = f"data.hf {shown(spec.hf)} has no column {shown(column)}"
+            raise RequestError(what, valid=sorted(split.features))
+    labels = split[columns.label][:]
+    class_names = getattr(split.features[columns.label], "names", None)
+    if class_names is not None:
+        labels = [_class_name(label, class_names) for label in labels]
+    if None in labels:
+        what = f"data.hf {shown(spec.hf)} has rows without a class in {shown(columns.label)}"
+        raise RequestError(what, next_step=_HOW)
+    rows = split.cast_column(columns.image, _library().Image(decode=False))
+    return _Table([str(label) for label in labels], class_names, rows)
+
+
+def _class_name(number: Any, class_names: list[str]) -> str | None:
+    """Returns the name of class `number`; None where there is no such class."""
+    if not isinstance(number, int) or not 0 <= number < len(class_names):
+        return None
+    return class_names[number]
+
+
+def _classes(spec: DataSpec, table: _Table) -> list[str]:
+    """Returns the classes to read, in the order of their labels: the table's own order, or by number, or by name."""
+    present = {*table.labels}
+    classes = chosen_classes(spec, [*present], str(spec.hf))
+    if isinstance(spec.classes, int) and table.class_names is not None:
+        return [name for name in table.class_names if name in present]
+    if all(name.isdecimal() for name in classes):
+        classes.sort(key=int)
+    return classes
+
+
+def _labelled_rows(
+    spec: DataSpec, table: _Table, columns: _Columns, label_by_class: Mapping[str, int], folders: tuple[str, ...]
+) -> LabelledImages:
+    """Returns the images of the rows whose classes are read.
+
+    Raises:
+        RequestError: all classes are to be read, and a row has one that is not trained on.
+    """
+    stray = sorted({*table.labels} - label_by_class.keys())
+    if isinstance(spec.classes, int) and stray:
+        what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
+        raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
+    selected = [row for row, name in enumerate(table.labels) if name in label_by_class]
+    rows = np.array(selected, dtype=np.int64)
+    labels = np.array([label_by_class[table.labels[row]] for row in selected], dtype=np.int64)
+    return LabelledImages(Rows(table.rows, columns.image, str(spec.hf), rows, folders), labels)
 
 
 def _splits(spec: DataSpec) -> dict[str, Any]:
+    """Opens a dataset; returns its splits by name, each a `datasets.Dataset`.
+
+    Raises:
+        RequestError: it cannot be opened, or has no rows.
+    """
     if spec.hf is None:
         raise RequestError("the dataset 'hf' needs data.hf", next_step=_HOW)
     datasets = _library()
@@ -258,8 +317,12 @@ def _library() -> Any:
     return library("datasets", "data.hf", "hf")
 
 
-def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
-    """Names of the only column of images and of the only one of classes."""
+def _only_columns(spec: DataSpec, features: Any) -> _Columns:
+    """Returns the names of the only column of images and of the only one of classes.
+
+    Raises:
+        RequestError: there are several, or none.
+    """
     datasets = _library()
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
@@ -268,7 +331,7 @@ def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
     if len(images) != 1 or len(labels) != 1:
         what = f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes"
         raise RequestError(what, valid=sorted(features), next_step='Say which: columns = ["image", "label"]')
-    return images[0], labels[0]
+    return _Columns(images[0], labels[0])
 
 
 HF = ImageSet(list_hf, ("channels", "dtype", "hf", "columns"))

@@ -1,11 +1,11 @@
-"""A folder with one folder of images per class, with or without its own held-out split."""
+"""Lists a folder with one folder of images per class, with or without its own held-out split."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, acquisition_of, images_in
 from vitscale.sources.base import Labels, kind_of, reason, root_of
-from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
+from vitscale.sources.image_set import ImageSet, LabelledImages, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
@@ -23,6 +23,7 @@ HELD_OUT_NAMES = ("val", "valid", "validation", "test", "testing")
 """Names of a held-out split beside the training split; the first that exists is taken."""
 _HOW = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
 _READ = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
+_LISTED = _READ | {".tar"}
 _VOLUMES = (".h5", ".hdf5")
 
 
@@ -58,31 +59,59 @@ class _File(NamedTuple):
     """Identifies the file: its place, size and time of change."""
 
 
+class SplitFolders(NamedTuple):
+    """Folders of the two splits of a set."""
+
+    train: Path
+    held_out: Path | None
+    """None: the set has no held-out split of its own."""
+
+
+class _ClassFolders(NamedTuple):
+    """The class folders of a split."""
+
+    split: Path
+    """Folder of the split."""
+    classes: list[str]
+    """Names of the class folders that are read, sorted."""
+
+    @property
+    def real_paths(self) -> list[str]:
+        return [os.path.realpath(self.split / name) for name in self.classes]
+
+
 def list_folder(spec: DataSpec) -> Listing:
-    """The dataset `folder`: `root/CLASS/*.jpg`, or `root/train/CLASS/*` with `root/val/CLASS/*`.
+    """Lists the dataset `folder`: `root/CLASS/*.jpg`, or `root/train/CLASS/*` with `root/val/CLASS/*`.
 
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
     """
-    train_root, held_out_root = split_folders(spec, _HOW, lambda folder: bool(_entries(folder, _VOLUMES)))
-    root = Path(os.path.realpath(root_of(spec) or train_root))
-    if not _subfolders(train_root, root):
-        return _flat_volumes(spec, train_root, held_out_root)
-    names = chosen_classes(spec, _subfolders(train_root, root), str(train_root), "class folders", _HOW)
-    splits = [(train_root, names)]
-    if held_out_root is not None:
-        present = _subfolders(held_out_root, root)
-        if not isinstance(spec.classes, int):
-            present = [name for name in present if name in set(names)]
-        splits.append((held_out_root, present))
-    read = [os.path.realpath(split / name) for split, present in splits for name in present]
-    train, *others = (_files(split, present, names, root, read) for split, present in splits)
-    held_out = others[0] if others else None
-    return _listing(spec, names, train, held_out, train_root)
+    folders = split_folders(spec, _HOW, lambda folder: bool(_entries(folder, _VOLUMES)))
+    root = Path(os.path.realpath(root_of(spec) or folders.train))
+    subfolders = _subfolders(folders.train, root)
+    if not subfolders:
+        return _list_flat_volumes(spec, folders)
+    classes = chosen_classes(spec, subfolders, str(folders.train), "class folders", _HOW)
+    train = _ClassFolders(folders.train, classes)
+    if folders.held_out is None:
+        return _listing(spec, classes, _files(train, classes, root, train.real_paths), None, folders.train)
+    held_out = _ClassFolders(folders.held_out, _held_out_classes(spec, folders.held_out, classes, root))
+    real_paths = [*train.real_paths, *held_out.real_paths]
+    train_files = _files(train, classes, root, real_paths)
+    held_out_files = _files(held_out, classes, root, real_paths)
+    return _listing(spec, classes, train_files, held_out_files, folders.train)
 
 
-def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) -> tuple[Path, Path | None]:
-    """The folder of the training images, and that of the held-out images where there is one.
+def _held_out_classes(spec: DataSpec, folder: Path, classes: list[str], root: Path) -> list[str]:
+    """Returns the class folders of the held-out split: all, or those that `data.classes` names."""
+    subfolders = _subfolders(folder, root)
+    if isinstance(spec.classes, int):
+        return subfolders
+    return [name for name in subfolders if name in set(classes)]
+
+
+def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) -> SplitFolders:
+    """Returns the folder of the training images, and that of the held-out images where there is one.
 
     Args:
         spec: names the root.
@@ -96,57 +125,73 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     root = root_of(spec)
     if root is None:
         raise RequestError(f"the dataset '{spec.name}' needs data.root", next_step=how)
-    if kind_of(root) != "folder":
-        there = "is not a folder" if kind_of(root) else "does not exist"
-        raise RequestError(f"data.root {shown(str(root))} {there}", next_step=how)
-    names = {entry.name: Path(entry.path) for entry in sorted(_entries(root), key=lambda each: each.name)}
-    folders = {name.lower(): path for name, path in names.items()}
-    own = [folders[name] for name in HELD_OUT_NAMES if name in folders]
-    train = names.get("train") or (folders.get("train") or folders.get("training") if own else None)
+    kind = kind_of(root)
+    if kind != "folder":
+        problem = "is not a folder" if kind else "does not exist"
+        raise RequestError(f"data.root {shown(str(root))} {problem}", next_step=how)
+    entries = sorted(_entries(root), key=lambda entry: entry.name)
+    folders = {entry.name: Path(entry.path) for entry in entries}
+    folders_in_lower_case = {name.lower(): path for name, path in folders.items()}
+    held_out = next((folders_in_lower_case[name] for name in HELD_OUT_NAMES if name in folders_in_lower_case), None)
+    train = folders.get("train")
+    if train is None and held_out is not None:
+        train = folders_in_lower_case.get("train") or folders_in_lower_case.get("training")
     if train is None or not is_split(train):
-        return root, None
-    return train, own[0] if own else None
+        return SplitFolders(train=root, held_out=None)
+    return SplitFolders(train, held_out)
 
 
-def fingerprint_of(*parts: Sequence[str]) -> str:
-    """Fingerprint of the stamps of every file of each split."""
-    text = "\n\n".join("\n".join(part) for part in parts)
+def fingerprint_of(*stamps: Sequence[str]) -> str:
+    """Returns a fingerprint of several lists of texts, such as the stamps of every file of each split."""
+    text = "\n\n".join("\n".join(part) for part in stamps)
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
-def files_under(folder: Path, root: Path, beside: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields every regular file at any depth with its status, except hidden ones and those of hidden folders.
+def files_under(folder: Path, root: Path, other_folders: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields every regular file of images at any depth with its status, except hidden ones and those of hidden folders.
 
-    `beside`: real paths of folders that are read too, those of the other split among them.
+    Args:
+        folder: the folder.
+        root: a real path, which no link leads out of.
+        other_folders: real paths of folders that are read too, those of the other split among them.
 
     Raises:
-        RequestError: one cannot be read, or a link leads out of `root`, a real path, or to a folder that is read
-            already, so that an image would be both trained on and held out.
+        RequestError: one cannot be read, or a link leads out of `root`, or to a folder that is read already, so that an
+            image would be both trained on and held out.
     """
-    entered = {os.path.realpath(folder), *beside}
+    entered = {os.path.realpath(folder), *other_folders}
     try:
-        for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for path in (f"{parent}/{name}" for name in folders):
+        for parent, subfolders, names in os.walk(folder, onerror=_raise, followlinks=True):
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            for name in subfolders:
+                path = f"{parent}/{name}"
+                if os.path.islink(path):  # noqa: PTH114  a million of them
+                    entered.add(_checked_link_target(path, root, entered))
+            for name in names:
+                if name.startswith(".") or Path(name).suffix.lower() not in _LISTED:
+                    continue
+                path = f"{parent}/{name}"
                 if os.path.islink(path):  # noqa: PTH114  a million of them
                     refuse_link_out(path, root)
-                    target = os.path.realpath(path)
-                    if any(os.path.commonpath((target, own)) in (target, own) for own in entered):
-                        what = f"the link {shown(path)} leads to {shown(target)}, whose images are read already"
-                        raise RequestError(what, next_step="Remove it")
-                    entered.add(target)
-            for name in names:
-                path = f"{parent}/{name}"
-                if name.startswith("."):
-                    continue
-                if Path(name).suffix.lower() in (*_READ, ".tar"):
-                    if os.path.islink(path):  # noqa: PTH114  a million of them
-                        refuse_link_out(path, root)
-                    status = os.stat(path)  # noqa: PTH116 - as above
-                    if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-                        yield path, status
+                status = os.stat(path)  # noqa: PTH116 - as above
+                if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+                    yield path, status
     except OSError as error:
         raise _unreadable(folder, error) from None
+
+
+def _checked_link_target(link: str, root: Path, entered: set[str]) -> str:
+    """Returns the real path of the folder that a link leads to.
+
+    Raises:
+        RequestError: it leads out of `root`, or to a folder in `entered`, or to one above or below such a folder.
+    """
+    refuse_link_out(link, root)
+    target = os.path.realpath(link)
+    if any(os.path.commonpath((target, folder)) in (target, folder) for folder in entered):
+        what = f"the link {shown(link)} leads to {shown(target)}, whose images are read already"
+        raise RequestError(what, next_step="Remove it")
+    return target
 
 
 def refuse_link_out(path: str, root: Path) -> None:
@@ -164,16 +209,22 @@ def _raise(error: OSError) -> None:
 
 
 def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[str]]:
-    """The folders in a folder, and its files with one of these endings, without hidden ones."""
+    """Returns the folders in a folder, and its files with one of these endings, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
-            seen = [entry for entry in entries if not entry.name.startswith(".")]
-            return [entry for entry in seen if entry.is_dir() or entry.name.lower().endswith(endings)]
+            return [entry for entry in entries if _is_listed(entry, endings)]
     except OSError as error:
         raise _unreadable(folder, error) from None
 
 
+def _is_listed(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
+    if entry.name.startswith("."):
+        return False
+    return entry.is_dir() or entry.name.lower().endswith(endings)
+
+
 def _subfolders(folder: Path, root: Path) -> list[str]:
+    """Returns the names of the folders in a folder, sorted; refuses links that lead out of `root`."""
     folders = _entries(folder)
     for entry in folders:
         if entry.is_symlink():
@@ -181,68 +232,115 @@ def _subfolders(folder: Path, root: Path) -> list[str]:
     return sorted(entry.name for entry in folders)
 
 
-def _files(folder: Path, present: list[str], classes: list[str], root: Path, read: Sequence[str]) -> list[_File]:
-    """The images of every class of `folder`, at any depth, sorted by class and path. `read`: real paths of them all."""
-    if stray := sorted(set(present) - set(classes)):
-        what = f"{shown(str(folder))} has the class {shown(stray[0])}, which is not among the training classes"
+def _files(folders: _ClassFolders, classes: list[str], root: Path, real_paths: Sequence[str]) -> list[_File]:
+    """Returns the images of a split, at any depth of its class folders, sorted by class and path.
+
+    Args:
+        folders: the class folders.
+        classes: names of the training classes, in the order of their labels.
+        root: a real path, which no link leads out of.
+        real_paths: real paths of the class folders of all splits.
+
+    Raises:
+        RequestError: a class is not among the training classes, or there is no image of it.
+    """
+    stray = sorted(set(folders.classes) - set(classes))
+    if stray:
+        what = f"{shown(str(folders.split))} has the class {shown(stray[0])}, which is not among the training classes"
         raise RequestError(what, next_step="Rename or remove that folder")
-    number = {name: label for label, name in enumerate(classes)}
+    label_by_class = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
-    for name in present:
-        of_class = sorted(
-            _File(path, number[name], stamp(path, folder, status))
-            for path, status in files_under(folder / name, root, read)
+    for name in folders.classes:
+        class_folder = folders.split / name
+        class_files = sorted(
+            _File(path, label_by_class[name], stamp(path, folders.split, status))
+            for path, status in files_under(class_folder, root, real_paths)
             if not path.lower().endswith(".tar")
         )
-        if not of_class:
-            what = f"the class folder {shown(str(folder / name))} holds no image"
+        if not class_files:
+            what = f"the class folder {shown(str(class_folder))} holds no image"
             raise RequestError(what, valid=sorted(_READ), next_step="Add images or remove the folder")
-        files += of_class
+        files += class_files
     if not files:
-        raise RequestError(f"{shown(str(folder))} has no class folders", next_step=_HOW)
+        raise RequestError(f"{shown(str(folders.split))} has no class folders", next_step=_HOW)
     return files
 
 
-def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) -> Listing:
-    """fastMRI's own layout: HDF5 files side by side, classed by their kind of acquisition."""
-    real = Path(os.path.realpath(root_of(spec) or train_root))
-    splits: list[list[tuple[str, str, str]]] = []
-    for folder in (train_root, held_out_root):
-        volumes = [
-            (path, acquisition_of(path), stamp(path, folder, status))
-            for path, status in sorted(files_under(folder, real) if folder is not None else ())
-            if path.lower().endswith(_VOLUMES) and folder is not None
-        ]
-        if unknown := [path for path, kind, _ in volumes if kind is None]:
-            what = f"{shown(unknown[0])} lies in no class folder, and no attribute 'acquisition' of it tells its class"
-            raise RequestError(what, next_step=_HOW)
-        splits.append([(path, kind or "", stamp) for path, kind, stamp in volumes])
-    names = chosen_classes(spec, sorted({kind for _, kind, _ in splits[0]}), str(train_root), "class folders", _HOW)
-    number = {name: label for label, name in enumerate(names)}
-    train, held_out = (
-        [_File(path, number[kind], stamp) for path, kind, stamp in split if kind in number] for split in splits
-    )
-    return _listing(spec, names, train, held_out or None, train_root)
+class _Volume(NamedTuple):
+    """An HDF5 file of fastMRI."""
+
+    path: str
+    acquisition: str
+    """Its class."""
+    stamp: str
+
+
+def _list_flat_volumes(spec: DataSpec, folders: SplitFolders) -> Listing:
+    """Lists fastMRI's own layout: HDF5 files side by side, classed by their kind of acquisition."""
+    root = Path(os.path.realpath(root_of(spec) or folders.train))
+    train = _volumes(folders.train, root)
+    held_out = _volumes(folders.held_out, root) if folders.held_out is not None else []
+    acquisitions = sorted({volume.acquisition for volume in train})
+    classes = chosen_classes(spec, acquisitions, str(folders.train), "class folders", _HOW)
+    label_by_class = {name: label for label, name in enumerate(classes)}
+    train_files = _labelled_files(train, label_by_class)
+    held_out_files = _labelled_files(held_out, label_by_class)
+    return _listing(spec, classes, train_files, held_out_files or None, folders.train)
+
+
+def _volumes(folder: Path, root: Path) -> list[_Volume]:
+    """Returns the HDF5 files of a split, sorted by path.
+
+    Raises:
+        RequestError: a file has no kind of acquisition.
+    """
+    volumes: list[_Volume] = []
+    first_unknown: str | None = None
+    for path, status in sorted(files_under(folder, root)):
+        if not path.lower().endswith(_VOLUMES):
+            continue
+        acquisition = acquisition_of(path)
+        if acquisition is None:
+            first_unknown = first_unknown or path
+        volumes.append(_Volume(path, acquisition or "", stamp(path, folder, status)))
+    if first_unknown is not None:
+        what = f"{shown(first_unknown)} lies in no class folder, and no attribute 'acquisition' of it tells its class"
+        raise RequestError(what, next_step=_HOW)
+    return volumes
+
+
+def _labelled_files(volumes: Sequence[_Volume], label_by_class: Mapping[str, int]) -> list[_File]:
+    """Returns the files of the classes that are read."""
+    return [
+        _File(volume.path, label_by_class[volume.acquisition], volume.stamp)
+        for volume in volumes
+        if volume.acquisition in label_by_class
+    ]
 
 
 def _listing(
-    spec: DataSpec, names: list[str], train: list[_File], held_out: list[_File] | None, folder: Path
+    spec: DataSpec, classes: list[str], train: list[_File], held_out: list[_File] | None, folder: Path
 ) -> Listing:
-    stamps = [[file.stamp for file in files] for files in (train, held_out) if files is not None]
-    held = _images(held_out) if held_out is not None else None
-    return listing_of("folder", spec, names, _images(train), held, fingerprint_of(*stamps), str(folder))
+    """Makes a listing of the files of both splits; None: there is no held-out split."""
+    splits = [train] if held_out is None else [train, held_out]
+    stamps = [[file.stamp for file in files] for files in splits]
+    held_out_images = _images(held_out) if held_out is not None else None
+    return listing_of("folder", spec, classes, _images(train), held_out_images, fingerprint_of(*stamps), str(folder))
 
 
-def _images(files: list[_File]) -> tuple[Files, Labels]:
-    """Every image with its label; a volume's images follow one another."""
+def _images(files: list[_File]) -> LabelledImages:
+    """Returns every image with its label; a volume's images follow one another."""
     counts = [images_in(file.path, file.path) for file in files]
-    paths = tuple(file.path for file, count in zip(files, counts, strict=True) for _ in range(count))
+    paths: list[str] = []
+    for file, count in zip(files, counts, strict=True):
+        paths += [file.path] * count
     parts = np.concatenate([np.arange(count) for count in counts]) if counts else np.empty(0, dtype=np.int64)
-    return Files(paths, parts), np.repeat(np.array([file.label for file in files], dtype=np.int64), counts)
+    labels = np.repeat(np.array([file.label for file in files], dtype=np.int64), counts)
+    return LabelledImages(Files(tuple(paths), parts), labels)
 
 
 def stamp(path: str, folder: Path, status: os.stat_result) -> str:
-    """Identifies a file: its place, size and time of change."""
+    """Returns a text that identifies a file: its place below `folder`, size and time of change."""
     return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 

@@ -1,4 +1,4 @@
-"""What all sets of encoded images have in common: they are verified, decoded once or each time, and read by ranks."""
+"""Verifies and reads sets of encoded images, which are decoded once or each time; all such sets share this."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,14 @@ from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, OnProgress, Summary
 from vitscale.sources.cache import SPLITS, DecodedDataset, Room, cached, find, in_memory, in_threads
-from vitscale.sources.decoding import UndecodedFiles, decode_image, decode_split, problems_of, refuse_broken
+from vitscale.sources.decoding import (
+    ImageProblem,
+    UndecodedFiles,
+    decode_image,
+    decode_split,
+    problems_of,
+    refuse_broken,
+)
 from vitscale.sources.scenes import SceneSplit
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
@@ -54,13 +62,13 @@ class FileSplit:
         return images
 
     def channels(self, first: int, stop: int) -> FileSplit:
-        """Only these channels: in a scene, the first 3 are its picture and the last is its mask."""
+        """Returns the split with these channels alone: of a scene, the first 3 are its picture, the last its mask."""
         return replace(self, shape=self.shape._replace(channels=stop - first))
 
     def without(self, numbers: Sequence[int]) -> FileSplit:
-        """All images except these."""
-        kept = np.delete(np.arange(len(self)), list(numbers))
-        return FileSplit(self.encoded.some(kept), self.labels[kept], self.shape)
+        """Returns the split with all images except these."""
+        remaining = np.delete(np.arange(len(self)), list(numbers))
+        return FileSplit(self.encoded.some(remaining), self.labels[remaining], self.shape)
 
 
 @dataclass(frozen=True)
@@ -88,20 +96,20 @@ class Listing:
     def summary(self) -> Summary:
         """What is known before decoding."""
         side, channels, _ = self.train.shape
-        masked = self.task == "segmentation"
+        has_masks = self.task == "segmentation"
         return Summary(
             train_samples=len(self.train),
             held_out_samples=len(self.held_out),
             classes=self.classes,
-            image_shape=(side, side, channels - masked),
+            image_shape=(side, side, channels - 1 if has_masks else channels),
             fingerprint=self.fingerprint,
             notes=self.notes,
             task=self.task,
-            sizes_vary=masked,
+            sizes_vary=has_masks,
         )
 
     def dataset(self, train: FileSplit | ArraySplit, held_out: FileSplit | ArraySplit) -> Dataset:
-        """The dataset, given how each split's pixels are read."""
+        """Returns the dataset, given how each split's pixels are read."""
         if self.task == "classification":
             return Dataset(self.summary, train, held_out)
         mask = self.train.shape.channels - 1
@@ -117,18 +125,20 @@ class Listing:
 
     def without(self, problems: dict[str, UndecodedFiles]) -> Listing:
         """The set without its broken images, with a fingerprint and a key of its own."""
-        names = [name for split in SPLITS for name, _ in problems[split].values()]
+        names = [problem.name for problem in _all_problems(problems)]
         if not names:
             return self
         digest = hashlib.sha256("\n".join((self.fingerprint, *names)).encode(errors="surrogateescape")).hexdigest()
-        some = ", ".join(shown(name) for name in names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
+        quoted_names = ", ".join(shown(name) for name in names[:10])
+        if len(names) > 10:
+            quoted_names += f" and {len(names) - 10} more"
         return replace(
             self,
             train=self.train.without([*problems["train"]]),
             held_out=self.held_out.without([*problems["held_out"]]),
             fingerprint=digest,
             key=f"{self.key}-{digest[:12]}",
-            notes=(*self.notes, f"{len(names)} broken image(s) left out: {some}"),
+            notes=(*self.notes, f"{len(names)} broken image(s) left out: {quoted_names}"),
         )
 
 
@@ -137,7 +147,8 @@ class ImageSet:
 
     def __init__(self, list_images: Callable[[DataSpec], Listing], keys: Sequence[str] = ("channels", "dtype")) -> None:
         """`keys` are the keys of [data] that it takes, besides those of every image set."""
-        self._list_images, self._keys = list_images, (*keys, "source", "skip_broken", "classes")
+        self._list_images = list_images
+        self._keys = (*keys, "source", "skip_broken", "classes")
         self._verified: set[str] = set()
         """Keys of listings without a broken image: a study that varies something else checks them only once."""
 
@@ -149,7 +160,7 @@ class ImageSet:
         cache_root = base.default_cache_root()
         listing = self._listing(spec, cache_root)
         if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
-            refuse_broken(_problems(listing.judged(wholly=False)))
+            refuse_broken(_all_problems(listing.judged(wholly=False)))
             self._verified.add(listing.key)
         return listing.summary
 
@@ -175,8 +186,8 @@ class ImageSet:
         listing = self._listing(spec, cache_root)
         build = partial(_decode, listing)
         decoded: DecodedDataset | None = None
-        small = listing.decoded_bytes <= MOST_CACHED_BYTES
-        if spec.source in ("cache", "memory") or (spec.source is None and small):
+        is_cached_by_default = listing.decoded_bytes <= MOST_CACHED_BYTES
+        if spec.source in ("cache", "memory") or (spec.source is None and is_cached_by_default):
             decoded = cached(cache_root, listing.key, build)
         match spec.source:
             case "cache" if decoded is None:
@@ -190,136 +201,188 @@ class ImageSet:
         return listing.dataset(opened.train, opened.held_out)
 
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
+        """Lists the images, without broken ones where they may be left out.
+
+        Raises:
+            RequestError: the keys or the files are wrong, or more images are broken than may be.
+        """
         base.refuse_other_keys(spec, self._keys)
         listing = self._list_images(spec)
         if spec.source_size == DataSpec.model_fields["source_size"].default:
-            small = f"images are stored at {spec.source_size} pixels a side, the default of data.source_size"
-            note = f"{small}: a model of larger images sees these enlarged"
+            size = f"images are stored at {spec.source_size} pixels a side, the default of data.source_size"
+            note = f"{size}: a model of larger images sees these enlarged"
             listing = replace(listing, notes=(*listing.notes, note))
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
-            refuse_broken(_problems(problems), spec.skip_broken)
+            refuse_broken(_all_problems(problems), spec.skip_broken)
             listing = listing.without(problems)
         return listing
 
 
-def _problems(of_splits: Mapping[str, UndecodedFiles]) -> list[tuple[str, str]]:
-    return [problem for of_split in of_splits.values() for problem in of_split.values()]
+def _all_problems(problems_by_split: Mapping[str, UndecodedFiles]) -> list[ImageProblem]:
+    """Returns the problems of the images of all splits."""
+    return [problem for problems in problems_by_split.values() for problem in problems.values()]
+
+
+class LabelledImages(NamedTuple):
+    """Images of one split, and their labels."""
+
+    encoded: Encoded
+    labels: Labels
 
 
 def listing_of(
     kind: str,
     spec: DataSpec,
     classes: Sequence[str],
-    train: tuple[Encoded, Labels],
-    held_out: tuple[Encoded, Labels] | None,
+    train: LabelledImages,
+    held_out: LabelledImages | None,
     fingerprint: str,
-    where: str,
+    location: str,
 ) -> Listing:
-    """A listing of what was found; without a split of its own, a share `data.held_out` of the images is held out.
+    """Makes a listing of images; without a split of its own, a share `data.held_out` of them is held out.
 
     Args:
         kind: kind of dataset, for the cache's key.
-        spec: what was asked for.
+        spec: the [data] section.
         classes: names, in the order of the labels.
-        train: images and their labels.
-        held_out: the same for their own split; None: there is none.
+        train: the training images, or all where `held_out` is None.
+        held_out: the held-out images; None: they have no split of their own.
         fingerprint: fingerprint of all files.
-        where: the folder, for messages.
+        location: the folder, for messages.
 
     Raises:
         RequestError: nothing can be held out.
     """
     shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
-    encoded, labels = train
     share = "own"
     if held_out is None:
         share = str(spec.held_out)
-        if base.held_out_count(len(labels), len(classes), spec.held_out) < 1:
-            what = f"{shown(where)} has one image for each class: nothing can be held out"
+        if base.held_out_count(len(train.labels), len(classes), spec.held_out) < 1:
+            what = f"{shown(location)} has one image for each class: nothing can be held out"
             raise RequestError(what, next_step="Add images, or make the folders train and val")
-        train_ids, held_out_ids = base.split_ids(labels, spec.held_out)
-        held_out = encoded.some(held_out_ids), labels[held_out_ids]
-        encoded, labels = encoded.some(train_ids), labels[train_ids]
-    stored = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
-    stored += "" if spec.dtype == "uint8" else "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
+        train_ids, held_out_ids = base.split_ids(train.labels, spec.held_out)
+        held_out = _some(train, held_out_ids)
+        train = _some(train, train_ids)
+    storage = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
+    if spec.dtype != "uint8":
+        storage += "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
     return Listing(
         classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
-        train=FileSplit(encoded, labels, shape),
-        held_out=FileSplit(*held_out, shape),
+        train=FileSplit(train.encoded, train.labels, shape),
+        held_out=FileSplit(held_out.encoded, held_out.labels, shape),
         fingerprint=fingerprint,
-        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{stored}-{share}",
+        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{storage}-{share}",
     )
 
 
-def chosen_classes(
-    spec: DataSpec, present: Sequence[str], where: str, kind: str = "classes", next_step: str = ""
-) -> list[str]:
-    """The classes that are taken from those present, sorted: all, or those that `data.classes` names.
+def _some(images: LabelledImages, ids: Labels) -> LabelledImages:
+    """Returns only the images `ids`, in this order."""
+    return LabelledImages(images.encoded.some(ids), images.labels[ids])
 
-    A line of its file is a class, or begins with one: "n01440764 tench". `where` the classes are, what `kind` of thing
-    they are, and the `next_step` if there are too few are used in messages.
+
+def chosen_classes(
+    spec: DataSpec, present: Sequence[str], location: str, kind: str = "classes", next_step: str = ""
+) -> list[str]:
+    """Returns the classes to read, sorted: all that are present, or those that `data.classes` names.
+
+    A line of its file is a class, or begins with one: "n01440764 tench".
+
+    Args:
+        spec: the [data] section.
+        present: names of the classes that have images.
+        location: where they are, for messages.
+        kind: what they are ("class folders"), for messages.
+        next_step: what to do if there are too few, for messages.
 
     Raises:
         RequestError: one is not there, or fewer than 2 are left.
     """
-    if isinstance(spec.classes, int):
-        chosen = sorted(present)
-    else:
-        lines = spec.classes if isinstance(spec.classes, tuple) else (spec.classes,)
-        there = set(present)
-        named = [line if line in there else line.split(maxsplit=1)[0] for line in lines]
-        absent = [line for line, name in zip(lines, named, strict=True) if name not in there]
-        if absent:
-            more = f" (and {len(absent) - 1} more)" if absent[1:] else ""
-            what = f"data.classes names {shown(absent[0])}{more}, and {shown(where)} has no such class"
-            raise RequestError(what, next_step="Correct the file of classes", hint=nearest(absent[0], sorted(there)))
-        chosen = sorted(set(named))
-    if len(chosen) < 2:
-        what = f"{shown(where)} has {len(chosen)} {kind}; at least 2 are needed"
+    classes = sorted(present) if isinstance(spec.classes, int) else _named_classes(spec.classes, present, location)
+    if len(classes) < 2:
+        what = f"{shown(location)} has {len(classes)} {kind}; at least 2 are needed"
         raise RequestError(what, next_step=next_step)
-    return chosen
+    return classes
+
+
+def _named_classes(lines: tuple[str, ...] | str, present: Sequence[str], location: str) -> list[str]:
+    """Returns the classes that lines begin with, each once, sorted; refuses a line of a class that is not present."""
+    if isinstance(lines, str):
+        lines = (lines,)
+    present_names = set(present)
+    names: set[str] = set()
+    absent: list[str] = []
+    for line in lines:
+        name = line if line in present_names else line.split(maxsplit=1)[0]
+        if name in present_names:
+            names.add(name)
+        else:
+            absent.append(line)
+    if absent:
+        more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+        what = f"data.classes names {shown(absent[0])}{more}, and {shown(location)} has no such class"
+        hint = nearest(absent[0], sorted(present_names))
+        raise RequestError(what, next_step="Correct the file of classes", hint=hint)
+    return sorted(names)
 
 
 def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: OnProgress | None = None) -> tuple[str, ...]:
-    samples = {split: len(getattr(listing, split)) for split in SPLITS}
-    before = 0
+    """Decodes both splits into a room; returns the names of the classes. See `Build` and `decode_split`."""
+    all_images = len(listing.train) + len(listing.held_out)
+    images_before = 0
     for name in SPLITS:
         split: FileSplit = getattr(listing, name)
         side, channels, dtype = split.shape
-        images, labels = room(name, samples[name], (side, side, channels), dtype)
+        images, labels = room(name, len(split), (side, side, channels), dtype)
         labels[:] = split.labels
-        told = partial(_told, progress, before, sum(samples.values())) if progress is not None else None
-        decode_split(room, name, images, split.encoded, split.shape, processes=processes, progress=told)
-        before += samples[name]
+        split_progress: OnProgress | None = None
+        if progress is not None:
+            split_progress = partial(_report_progress, progress, images_before, all_images)
+        decode_split(room, name, images, split.encoded, split.shape, processes=processes, progress=split_progress)
+        images_before += len(split)
     return listing.classes
 
 
-def _told(progress: OnProgress, before: int, samples: int, done: int, _of_split: int) -> None:
-    progress(before + done, samples)
+def _report_progress(
+    progress: OnProgress, images_before: int, all_images: int, split_images_done: int, _split_images: int
+) -> None:
+    """Reports the progress of one split as that of all images."""
+    progress(images_before + split_images_done, all_images)
 
 
 def _remembered(path: Path, listing: Listing) -> dict[str, UndecodedFiles]:
-    """The broken images, read from a file in the cache's folder if it exists: finding them decodes every image."""
+    """Returns the broken images of each split, from a file in the cache's folder if it exists.
+
+    Else they are looked for, which decodes every image, and written there: {"train": [[number, name, problem], ...],
+    "held_out": [...]}.
+    """
     try:
-        read = json.loads(path.read_text())
-        return {split: {int(n): (str(name), str(what)) for n, name, what in read[split]} for split in SPLITS}
+        content = json.loads(path.read_text())
+        return {split: _problems_from(content[split]) for split in SPLITS}
     except (OSError, ValueError, KeyError, TypeError):
         pass
     problems = listing.judged(wholly=True)
-    content = {split: [[n, *problems[split][n]] for n in problems[split]] for split in SPLITS}
-    base.write_if_possible(path, json.dumps(content))
+    rows = {split: [[number, *problem] for number, problem in problems[split].items()] for split in SPLITS}
+    base.write_if_possible(path, json.dumps(rows))
     return problems
 
 
-def _copied(decoded: DecodedDataset) -> DecodedDataset:
-    def copied(split: ArraySplit) -> ArraySplit:
-        return ArraySplit(split.images.copy(), split.labels.copy())
+def _problems_from(rows: Any) -> UndecodedFiles:
+    """Reads one split's broken images from JSON. Raises `TypeError` or `ValueError` for anything else."""
+    return {int(number): ImageProblem(str(name), str(what)) for number, name, what in rows}
 
-    return replace(decoded, train=copied(decoded.train), held_out=copied(decoded.held_out))
+
+def _copied(decoded: DecodedDataset) -> DecodedDataset:
+    """Returns a dataset with copies of its arrays in memory."""
+    return replace(decoded, train=_copied_split(decoded.train), held_out=_copied_split(decoded.held_out))
+
+
+def _copied_split(split: ArraySplit) -> ArraySplit:
+    return ArraySplit(split.images.copy(), split.labels.copy())
 
 
 def _require_memory(listing: Listing) -> None:
+    """Refuses a set that does not fit into this host's free memory once decoded."""
     import psutil
 
     free = psutil.virtual_memory().available

@@ -1,4 +1,4 @@
-"""Pictures of common formats: whether one is whole, and its pixels as a square of a given side."""
+"""Verifies and decodes pictures of common formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,24 @@ _JPEG = b"\xff\xd8\xff"
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
-def verify_picture(content: Content, name: str = "") -> tuple[int, int]:
-    """Width and height of a picture, checked to be whole as far as is cheap.
+class Size(NamedTuple):
+    """Size of a picture in pixels."""
+
+    width: int
+    height: int
+
+
+class Picture(NamedTuple):
+    """A picture whose pixels have been decoded."""
+
+    pixels: Images
+    """uint8 `[h, w, 3]`."""
+    stored_size: Size
+    """Its size in its file."""
+
+
+def verify_picture(content: Content, name: str = "") -> Size:
+    """Checks that a picture is whole, as far as is cheap; returns its size.
 
     Raises:
         RequestError: it is broken; names the file.
@@ -57,13 +73,14 @@ def verify_picture(content: Content, name: str = "") -> tuple[int, int]:
         # A file without its end mark may still be good, with other data behind: only decoding tells.
         if mark is not None and mark not in _tail(content):
             image.load()
-        return image.width, image.height
+        return Size(image.width, image.height)
 
 
 def decode_square(content: Content, side: int, channels: int = 3, name: str = "", *, deep: bool = False) -> Images:
-    """Pixels uint8 `[side, side, channels]`: the centre square, scaled with an antialiasing bilinear filter.
+    """Decodes the centre square of a picture to uint8 `[side, side, channels]`.
 
-    The same as scaling the short side to `side` and cropping the centre, without the scaled long side in memory.
+    It is scaled with an antialiasing bilinear filter: the same as scaling the short side to `side` and cropping the
+    centre, without the scaled long side in memory.
 
     Args:
         content: path of the file, or its bytes.
@@ -76,55 +93,72 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
         RequestError: it is broken, or `deep` and in colours of 16 bits.
     """
     with _stored(content) as stored:
-        image, _ = _decoded(stored, lambda *_: (side, side), channels, _name(name, content), deep=deep)
-        return _square(image, side, channels)
+        decoded = _decode(stored, lambda _: Size(side, side), channels, _name(name, content), deep=deep)
+        return _square(decoded.image, side, channels)
 
 
-def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, tuple[int, int]]:
-    """A whole picture, scaled down as in `decode_square` if one of its sides is longer than `side`.
-
-    Returns:
-        Pixels uint8 `[h, w, 3]`, and the width and height that it has in its file.
+def decode_within(content: Content, side: int, name: str = "") -> Picture:
+    """Decodes a whole picture, scaled down as in `decode_square` if one of its sides is longer than `side`.
 
     Raises:
         RequestError: it is broken.
     """
+
+    def target(stored_size: Size) -> Size:
+        return within(stored_size.width, stored_size.height, side)
+
     with _stored(content) as stored:
-        image, own = _decoded(stored, lambda width, height: within(width, height, side), 3, _name(name, content))
-        size = within(*own, side)
-        return np.asarray(image if image.size == size else image.resize(size, _pillow().Resampling.BILINEAR)), own
+        decoded = _decode(stored, target, 3, _name(name, content))
+        image = decoded.image
+        size = target(decoded.stored_size)
+        if image.size != size:
+            image = image.resize(size, _pillow().Resampling.BILINEAR)
+        return Picture(np.asarray(image), decoded.stored_size)
 
 
 def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
-    """The values `[H, W]` of a picture that has one channel of 8 or 16 bits, or a palette.
+    """Returns the values `[H, W]` of a picture that has one channel of 8 or 16 bits, or a palette.
 
     Raises:
         RequestError: it is broken, or holds something else.
     """
     name = _name(name, content)
     with _stored(content) as stored, _opened(stored, name) as image:
-        # Pillow spreads grey of fewer bits over all of 0 to 255: a PNG's 1 of 4 bits becomes 17.
-        tiles = getattr(image, "tile", ())
-        fewer_bits = image.mode == "L" and any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in tiles)
-        if image.mode not in ("L", "P", "I;16", "I;16B") or fewer_bits:
-            kind = "grey of fewer bits" if fewer_bits else image.mode
+        has_fewer_bits = image.mode == "L" and _has_fewer_bits(image)
+        if image.mode not in ("L", "P", "I;16", "I;16B") or has_fewer_bits:
+            kind = "grey of fewer bits" if has_fewer_bits else image.mode
             raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {kind}")
         labels = np.array(image)
-    if (most := int(labels.max())) > np.iinfo(np.uint8).max:
-        raise BrokenImage(name, f"it has the label {most:,}, and labels are numbers from 0 to 255")
+    highest = int(labels.max())
+    if highest > np.iinfo(np.uint8).max:
+        raise BrokenImage(name, f"it has the label {highest:,}, and labels are numbers from 0 to 255")
     return labels.astype(np.uint8, copy=False)
 
 
-def within(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height of a picture scaled down in its own proportions so that neither is more than `side`."""
+def _has_fewer_bits(image: Image) -> bool:
+    """Whether a grey picture may have fewer than 8 bits in its file.
+
+    Pillow spreads these over all of 0 to 255: a PNG's 1 of 4 bits becomes 17.
+    """
+    return any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in getattr(image, "tile", ()))
+
+
+def within(width: int, height: int, side: int) -> Size:
+    """Returns the size of a picture scaled down in its own proportions so that neither edge is more than `side`."""
     longer = max(width, height)
     if longer <= side:
-        return width, height
-    return tuple(max(1, (2 * edge * side + longer) // (2 * longer)) for edge in (width, height))  # type: ignore[return-value]  # of two edges
+        return Size(width, height)
+    return Size(
+        width=max(1, (2 * width * side + longer) // (2 * longer)),
+        height=max(1, (2 * height * side + longer) // (2 * longer)),
+    )
 
 
 def _name(name: str, content: Content) -> str:
-    return name or (content if isinstance(content, str) else "")
+    """Returns the name in messages: by default the path, and nothing for bytes."""
+    if name:
+        return name
+    return content if isinstance(content, str) else ""
 
 
 @contextmanager
@@ -139,41 +173,58 @@ def _stored(content: Content) -> Iterator[Content]:
         yield stored
 
 
-def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
-    """Left, upper, right and lower edge of the centre square."""
+class Box(NamedTuple):
+    """Edges of a part of a picture, in pixels from its upper left corner."""
+
+    left: float
+    upper: float
+    right: float
+    lower: float
+
+
+def centre_box(width: int, height: int) -> Box:
+    """Returns the centre square of a picture."""
     short = min(width, height)
-    left, top = (width - short) / 2, (height - short) / 2
-    return left, top, left + short, top + short
+    left = (width - short) / 2
+    upper = (height - short) / 2
+    return Box(left, upper, right=left + short, lower=upper + short)
 
 
 def _square(image: Image, side: int, channels: int) -> Images:
+    """Scales the centre square of a picture to `[side, side, channels]`."""
     square = image.resize((side, side), _pillow().Resampling.BILINEAR, box=centre_box(*image.size))
     return np.asarray(square).reshape(side, side, channels)
 
 
-_Target = Callable[[int, int], tuple[int, int]]
-"""Width and height of a picture -> those at which it is wanted."""
+_Target = Callable[[Size], Size]
+"""Size of a picture in its file -> the size at which it is needed."""
 
 
-def _decoded(
-    content: Content, target: _Target, channels: int, name: str, *, deep: bool = False
-) -> tuple[Image, tuple[int, int]]:
-    """A picture, decoded no larger than `target` needs, and its own width and height."""
-    if (decoded := _jpeg(content, target, channels)) is not None:
-        return _pillow().fromarray(decoded[0]), decoded[1]
+class _Decoded(NamedTuple):
+    """A picture, decoded at its own size or at a half, a quarter or an eighth of it."""
+
+    image: Image
+    stored_size: Size
+
+
+def _decode(content: Content, target: _Target, channels: int, name: str, *, deep: bool = False) -> _Decoded:
+    """Decodes a picture no larger than `target` needs; see `decode_square`."""
+    jpeg = _decode_jpeg(content, target, channels)
+    if jpeg is not None:
+        return _Decoded(_pillow().fromarray(jpeg.pixels), jpeg.stored_size)
     with _opened(content, name) as image:
-        own = image.size
+        stored_size = Size(*image.size)
         # Lets JPEG decode at a half, a quarter, ... as long as that is large enough.
-        image.draft("L" if channels == 1 else "RGB", target(*own))
-        if deep and channels == 1 and _wide(image):
-            return _pillow().fromarray(np.asarray(image).astype(np.float32)), own
+        image.draft("L" if channels == 1 else "RGB", target(stored_size))
+        if deep and channels == 1 and _is_wide_grey(image):
+            return _Decoded(_pillow().fromarray(np.asarray(image).astype(np.float32)), stored_size)
         if deep and any(";16" in str(mode) for *_, mode in getattr(image, "tile", ())):
             what = f"the image {name} has 16 bits, of which 8 would be lost in {channels} channels"
             raise RequestError(what, next_step="Store such images as TIFF or .npy, or set data.dtype = 'uint8'")
-        return _grey(image) if channels == 1 else _rgb(image), own
+        return _Decoded(_grey(image) if channels == 1 else _rgb(image), stored_size)
 
 
-def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tuple[int, int]] | None:
+def _decode_jpeg(content: Content, target: _Target, channels: int) -> Picture | None:
     """Decodes a JPEG exactly as Pillow does, but faster; None for anything odd, which is left to Pillow.
 
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
@@ -185,18 +236,34 @@ def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tup
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
         if colours not in ("YCbCr", "Gray") or height * width > MOST_PIXELS:
             return None
-        size, halvings = target(width, height), 0
-        while halvings < 3 and width >= size[0] << (halvings + 1) and height >= size[1] << (halvings + 1):
-            halvings += 1
-        smaller = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)} if halvings else {}
-        pixels: Images = simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB", **smaller)
+        stored_size = Size(width, height)
+        halvings = _halvings(stored_size, target(stored_size))
+        least_size: dict[str, int] = {}
+        if halvings > 0:
+            least_size = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)}
+        pixels: Images = simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB", **least_size)
     except (OSError, ValueError):  # broken, or with a warning that Pillow ignores
         return None
-    return (pixels[..., 0] if channels == 1 else pixels), (width, height)
+    if channels == 1:
+        pixels = pixels[..., 0]
+    return Picture(pixels, stored_size)
+
+
+def _halvings(stored_size: Size, size: Size) -> int:
+    """Returns how often, up to 3 times, a picture can be halved and is still as large as `size`."""
+    halvings = 0
+    while halvings < 3:
+        next_width = size.width << (halvings + 1)
+        next_height = size.height << (halvings + 1)
+        if stored_size.width < next_width or stored_size.height < next_height:
+            break
+        halvings += 1
+    return halvings
 
 
 @functools.cache
 def _simplejpeg() -> ModuleType | None:
+    """Returns the module simplejpeg; None where it is not installed."""
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:
@@ -205,6 +272,7 @@ def _simplejpeg() -> ModuleType | None:
 
 @functools.cache
 def _pillow() -> ModuleType:
+    """Imports Pillow's `Image`, without its warnings."""
     from PIL import Image
 
     # Pillow warns of things that `_opened` refuses, or that do no harm (odd metadata): the user gets one message or
@@ -215,7 +283,13 @@ def _pillow() -> ModuleType:
 
 @contextmanager
 def _opened(content: Content, name: str) -> Iterator[Image]:
-    pillow, name = _pillow(), name or str(content)
+    """Yields a picture that Pillow has opened, and not decoded yet.
+
+    Raises:
+        BrokenImage: it cannot be read, or claims too many pixels; also for what fails inside the `with`.
+    """
+    pillow = _pillow()
+    name = name or str(content)
     try:
         file = io.BytesIO(content) if isinstance(content, bytes) else content
         with pillow.open(file, formats=sorted(set(EXTENSIONS.values()))) as image:
@@ -232,6 +306,7 @@ def _opened(content: Content, name: str) -> Iterator[Image]:
 
 
 def _tail(content: Content) -> bytes:
+    """Returns the last bytes of a file."""
     if isinstance(content, bytes):
         return content[-_TAIL_BYTES:]
     with Path(content).open("rb") as file:
@@ -240,21 +315,26 @@ def _tail(content: Content) -> bytes:
 
 
 def _grey(image: Image) -> Image:
-    # Wider grey goes through `_rgb` and comes back as one of its three equal channels.
-    return _rgb(image).getchannel(0) if image.mode.startswith(("I", "F")) else image.convert("L")
+    """Returns a picture in grey of 8 bits."""
+    if image.mode.startswith(("I", "F")):  # wider grey, of which `_rgb` makes three equal channels
+        return _rgb(image).getchannel(0)
+    return image.convert("L")
 
 
-def _wide(image: Image) -> bool:
+def _is_wide_grey(image: Image) -> bool:
     """Whether it is grey of 16 bits."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
 
 
 def _rgb(image: Image) -> Image:
+    """Returns a picture in colours of 8 bits. Raises `ValueError` for numbers of 32 bits."""
     from PIL import Image
 
-    if image.mode in ("I", "F") and not _wide(image):  # Pillow would clip values above 255, and show fractions as black
+    if image.mode in ("I", "F") and not _is_wide_grey(
+        image
+    ):  # Pillow would clip values above 255, and show fractions as black
         raise ValueError(f"it holds {'whole numbers' if image.mode == 'I' else 'fractions'} of 32 bits, no colours")
-    if _wide(image):  # Pillow would clip 16-bit grey to white
+    if _is_wide_grey(image):  # Pillow would clip 16-bit grey to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
@@ -265,5 +345,6 @@ class BrokenImage(RequestError):
     """A file that cannot be an image of the set; `name` says which file, `what` what is wrong."""
 
     def __init__(self, name: str, what: str) -> None:
-        self.name, self.what = name, what
+        self.name = name
+        self.what = what
         super().__init__(explain(f"the image {shown(name)} is broken: {what}", next_step="Repair or remove the file"))

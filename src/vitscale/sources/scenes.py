@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitscale.errors import shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import IGNORED, OUTSIDE, Encoded, Images, Labels, Split
-from vitscale.sources.pictures import BrokenImage, decode_labels, decode_within, verify_picture, within
+from vitscale.sources.pictures import BrokenImage, Size, decode_labels, decode_within, verify_picture, within
 
 T = TypeVar("T")
 MaskArray = NDArray[np.uint8]
@@ -45,9 +45,8 @@ class ScenePairs(Encoded):
 
     def some(self, numbers: Labels) -> ScenePairs:
         """See `Encoded`."""
-        pictures, annotations = (
-            tuple(paths[number] for number in numbers) for paths in (self.pictures, self.annotations)
-        )
+        pictures = tuple(self.pictures[number] for number in numbers)
+        annotations = tuple(self.annotations[number] for number in numbers)
         return ScenePairs(pictures, annotations, self.classes)
 
     def verify(self, number: int) -> None:
@@ -56,25 +55,27 @@ class ScenePairs(Encoded):
         Raises:
             BrokenImage: one of the two is broken or missing, their sizes differ, or a label stands for no class.
         """
-        self._both(number, lambda path: (None, verify_picture(path, path)))
+        self._read_both(number, lambda path: (None, verify_picture(path, path)))
 
     def decode(self, number: int, shape: ArrayShape) -> Images:
-        """A scene as `[side, side, channels]`: its picture for 3 channels, its mask for 1, both for 4.
+        """Decodes a scene to `[side, side, channels]`: its picture for 3 channels, its mask for 1, both for 4.
 
         Beyond the scene's end the picture is black, and the mask `OUTSIDE`.
 
         Raises:
             BrokenImage: as for `verify`; with one of the two alone, sizes are not compared.
         """
-        side, channels = shape.side, shape.channels
-        stored = np.zeros((side, side, channels), dtype=np.uint8)
-        picture, mask = None, None
-        if channels == SCENE_CHANNELS:
-            picture, mask = self._both(number, lambda path: decode_within(path, side, path))
-        elif channels == 1:
+        side = shape.side
+        stored = np.zeros((side, side, shape.channels), dtype=np.uint8)
+        picture: Images | None = None
+        mask: MaskArray | None = None
+        if shape.channels == SCENE_CHANNELS:
+            picture, mask = self._read_both(number, lambda path: decode_within(path, side, path))
+        elif shape.channels == 1:
             mask = self._mask(number)
         else:
-            picture, _ = decode_within(self.pictures[number], side, self.pictures[number])
+            path = self.pictures[number]
+            picture = decode_within(path, side, path).pixels
         if picture is not None:
             stored[: picture.shape[0], : picture.shape[1], :3] = picture
         if mask is not None:
@@ -83,14 +84,28 @@ class ScenePairs(Encoded):
             stored[: scaled.shape[0], : scaled.shape[1], -1] = scaled
         return stored
 
-    def _both(self, number: int, read: Callable[[str], tuple[T, tuple[int, int]]]) -> tuple[T, MaskArray]:
-        """The result of `read` for the picture, without width and height, and the mask at its own size."""
-        name, annotation = self.pictures[number], self.annotations[number]
-        if not name or not annotation:
-            raise BrokenImage(name or annotation, f"it has no {'annotation' if name else 'picture'} of its name")
+    def _read_both(self, number: int, read_picture: Callable[[str], tuple[T, Size]]) -> tuple[T, MaskArray]:
+        """Reads the picture and the mask of a scene.
+
+        Args:
+            number: number of the scene.
+            read_picture: path of a picture -> the value to return, and the picture's size in its file.
+
+        Returns:
+            The value of `read_picture`, and the mask at its own size.
+
+        Raises:
+            BrokenImage: as for `verify`. If both are broken it names both.
+        """
+        name = self.pictures[number]
+        annotation = self.annotations[number]
+        if not annotation:
+            raise BrokenImage(name, "it has no annotation of its name")
+        if not name:
+            raise BrokenImage(annotation, "it has no picture of its name")
         broken = None
         try:
-            picture, (width, height) = read(name)
+            picture, size = read_picture(name)
         except BrokenImage as error:
             broken = error
         try:
@@ -101,28 +116,40 @@ class ScenePairs(Encoded):
             raise BrokenImage(name, f"{broken.what}; and so is {shown(annotation)}: {error.what}") from None
         if broken is not None:
             raise broken
-        if mask.shape != (height, width):
-            labelled = f"{shown(name)} is {width} x {height}"
-            raise BrokenImage(annotation, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {labelled}")
+        if mask.shape != (size.height, size.width):
+            picture_clause = f"{shown(name)} is {size.width} x {size.height}"
+            raise BrokenImage(annotation, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {picture_clause}")
         return picture, mask
 
     def _mask(self, number: int) -> MaskArray:
-        """Classes `[H, W]`; `IGNORED` where the label is 0 or 255."""
+        """Reads the mask of a scene: classes `[H, W]`, `IGNORED` where the label is 0 or 255.
+
+        Raises:
+            BrokenImage: it is broken, or a label stands for no class.
+        """
         path = self.annotations[number]
         labels = decode_labels(path, path)
         labels[labels == IGNORED] = 0
-        if (most := int(labels.max())) > self.classes:
-            raise BrokenImage(path, f"it has the label {most}, and data.classes is {self.classes}")
+        highest = int(labels.max())
+        if highest > self.classes:
+            raise BrokenImage(path, f"it has the label {highest}, and data.classes is {self.classes}")
         labels -= np.uint8(1)  # bytes wrap: 0 becomes 255
         return labels
 
 
 def nearest_within(mask: MaskArray, side: int) -> MaskArray:
-    """A mask scaled as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
-    size = within(mask.shape[1], mask.shape[0], side)
-    columns, rows = ((2 * np.arange(n) + 1) * whole // (2 * n) for n, whole in zip(size, mask.shape[::-1], strict=True))
+    """Scales a mask as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
+    height, width = mask.shape
+    size = within(width, height, side)
+    rows = _nearest_pixels(height, size.height)
+    columns = _nearest_pixels(width, size.width)
     scaled: MaskArray = mask[rows[:, None], columns]
     return scaled
+
+
+def _nearest_pixels(length: int, scaled_length: int) -> NDArray[np.int64]:
+    """Returns the pixel along an edge that is nearest to the middle of each pixel of the scaled edge."""
+    return (2 * np.arange(scaled_length) + 1) * length // (2 * scaled_length)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Learnable images of any number and size, each made from its id alone: no memory, no cache, no files.
+"""Makes learnable images of any number and size, each from its id alone: no memory, no cache, no files.
 
 For segmentation their pixels are labelled, and in every image some pixels count for nothing.
 """
@@ -23,7 +23,13 @@ from vitscale.trial.trial import DataSpec
 _VERSION = 1
 _GRID = 4
 """Squares along a side of a class's pattern: `_GRID x _GRID` coloured squares."""
-_PATTERN_STREAM, _TRAIN_STREAM, _HELD_OUT_STREAM, _SQUARES_STREAM, _MARGIN_STREAM = 10, 11, 12, 20, 30
+_PATTERN_STREAM = 10
+_TRAIN_STREAM = 11
+_HELD_OUT_STREAM = 12
+_SQUARES_STREAM = 20
+"""Added to the stream of a split."""
+_MARGIN_STREAM = 30
+"""Added to the stream of a split."""
 _MOST_CLASSES = 255
 """Most classes of masks: of a byte's 256 values, one stands for pixels that count for nothing."""
 
@@ -43,15 +49,15 @@ class SyntheticSplit:
     def take(self, ids: Labels) -> Images:
         """Makes the images; see `Split.take`."""
         base.require_ids(ids, len(self))
-        used, position = np.unique(self.labels[ids], return_inverse=True)
-        squares = 64 + (_noise(used, _GRID * _GRID * self.channels, _PATTERN_STREAM) >> 1)
+        classes, pattern_of_image = np.unique(self.labels[ids], return_inverse=True)
+        squares = 64 + (_noise(classes, _GRID * _GRID * self.channels, _PATTERN_STREAM) >> 1)
         squares = squares.reshape(-1, _GRID, _GRID, self.channels)
-        nearest = np.arange(self.side) * _GRID // self.side
-        patterns = squares[:, nearest[:, None], nearest]
+        square_of_pixel = np.arange(self.side) * _GRID // self.side
+        patterns = squares[:, square_of_pixel[:, None], square_of_pixel]
         shape = (self.side, self.side, self.channels)
         noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
         # 0 to 254: uint8 arithmetic wraps in between (191 + 127) and comes out right.
-        return patterns[position] + (noise >> 1) - np.uint8(64)
+        return patterns[pattern_of_image] + (noise >> 1) - np.uint8(64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +82,7 @@ class SegmentedSplit:
         return self
 
     def __getitem__(self, ids: Labels) -> NDArray[np.uint8]:
-        """Masks; see `Split.labels`."""
+        """Makes masks; see `Split.labels`."""
         masks = self._classes(ids).astype(np.uint8)
         margins = _noise(ids, 1, self.stream + _MARGIN_STREAM).astype(np.int64) * (self.side // 4) // 255
         masks[np.arange(self.side) < margins] = base.IGNORED
@@ -91,13 +97,15 @@ class SegmentedSplit:
         return colours[self._classes(ids)] + (noise >> 1) - np.uint8(64)
 
     def _classes(self, ids: Labels) -> NDArray[np.int64]:
-        squares = _noise(ids, _GRID * _GRID * 8, self.stream + _SQUARES_STREAM).view("<u8") % np.uint64(self.classes)
-        nearest = np.arange(self.side) * _GRID // self.side
-        return squares.astype(np.int64).reshape(-1, _GRID, _GRID)[:, nearest[:, None], nearest]
+        """Returns the class of each pixel, `[n, side, side]`."""
+        words = _noise(ids, _GRID * _GRID * 8, self.stream + _SQUARES_STREAM).view("<u8")
+        squares = (words % np.uint64(self.classes)).astype(np.int64).reshape(-1, _GRID, _GRID)
+        square_of_pixel = np.arange(self.side) * _GRID // self.side
+        return squares[:, square_of_pixel[:, None], square_of_pixel]
 
 
 def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
-    """Uniform bytes `[len(ids), count]`, one row per id."""
+    """Returns uniform bytes `[len(ids), count]`, one row per id."""
     words = -(-count // 8)
     positions: Words = np.add.outer(ids.astype(np.uint64) * np.uint64(words), np.arange(words, dtype=np.uint64))
     return base.mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
@@ -119,18 +127,20 @@ class Synthetic:
             RequestError: more classes than a mask has values.
         """
         base.refuse_other_keys(spec, ("channels",))
-        masks = self.task == "segmentation"
-        if masks and base.class_count(spec) > _MOST_CLASSES:
+        has_masks = self.task == "segmentation"
+        classes = base.class_count(spec)
+        if has_masks and classes > _MOST_CLASSES:
             raise RequestError(
                 f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"]
             )
-        name = "synthetic masks" if masks else "synthetic"
+        name = "synthetic masks" if has_masks else "synthetic"
         recipe = f"{name} {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
-        recipe += f" {spec.channels} channels" if spec.channels != 3 else ""
+        if spec.channels != 3:
+            recipe += f" {spec.channels} channels"
         return Summary(
             train_samples=spec.samples,
             held_out_samples=math.ceil(spec.samples * Fraction(str(spec.held_out))),
-            classes=tuple(f"class {number}" for number in range(base.class_count(spec))),
+            classes=tuple(f"class {number}" for number in range(classes)),
             image_shape=(spec.source_size, spec.source_size, spec.channels),
             fingerprint=hashlib.sha256(recipe.encode()).hexdigest(),
             task=self.task,
@@ -140,9 +150,10 @@ class Synthetic:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
-        # A pattern and its noise have 128 equally likely values each: a variance of (128^2 - 1) / 12, twice.
-        alike = base.ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
-        statistics = None if spec.channels == 3 else alike
+        statistics: base.ChannelStatistics | None = None
+        if spec.channels != 3:
+            # A pattern and its noise have 128 equally likely values each: a variance of (128^2 - 1) / 12, twice.
+            statistics = base.ChannelStatistics(mean=(127.0,) * spec.channels, std=(52.25,) * spec.channels)
 
         def split(samples: int, stream: int) -> Split:
             if self.task == "segmentation":
@@ -155,4 +166,5 @@ class Synthetic:
         return Dataset(summary, train, held_out, statistics)
 
 
-SYNTHETIC, SYNTHETIC_MASKS = Synthetic(), Synthetic("segmentation")
+SYNTHETIC = Synthetic()
+SYNTHETIC_MASKS = Synthetic("segmentation")

@@ -1,5 +1,8 @@
-"""Callbacks that mark a library's optimizer steps by a Probe: for Hugging Face's Trainer, for Lightning, and for loops
-with Composer's events. Each imports its library only when it is called."""
+"""Callbacks that mark a library's optimizer steps by a Probe.
+
+They are for Hugging Face's Trainer, for Lightning, and for loops with Composer's events. Each imports its library only
+when it is called.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from vitscale.worker.script_arguments import images_of
 
 
 class _EventSteps:
-    """Steps and pauses of a library's trainer: one of its events begins them, and another ends them."""
+    """Steps and pauses of a library's trainer: one of its events begins them, and another ends them.
+
+    At most one of the two is under way. Outside a study every method does nothing.
+    """
 
     def __init__(self) -> None:
         self.probe = Probe()
@@ -20,12 +26,14 @@ class _EventSteps:
         self._images: int | None = None
         """Images so far of the step under way; None between steps."""
         self._is_last = False
+        """Whether that step is its loader's last."""
         self._pause: AbstractContextManager[None] | None = None
-        """The pause under way."""
+        """The pause under way; None outside of one."""
         self._pause_dropped_step = False
+        """Whether that pause began within a step."""
 
     def begin(self, images: int, *, last: bool = False) -> None:
-        """Begins an optimizer step, unless one has begun. A pause that is left ends first.
+        """Begins an optimizer step, unless one has begun. A pause under way ends first.
 
         Args:
             images: images of its first micro-step, or of the whole step.
@@ -76,7 +84,7 @@ class _EventSteps:
 
 
 def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
-    """Images of this process in each of an epoch's steps under `transformers.Trainer`; empty where nobody knows.
+    """Returns the images of this process in each of an epoch's steps under `transformers.Trainer`; empty if unknown.
 
     The last step has fewer micro-steps, and a process that is alone a smaller last batch: several share batches out
     evenly, with images a second time.
@@ -97,7 +105,7 @@ def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
 
 
 def trainer_callback() -> Any:
-    """A callback for `transformers.Trainer(callbacks=[...])`; it ends training when enough is measured."""
+    """Makes a callback for `transformers.Trainer(callbacks=[...])`; it ends training when enough is measured."""
     from transformers import TrainerCallback
 
     steps = _EventSteps()
@@ -139,7 +147,7 @@ def trainer_callback() -> Any:
 
 
 def lightning_callback() -> Any:
-    """A callback for `lightning.Trainer(callbacks=[...])`; it ends training when enough is measured."""
+    """Makes a callback for `lightning.Trainer(callbacks=[...])`; it ends training when enough is measured."""
     try:
         from lightning.pytorch import Callback
     except ImportError:
@@ -161,13 +169,14 @@ def lightning_callback() -> Any:
         def on_train_batch_start(self, trainer: Any, _pl_module: Any, batch: Any, batch_idx: int) -> None:
             """Begins a step before its first micro-step, where the loader still has all of them."""
             accumulate = trainer.accumulate_grad_batches
-            batches_left = trainer.num_training_batches - batch_idx  # infinite where the loader has no length
-            if batch_idx % accumulate:
+            remaining_batches = trainer.num_training_batches - batch_idx  # infinite where the loader has no length
+            is_first_of_step = batch_idx % accumulate == 0
+            if not is_first_of_step:
                 steps.add(images_of(batch))
-            elif batches_left < accumulate:
+            elif remaining_batches < accumulate:
                 steps.pause()
             else:
-                steps.begin(images_of(batch), last=batches_left == accumulate)
+                steps.begin(images_of(batch), last=remaining_batches == accumulate)
 
         def on_train_batch_end(self, trainer: Any, _pl_module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
             """Ends a step after its last micro-step, and what fills none after the loader's last batch."""
@@ -197,7 +206,7 @@ def _is_last(state: Any) -> bool:
 
 
 def composer_callback() -> Any:
-    """A callback for Composer's own Trainer, and for loops with its events in which each batch is an optimizer step."""
+    """Makes a callback for Composer's Trainer, and for loops with its events whose batches are optimizer steps."""
     try:
         from composer import Callback
     except ImportError:

@@ -57,7 +57,7 @@ class StepRecorder:
     def __init__(
         self, trial: Trial, rank: RankInfo, device: torch.device, log: RankLog, planned_windows: Sequence[StepWindow]
     ) -> None:
-        """Opens the counters of this rank's machine, and starts the profiler once if it is to be used.
+        """Opens the counters of this rank's machine, and starts the profiler once if steps are to be explained.
 
         The process group exists by now, if there is to be one.
 
@@ -172,8 +172,10 @@ class StepRecorder:
         return self._step_context is not None
 
     def begin_first_step(self) -> None:
-        """Begins to watch what the first step compiles, and how long it takes. `begin_step` does so itself, unless
-        something that belongs to the first step comes before it."""
+        """Begins to watch what the first step compiles, and how long it takes.
+
+        `begin_step` does so itself, unless something that belongs to the first step comes before it.
+        """
         self._first_step = _FirstStep()
 
     def begin_step(self) -> None:
@@ -255,11 +257,13 @@ class StepRecorder:
             context.__exit__(None if dropped is None else _StepDropped, dropped, None)
 
     def _window_of(self, step: int) -> StepWindow:
+        """Returns the window of a step; one beyond the plan is like the plan's last."""
         if step < len(self._windows):
             return self._windows[step]
         return self._windows[-1] if self._windows else "light"
 
     def _write_steps(self, timed: Sequence[tuple[LineOf, float, float]]) -> None:
+        """Writes steps whose time is known, as `StepClock.mark` returns them."""
         for line_of, seconds, loss in timed:
             self.step_seconds += seconds
             self._log.write(line_of(seconds=seconds, loss=loss))
@@ -267,8 +271,11 @@ class StepRecorder:
     # Profiles
 
     def _begin_block(self) -> None:
-        """Starts the profiler. Ranks then meet, else the explained step would wait for one whose profiler is slower to
-        start; but not again for a block that is begun a second time."""
+        """Starts the profiler.
+
+        Ranks then meet, else the explained step would wait for one whose profiler is slower to start; but not again for
+        a block that is begun a second time.
+        """
         self._explainer.begin_block()
         if self._met_before != self.step:
             barrier()
@@ -315,6 +322,7 @@ class StepRecorder:
         self.steps_to_count = first_counted + COUNTED_STEPS - self.step
 
     def _end_counted_step(self) -> None:
+        """Ends a step that is not recorded; after the last one writes what they sent."""
         self._leave_step()
         self.step += 1
         self.steps_to_count -= 1
@@ -326,13 +334,14 @@ class StepRecorder:
 
 
 class _StepDropped(Exception):
-    """Leaves the context of a step that is dropped, so that nothing of it is recorded."""
+    """Raised into the context of a step that is dropped, so that nothing of it is recorded."""
 
 
 class _FirstStep:
     """The first step, which may compile: a phase of start-up."""
 
     def __init__(self) -> None:
+        """Begins to watch what is compiled."""
         self._began = time.perf_counter()
         self._watch = extensions.watched()
         self._compiled = self._watch.__enter__()

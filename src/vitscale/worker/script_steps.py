@@ -1,4 +1,4 @@
-"""The steps of a user's own loop inside a study, as the script marks them by its Probe.
+"""Records the steps of a user's own loop inside a study, as the script marks them by its Probe.
 
 They go to a `StepRecorder`, as those of vitscale's own loop do. What is of scripts alone stands here: a step begins
 where the previous one has ended; images, micro-steps and precision are checked against the study; a loop over the
@@ -107,7 +107,7 @@ class ScriptSteps:
         self._losses: list[torch.Tensor | float] = []
         """Losses of the micro-steps of the step under way."""
         self._epoch_first_step = 0
-        """First step since the latest pause."""
+        """Number of the first step of the epoch under way: epochs of a script lie between its pauses."""
         self._dropped_steps = 0
         """Steps that a pause ended before they were over."""
         self._unfinished_steps = 0
@@ -378,7 +378,7 @@ class ScriptSteps:
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
         per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
-        planned_steps = self.step_limit or per_epoch * (train.epochs or 0)
+        planned_steps = per_epoch * (train.epochs or 0) if self.step_limit is None else self.step_limit
         recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
         self._log.write(start_line(self._header, rank, device, recorder.backend))
         self._log.write(PhaseLine(name="script", seconds=script_seconds))

@@ -1,4 +1,4 @@
-"""The training of one rank: epochs of optimizer steps, each recorded; evaluation outside every timing window."""
+"""Trains one rank: epochs of optimizer steps, each recorded; evaluation lies outside every timing window."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _StepGradients(NamedTuple):
 
 
 class Training:
-    """Trains one rank to the end of its trial, and writes what it sees to `log`."""
+    """Trains one rank to the end of its trial, and writes its record."""
 
     def __init__(
         self,
@@ -53,7 +53,17 @@ class Training:
         log: RankLog,
         seed: int,
     ) -> None:
-        """`seed`: that of this run, for the order and the augmentation."""
+        """Prepares to train; nothing is read or computed yet.
+
+        Args:
+            trial: the trial.
+            rank: which rank this is.
+            dataset: its images.
+            engine: holds the model and its optimizer.
+            device: what it computes on.
+            log: its record.
+            seed: this run's seed, for the order and the augmentation.
+        """
         self.trial = trial
         self.rank = rank
         self.engine = engine
@@ -65,7 +75,7 @@ class Training:
         per_epoch = self.passes.order(epoch=0).steps
         self.rehearses = trial.train.compile and (self.step_limit is None or self.step_limit >= per_epoch)
         """Whether steps of another shape would else be compiled among the timed ones."""
-        planned_steps = self.step_limit or per_epoch * (trial.train.epochs or 0)
+        planned_steps = per_epoch * (trial.train.epochs or 0) if self.step_limit is None else self.step_limit
         self.recorder = StepRecorder(trial, rank, device, log, windows(trial, planned_steps, per_epoch))
         self.meters: dict[str, EpochMeter] = {
             name: known("meter", name, {}, "begin", "end") for name in trial.window.meters
@@ -92,6 +102,7 @@ class Training:
         self.recorder.close()
 
     def _is_over(self, epoch: int) -> bool:
+        """Whether training ends before epoch number `epoch`."""
         if self.step_limit is not None:
             return self.step >= self.step_limit
         target = self.trial.train.target_accuracy
@@ -174,7 +185,7 @@ class Training:
         return _StepGradients(step_loss, rank_images, batch.step_real)
 
     def _rehearse(self) -> None:
-        """Lets compiled blocks know the shape of an epoch's last step; the time is that of the first step."""
+        """Lets compiled blocks know the shape of an epoch's last step; its time counts as part of the first step."""
         self.recorder.begin_first_step()
         self.passes.rehearse_last_step()
         self.log.alive()
@@ -215,6 +226,8 @@ class Training:
         held_out = self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else Evaluation()
         evaluation_seconds = time.perf_counter() - began
         loader_seconds = batches.spent
+        reading_seconds = loader_seconds.reading if loader_seconds is not None else None
+        decoding_seconds = loader_seconds.decoding if loader_seconds is not None else None
         self.held_out_accuracy = held_out.accuracy
         self.log.write(measures.resources)
         self.log.write(
@@ -232,8 +245,8 @@ class Training:
                 peak_bytes=self.recorder.resources.peak_bytes(measures.resources),
                 evaluation_seconds=evaluation_seconds if self.trial.window.evaluate else None,
                 loader_images_per_second=batches.images_per_second,
-                loader_reading_seconds=loader_seconds.reading if loader_seconds else None,
-                loader_decoding_seconds=loader_seconds.decoding if loader_seconds else None,
+                loader_reading_seconds=reading_seconds,
+                loader_decoding_seconds=decoding_seconds,
             )
         )
 
@@ -241,7 +254,7 @@ class Training:
         """Counts what some further steps send, which all ranks take together and which are not recorded.
 
         Args:
-            epoch: the first whose order of images has not been used.
+            epoch: number of the first epoch whose order of images has not been used.
         """
         if self.recorder.backend is None:
             self.log.write(TrafficLine(step=self.step, backend=NO_GROUP, collectives=()))
@@ -258,5 +271,5 @@ class Training:
             epoch += 1
 
     def _zero_sums(self) -> Tensor:
-        """Sums of `tally` [3], on the device until the epoch is over."""
+        """Returns sums of `tally` [3] to add to, which stay on the device until the epoch is over."""
         return torch.zeros(3, dtype=torch.float64, device=self.device)

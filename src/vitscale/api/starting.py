@@ -43,7 +43,7 @@ def init(
     hostfile: StrPath | None = None,
     where: Where | None = None,
 ) -> InitResult:
-    """Write a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
+    """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
 
     Args:
         output: the study file to write, which must not be there yet.

@@ -12,7 +12,14 @@ from vitscale import runner
 from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
 from vitscale.api.new_files import write_new
 from vitscale.errors import RequestError, shown
-from vitscale.preflight.first_study import Where, Wishes, check_images, first_study, look_around, rank_counts_for
+from vitscale.preflight.first_study import (
+    StudyMachines,
+    Wishes,
+    check_images,
+    first_study,
+    look_around,
+    rank_counts_for,
+)
 from vitscale.study.file import StudyFile
 from vitscale.study.schema import study_schema
 
@@ -41,7 +48,7 @@ def init(
     engine: str | None = None,
     gpus: Sequence[int] | int | None = None,
     hostfile: StrPath | None = None,
-    where: Where | None = None,
+    where: StudyMachines | None = None,
 ) -> InitResult:
     """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
 
@@ -79,10 +86,10 @@ def init(
     schema = file.parent / _SCHEMA
     if not schema.exists():
         write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
-    return InitResult(file, where.told, len(planned.tasks))
+    return InitResult(file, where.description, len(planned.tasks))
 
 
-def machines_for(output: StrPath, hostfile: StrPath | None = None) -> Where:
+def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachines:
     """Look at the machines for a study that is to be written.
 
     Raises:
@@ -94,7 +101,7 @@ def machines_for(output: StrPath, hostfile: StrPath | None = None) -> Where:
     return look_around(path_or_none(hostfile), Path.cwd(), study_folder=file.parent)
 
 
-def usual_counts(where: Where) -> tuple[int, ...]:
+def usual_counts(where: StudyMachines) -> tuple[int, ...]:
     """Return rank counts that suit these machines: doublings up to all there are."""
     return rank_counts_for(where)
 

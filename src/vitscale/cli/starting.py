@@ -37,7 +37,7 @@ def init(
     from vitscale.api import starting
 
     machines = starting.machines_for(output, hostfile)
-    sys.stdout.write(f"Found {machines.told}.\n")
+    sys.stdout.write(f"Found {machines.description}.\n")
     if sys.stdin.isatty():
         model = model or typer.prompt("Model", "vit-b16" if machines.gpus else "vit-ti16")
         data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")

@@ -1,4 +1,4 @@
-"""What every engine does, and the pieces that engines share so that they differ only in how they distribute.
+"""The base of engines, and the pieces that engines share so that they differ only in how they distribute.
 
 They are the optimizer, and what is done to each of a model's repeated blocks (checkpointing, compiling, sharding).
 """
@@ -9,6 +9,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +61,9 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
             groups.setdefault((parameter.ndim <= 1, mesh), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda group: group[0][0])
-    return [{"params": held, "weight_decay": 0.0 if flat else weight_decay} for (flat, _), held in ordered]
+    return [
+        {"params": parameters, "weight_decay": 0.0 if is_flat else weight_decay} for (is_flat, _), parameters in ordered
+    ]
 
 
 def _zero_momentum(sgd: torch.optim.SGD) -> None:
@@ -253,7 +256,7 @@ def _nothing(logits: Tensor) -> Tensor:
 
 
 class TorchEngine(Engine):
-    """What plain training, DDP and FSDP2 share: torch's own loop.
+    """torch's own loop, which plain training, DDP and FSDP2 share.
 
     They differ in the wrapper and in when gradients travel. fp16 computes under autocast, and torch's GradScaler scales
     its losses so that small gradients survive.
@@ -312,7 +315,7 @@ class TorchEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        """What `wrap` gives, where that is the model itself."""
+        """The result of `wrap`, where that is the model itself."""
         return self.wrapped
 
     @override
@@ -333,21 +336,32 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a small one. Empty
     where no list holds two modules of one class.
     """
-    heads = [getattr(model, name, None) for name in _HEADS]
-    in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
-    lists = [
-        children
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential)
-        and module not in in_heads
-        and len(children := list(_called(module))) > 1
-        and len({type(child) for child in children}) == 1
-    ]
+    lists = list(_uniform_lists(model))
+    if not lists:
+        return []
     # Among equals the first is the outermost.
-    largest = max(lists, key=lambda children: sum(map(_size, children)), default=[])
-    alike = dict.fromkeys(child for children in lists for child in children if type(child) is type(largest[0]))
-    inside = {module for block in alike for module in block.modules() if module is not block}
-    return [block for block in alike if block not in inside]
+    largest = max(lists, key=lambda modules: sum(map(_size, modules)))
+    block_class = type(largest[0])
+    blocks = dict.fromkeys(module for module in chain(*lists) if type(module) is block_class)
+    inner_modules: set[nn.Module] = set()
+    for block in blocks:
+        inner_modules.update(module for module in block.modules() if module is not block)
+    return [block for block in blocks if block not in inner_modules]
+
+
+def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the modules of each list outside heads that holds two or more, all of one class."""
+    in_heads: set[nn.Module] = set()
+    for name in _HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Module):
+            in_heads.update(head.modules())
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and module not in in_heads:
+            children = list(_called(module))
+            classes = {type(child) for child in children}
+            if len(children) > 1 and len(classes) == 1:
+                yield children
 
 
 def _called(container: nn.Module) -> Iterator[nn.Module]:
@@ -427,7 +441,11 @@ def _begin_graphs_anew(*_: object) -> None:
 
 
 def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
-    """What keeps a block's batch norms from counting images again in their statistics where forward is repeated."""
+    """Return arguments of checkpointing that keep a block's batch norms from counting images again in the repetition.
+
+    Raises:
+        RequestError: the block is compiled, and has batch norms that count.
+    """
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     if not any(norm.track_running_stats for norm in norms):
         return {}
@@ -444,18 +462,18 @@ def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
 @contextmanager
 def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     """Has norms update copies of their buffers meanwhile."""
-    own = [norm._buffers for norm in norms]
+    originals = [norm._buffers for norm in norms]
     for norm in norms:
-        norm._buffers = {name: None if held is None else held.clone() for name, held in norm._buffers.items()}
+        norm._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()}
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, own, strict=True):
+        for norm, buffers in zip(norms, originals, strict=True):
             norm._buffers = buffers
 
 
 def _numbers(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
-    """What the compiler may take for constants of a block: blocks that are alike in it share their graphs."""
+    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs."""
     return tuple(
         (path, name, value)
         for path, module in block.named_modules()
@@ -470,7 +488,7 @@ def _size(module: nn.Module) -> int:
 
 @contextmanager
 def known_gpu(device_type: str) -> Iterator[None]:
-    """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
+    """A context of imports that ask for a GPU: they find that there is one, and NVML is not initialised.
 
     Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19.8 initialises NVML
     (`CUDA_Accelerator`; earlier ones try kernels too); torch 2.11 asks in its compiler (`_inductor.runtime`), and for
@@ -481,10 +499,13 @@ def known_gpu(device_type: str) -> Iterator[None]:
     def refuse() -> NoReturn:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
-    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
+    is_available = torch.cuda.is_available
+    initialise = pynvml.nvmlInit
     if device_type == "cuda":
-        pynvml.nvmlInit, torch.cuda.is_available = refuse, lambda: True
+        torch.cuda.is_available = lambda: True
+        pynvml.nvmlInit = refuse
     try:
         yield
     finally:
-        pynvml.nvmlInit, torch.cuda.is_available = initialise, asked
+        torch.cuda.is_available = is_available
+        pynvml.nvmlInit = initialise

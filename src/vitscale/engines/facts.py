@@ -1,6 +1,6 @@
-"""What an engine answers about itself. No torch here: `study`, `analysis`, `prediction`, `advice` and ranks ask alike.
+"""Facts of an engine, for all that must not import it: `study`, `analysis`, `prediction`, `advice`. No torch here.
 
-An answer that is left out is unknown, and whoever asks says so: nothing is guessed of an engine.
+A fact that is left out is unknown, and whoever asks says so: nothing is guessed of an engine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ BLOCK_OPTIONS = ("activation_checkpointing", "compile", "compile_mode")
 
 
 class Refusal(NamedTuple):
-    """Why an engine cannot do what is asked."""
+    """A reason for which an engine cannot do what is asked."""
 
     what: str
-    """What is asked, and what prevents it."""
+    """The request, and what prevents it."""
     next_step: str
     valid: tuple[str, ...] = ()
-    """What would be taken."""
+    """Values that would be taken."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """All answers of an engine that others need. References are "module:name", and imported when needed."""
+    """All that others need to know of an engine. References are "module:name", and imported when needed."""
 
     engine: str
     """Reference to the class that trains: a `vitscale.engines.base.Engine`."""
@@ -84,6 +84,8 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    every_stage_must_train: bool = False
+    """Whether its wrapper refuses a pipeline's stage that trains nothing; others need one that trains on each rank."""
     updates_dtensors: bool = False
     """Whether its optimizer updates torch's DTensors, over which torch 2.13 has no fused SGD."""
     own_loss_scaling: bool = False
@@ -101,12 +103,12 @@ class EngineFacts:
     states: str = ""
     """Reference to what a rank holds beside activations: `(trial, shapes) -> engines.states.RankStates`."""
     states_unknown: Callable[[TrainSpec], str] = lambda _: ""
-    """Why `states` does not tell it for this [train]; empty where it does."""
+    """Why `states` has no answer for this [train]; empty where it has."""
     stage_states: str = ""
     """Reference to what a rank holds while a micro-batch is in one of its pipeline stages, for an engine that gathers
     weights block by block: `(trial, shapes, *, later, directly) -> RankStates`."""
     around_parts: str = ""
-    """Reference to what it holds at each part of a model of unlike blocks, where `RankStates` does not say it:
+    """Reference to what a rank holds at each part of a model of unlike blocks, where `RankStates` does not say it:
     `(trial, states, parts, turn) -> engines.parts.Around`."""
     part_gathers: str = ""
     """Reference to the weights that it gathers in each part's forward and backward:
@@ -117,7 +119,7 @@ class EngineFacts:
     checked: tuple[Mapping[str, Any], ...] = ()
     """What `vitscale check --training` trains: fields of [train], and of [parallel] by dotted names."""
     preloaded: Callable[[TrainSpec], tuple[object, ...]] = lambda _: ()
-    """What of a [train] decides which libraries `Engine.preload` imports, besides the engine and the device."""
+    """Values of a [train] that decide which libraries `Engine.preload` imports, besides the engine and the device."""
     gradients_on_host: Callable[[TrainSpec], bool] = lambda _: False
     """Whether ranks of GPUs exchange gradients on the host."""
     marked_by: str = ""
@@ -125,6 +127,6 @@ class EngineFacts:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """All its references, "module:name"."""
-        own = (self.engine, self.messages, self.states, self.stage_states, self.around_parts, self.part_gathers)
-        return tuple(filter(None, own))
+        """All references that it gives, "module:name"."""
+        references = (self.engine, self.messages, self.states, self.stage_states, self.around_parts, self.part_gathers)
+        return tuple(reference for reference in references if reference)

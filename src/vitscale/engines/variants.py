@@ -9,11 +9,12 @@ from vitscale.engines import ENGINES
 from vitscale.engines.names import variant_name
 from vitscale.trial.trial import TrainSpec
 
-_OPTIONS = tuple(
-    dict.fromkeys(option for facts in ENGINES.values() for option in (*facts.name_options, facts.stands_for) if option)
-)
-"""The fields of [train] that make variants: `EngineFacts.name_options` and `stands_for` of all engines."""
-_DEFAULTS: dict[str, Any] = {option: TrainSpec.model_fields[option].default for option in _OPTIONS}
+_DEFAULTS: dict[str, Any] = {}
+"""The fields of [train] that make variants, `EngineFacts.name_options` and `stands_for` of all engines -> default."""
+for _facts in ENGINES.values():
+    for _option in (*_facts.name_options, _facts.stands_for):
+        if _option:
+            _DEFAULTS[_option] = TrainSpec.model_fields[_option].default
 
 
 class EngineVariant(NamedTuple):
@@ -29,15 +30,14 @@ class EngineVariant(NamedTuple):
     @staticmethod
     def of_fields(engine: str, fields: Mapping[str, Any]) -> EngineVariant:
         """Return the variant of an engine whose fields are these of [train], and for others at their defaults."""
-        values = _DEFAULTS | dict(fields)
-        return EngineVariant(
-            engine, tuple((name, values[name]) for name in _DEFAULTS if values[name] != _DEFAULTS[name])
-        )
+        values = ((name, fields.get(name, default)) for name, default in _DEFAULTS.items())
+        changed = tuple((name, value) for name, value in values if value != _DEFAULTS[name])
+        return EngineVariant(engine, changed)
 
     @staticmethod
     def of_train(train: TrainSpec) -> EngineVariant:
         """Return the variant that a [train] names."""
-        return EngineVariant.of_fields(train.engine, {option: getattr(train, option) for option in _OPTIONS})
+        return EngineVariant.of_fields(train.engine, {option: getattr(train, option) for option in _DEFAULTS})
 
     @property
     def name(self) -> str:

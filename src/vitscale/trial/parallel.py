@@ -42,7 +42,7 @@ class ParallelSpec(Spec):
     (Korthikanti et al., arXiv 2205.05198, section 4.2.2)."""
 
     def __hash__(self) -> int:
-        """Hashes the counts only: ten times as fast as pydantic's hash, for each of thousands of configurations."""
+        """Hash the counts only: ten times as fast as pydantic's hash, for each of thousands of configurations."""
         return hash((self.tensor, self.sequence, self.pipeline))
 
     @property

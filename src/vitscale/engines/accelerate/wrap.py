@@ -24,7 +24,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 class AccelerateEngine(Engine):
-    """What `Accelerator.prepare` makes of model and optimizer, used as Accelerate's own examples do."""
+    """The results of `Accelerator.prepare` for model and optimizer, used as Accelerate's own examples do."""
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         """The wrap order of Accelerate.
@@ -38,7 +38,8 @@ class AccelerateEngine(Engine):
         Raises:
             RuntimeError: Accelerate wrapped the model in something other than what was asked for.
         """
-        self.train_spec = train = trial.train
+        train = trial.train
+        self.train_spec = train
         self.device = device
         self.through_deepspeed = train.wrapper == "deepspeed"
         if self.through_deepspeed:
@@ -48,16 +49,19 @@ class AccelerateEngine(Engine):
         else:
             self.input_dtype = base.weight_dtype(train)
             model = base.with_options(model.to(device, self.input_dtype), train)
-        self.accelerator = accelerator = _accelerator(model, trial, device)
+        self.accelerator = _accelerator(model, trial, device)
         # One process on a GPU is not distributed to Accelerate (1.15, `multi_device`): it wraps nothing in DDP.
-        self.bare = train.wrapper == "ddp" and device.type == "cuda" and accelerator.num_processes == 1
-        self.wrapped, self.optimizer = accelerator.prepare(model, base.optimizer_of(model, trial))
+        is_single_gpu = device.type == "cuda" and self.accelerator.num_processes == 1
+        self.bare = train.wrapper == "ddp" and is_single_gpu
+        """Whether the model is in no wrapper."""
+        self.wrapped, self.optimizer = self.accelerator.prepare(model, base.optimizer_of(model, trial))
         self._check_wrapped()
         if self.through_deepspeed:
             self.gradient_dtype = deepspeed_wrap.gradient_dtype(self.wrapped, train)
         else:
-            sent = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
-            self.gradient_dtype = TorchEngine.sent_gradient_dtype(sent)
+            # Without a wrapper no hook converts gradients.
+            hooked = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
+            self.gradient_dtype = TorchEngine.sent_gradient_dtype(hooked)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
@@ -94,8 +98,8 @@ class AccelerateEngine(Engine):
     @override
     def rehearse(self, images: Tensor) -> None:
         """Does what the base class says, but without `accumulate`, which would count a micro-step."""
-        by_rank = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
-        with self.wrapped.no_sync() if by_rank else nullcontext():
+        can_skip_exchange = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
+        with self.wrapped.no_sync() if can_skip_exchange else nullcontext():
             with self.autocast():
                 logits = logits_of(self.wrapped(images.to(self.input_dtype)))
             loss = logits.float().sum() * 0.0
@@ -137,22 +141,30 @@ class AccelerateEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        itself = self.train_spec.wrapper == "fsdp2" or self.bare
-        module: nn.Module = self.wrapped if itself else self.wrapped.module
+        is_model_itself = self.train_spec.wrapper == "fsdp2" or self.bare
+        module: nn.Module = self.wrapped if is_model_itself else self.wrapped.module
         return module
 
     def _check_wrapped(self) -> None:
-        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on."""
-        asked = self.train_spec.wrapper
-        if asked == "deepspeed":
-            from deepspeed import DeepSpeedEngine
+        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on.
 
-            wrapped = isinstance(self.wrapped, DeepSpeedEngine)
-        else:
-            wrapped = isinstance(self.wrapped, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
-        if not wrapped and not self.bare:
-            made = type(self.wrapped).__name__
-            raise RuntimeError(f"train.accelerate_backend = '{asked}', but Accelerate made a {made} of the model")
+        Raises:
+            RuntimeError: it is in another wrapper than that of the backend.
+        """
+        backend = self.train_spec.wrapper
+        if not self.bare and not isinstance(self.wrapped, _wrapper_class(backend)):
+            kind = type(self.wrapped).__name__
+            raise RuntimeError(f"train.accelerate_backend = '{backend}', but Accelerate made a {kind} of the model")
+
+
+def _wrapper_class(backend: str) -> type:
+    """Return the class in which a backend of Accelerate wraps a model."""
+    if backend == "deepspeed":
+        from deepspeed import DeepSpeedEngine
+
+        engine_class: type = DeepSpeedEngine
+        return engine_class
+    return FSDPModule if backend == "fsdp2" else DistributedDataParallel
 
 
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
@@ -179,7 +191,7 @@ def _deepspeed_options(trial: Trial) -> dict[str, Any]:
 
 
 def _torch_options(train: TrainSpec, device: torch.device) -> dict[str, Any]:
-    """Return what an `Accelerator` of torch's own wrappers is told; DeepSpeed's has it in its configuration."""
+    """Return arguments of an `Accelerator` of torch's own wrappers, which DeepSpeed has in its configuration."""
     is_autocast = train.precision in ("bf16", "fp16")
     return {"mixed_precision": train.precision if is_autocast else "no", "cpu": device.type == "cpu"}
 

@@ -1,4 +1,4 @@
-"""What DDP answers about itself."""
+"""Facts of DDP, and what it refuses."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ FACTS = EngineFacts(
     usual=True,
     options=("bucket_mib", "gradient_dtype", "gradient_as_bucket_view", "static_graph", *BLOCK_OPTIONS),
     splits=("sequence", "pipeline"),
+    every_stage_must_train=True,
     refusals=_refusals,
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,

@@ -27,7 +27,7 @@ _COMPRESSING_HOOKS: dict[str, Hook] = {
 
 
 class DdpOptions(NamedTuple):
-    """What a study sets of DDP, whether vitscale wraps the model or Accelerate does."""
+    """A study's options of DDP, whether vitscale wraps the model or Accelerate does."""
 
     arguments: dict[str, Any]
     """Arguments of `DistributedDataParallel`, and by the same names of Accelerate's `DistributedDataParallelKwargs`."""
@@ -53,6 +53,15 @@ def _hook_dtype(train: TrainSpec) -> str | None:
     return dtype
 
 
+class _BucketExchange(NamedTuple):
+    """The exchange of one bucket, which may be under way."""
+
+    done: Future[Tensor]
+    parameters: list[Tensor]
+    means: list[Tensor]
+    """Views of the bucket, one for each parameter; its mean gradient once the exchange is done."""
+
+
 class StageDdp(DistributedDataParallel):
     """DDP around a pipeline stage, whose gradients may still travel when its last backward is over.
 
@@ -64,13 +73,14 @@ class StageDdp(DistributedDataParallel):
     def __init__(self, module: nn.Module, hook: Hook, **options: Any) -> None:
         """`hook`: begins the exchange of a bucket; its future gives the mean, in the bucket itself."""
         super().__init__(module, **options)
-        under_way: list[tuple[Future[Tensor], list[tuple[Tensor, Tensor]]]] = []
-        self._under_way = under_way
+        exchanges: list[_BucketExchange] = []
+        self._exchanges = exchanges
 
         # torch compares annotations with its own types. It keeps the function, which therefore does not keep `self`.
         def begin(group, bucket):  # type: ignore[no-untyped-def]
-            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-            under_way.append((hook(group, bucket), pairs))
+            parameters = list(bucket.parameters())
+            means = list(bucket.gradients())
+            exchanges.append(_BucketExchange(hook(group, bucket), parameters, means))
             buffer = bucket.buffer()
             begun: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
             begun.set_result(buffer)
@@ -80,13 +90,13 @@ class StageDdp(DistributedDataParallel):
 
     def end_exchange(self) -> None:
         """Waits until every gradient is the mean over the ranks of the group."""
-        for exchange, pairs in self._under_way:
-            exchange.wait()
-            for parameter, mean in pairs:
+        for exchange in self._exchanges:
+            exchange.done.wait()
+            for parameter, mean in zip(exchange.parameters, exchange.means, strict=True):
                 # With gradient_as_bucket_view both are the same memory.
                 if parameter.grad is not None and parameter.grad.data_ptr() != mean.data_ptr():
                     parameter.grad.copy_(mean)
-        self._under_way.clear()
+        self._exchanges.clear()
 
 
 class DdpEngine(TorchEngine):

@@ -62,7 +62,7 @@ class _ReadKeys(_Section):
     zero_optimization: _Zero = _Zero()
     bf16: _Switch | None = None
     bfloat16: _Switch = _Switch()
-    """What `bf16` was called; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
+    """The old name of `bf16`; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
     fp16: _Switch = _Switch()
     torch_autocast: _Switch = _Switch()
     optimizer: _Optimizer | None = None

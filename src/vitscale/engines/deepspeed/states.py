@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from vitscale.engines import states as common
@@ -111,7 +111,7 @@ def _flat_copy_bytes(trial: Trial, settings: ZeroSettings) -> int:
     return copy_bytes
 
 
-def _last_exchange(trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int) -> Parts:
+def _last_exchange(trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int) -> dict[str, int]:
     """Return what stages 1 and 2 hold beside buckets when backward is over, and the last bucket is reduced.
 
     `part_bytes`: gradients that are copied out for this rank's part.
@@ -252,13 +252,18 @@ class _LargeElements(NamedTuple):
 @lru_cache(maxsize=256)
 def _large_elements(shapes: ParameterShapes, persistence_threshold: int) -> _LargeElements:
     def count(block: ModelBlock) -> int:
-        tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
-        return sum(elements for elements in tensors if elements > persistence_threshold)
+        shapes_of_block = chain(*(module.tensors for module in block.modules))
+        return _elements_above(map(math.prod, shapes_of_block), persistence_threshold)
 
     return _LargeElements(
         largest_block=max((count(block) for block in shapes.blocks if block.wrapped), default=0),
         model=sum(map(count, shapes.each())),
     )
+
+
+def _elements_above(tensor_elements: Iterable[int], threshold: int) -> int:
+    """Return the elements of all tensors that have more than `threshold`."""
+    return sum(elements for elements in tensor_elements if elements > threshold)
 
 
 def _master_weights(count: common.Sizes, ranks: int) -> dict[str, int]:
@@ -324,9 +329,10 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     settings = zero_settings(trial.train)
     modules = tuple(PlacedModule(module, part.block) for part in parts for module in part.modules)
     gathers = traversal(modules, settings, trial.train.activation_checkpointing)
-    large = [sum(n for n in part.tensors if n > settings.persistence_threshold) for part in parts]
+    large = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
     small = sum(part.elements for part in parts) - sum(large)
-    on_their_way = _elements_on_their_way(settings, max((n for part in parts for n in part.tensors), default=0))
+    largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
+    on_their_way = _elements_on_their_way(settings, largest_tensor)
     if trial.world.size > 1 and gathers.gathered_twice > min(sum(large), on_their_way):
         return _parts_gathered_twice(trial, parts, gathers, small=small)
     return _parts_that_stay(trial, large, small=small, on_their_way=on_their_way)

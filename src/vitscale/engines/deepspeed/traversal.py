@@ -46,7 +46,7 @@ class Fetch(NamedTuple):
 
 
 class Traversal(NamedTuple):
-    """What ZeRO-3 gathers in a micro-step; all but fetches in elements, without small weights, which stay gathered."""
+    """The gathers of ZeRO-3 in a micro-step; numbers are elements, without small weights, which stay gathered."""
 
     fetches: tuple[Fetch, ...]
     forward: tuple[int, ...]
@@ -56,7 +56,7 @@ class Traversal(NamedTuple):
     coming: tuple[int, ...]
     """The most that each module asks for ahead in forward, of which gloo has a copy while it comes."""
     gathered_twice: int
-    """What is released after it was used, and gathered again."""
+    """Elements that are released after they were used, and gathered again."""
 
 
 @lru_cache(maxsize=256)

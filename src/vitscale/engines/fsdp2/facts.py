@@ -1,4 +1,4 @@
-"""What FSDP2 answers about itself."""
+"""Facts of FSDP2, and what it refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FACTS = EngineFacts(
     messages="vitscale.engines.fsdp2.messages:messages",
     states="vitscale.engines.fsdp2.states:states",
     stage_states="vitscale.engines.fsdp2.states:stage_states",
-    around_parts="vitscale.engines.fsdp2.states:around_parts",
+    around_parts="vitscale.engines.fsdp2.parts:around_parts",
     variants=({},),
     checked=({}, {"parallel.tensor": 2}, {"parallel.tensor": 2, "parallel.shard_norms": True}),
     gradients_on_host=lambda train: train.offload == "parameters",

@@ -18,7 +18,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 class Fsdp2Options(NamedTuple):
-    """What a study sets of FSDP2, whether vitscale shards the model or Accelerate does."""
+    """A study's options of FSDP2, whether vitscale shards the model or Accelerate does."""
 
     reshard_after_forward: bool
     """Whether a block's weights are freed after its forward, and gathered again for its backward."""
@@ -81,7 +81,7 @@ class Fsdp2Engine(TorchEngine):
             for submodule in module.modules():
                 if submodule in blocks:
                     shard(submodule, reshard_after_forward=options.reshard_after_forward)
-            # Backward needs the root first, so FSDP2 keeps it gathered unless it is told otherwise.
+            # Backward needs the root first, so FSDP2 keeps it gathered unless an option says otherwise.
             shard(module)
             return module
 

@@ -131,7 +131,7 @@ def advise(
     chart: StrPath | None = None,
     say: Callable[[str], None] | None = None,
 ) -> AdviseResult:
-    """Advise what to rent: the fastest, the cheapest, the most ranks and the knee that meet the limits.
+    """Advises what to rent: the fastest, the cheapest, the most ranks and the knee that meet the limits.
 
     Args:
         results: a results folder, or a bundle of it.

@@ -144,7 +144,7 @@ def check_training(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> TrainingCheckResult:
-    """Check each engine by a tiny run on the devices that are there, and proves what is measured.
+    """Checks each engine by a tiny run on the devices that are there, and proves what is measured.
 
     Args:
         output: the results folder for the runs, to which a bundle is added; None: results/training-check-TIME.

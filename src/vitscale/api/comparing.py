@@ -110,7 +110,7 @@ def compare(
     combine_unlike: bool = False,
     output: StrPath | None = None,
 ) -> CompareResult:
-    """Compare results: what differs, and which trials got slower or faster for certain.
+    """Compares results: what differs, and which trials got slower or faster for certain.
 
     Args:
         results: two results folders or more; the others are compared with the first.
@@ -154,7 +154,7 @@ def compare_studies(
     output: StrPath | None = None,
     console: Console | None = None,
 ) -> CompareResult:
-    """Run studies in turn, round by round, and compares their results; the same call again resumes.
+    """Runs studies in turn, round by round, and compares their results; the same call again resumes.
 
     Args:
         studies: two study files or more; the others are compared with the first.

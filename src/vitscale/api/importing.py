@@ -136,7 +136,7 @@ def import_results(
     cells: str | None = None,
     as_repeats: bool = False,
 ) -> ImportResult | LinkImportResult:
-    """Import others' logs, tables or traces as results; importing them again changes nothing.
+    """Imports others' logs, tables or traces as results; importing them again changes nothing.
 
     What results need and the files leave open is an error that names the argument, with its choices.
 

@@ -78,6 +78,6 @@ def _cell(value: object) -> str:
 
 
 def lab_status() -> LabResult:
-    """Look at all labs of this machine: hosts, limits, and how many processes run on each."""
+    """Looks at all labs of this machine: hosts, limits, and how many processes run on each."""
     labs, unreadable = laboratories()
     return LabResult(tuple(labs), tuple(map(str, unreadable)))

@@ -59,7 +59,7 @@ def lint(
     gpus: int | None = None,
     deepspeed: str | None = None,
 ) -> LintResult:
-    """Find what a DeepSpeed configuration will really do; start nothing and need no DeepSpeed.
+    """Finds what a DeepSpeed configuration will really do; starts nothing and needs no DeepSpeed.
 
     Args:
         config: the JSON file that `deepspeed.initialize` gets, or what it holds.

@@ -74,7 +74,7 @@ def plan(
     skip_unfit: bool = False,
     launch: LaunchOptions | None = None,
 ) -> PlanResult:
-    """Plan a study: trials, memory, time and cost, exact commands. Nothing is started or written.
+    """Plans a study: trials, memory, time and cost, exact commands. Starts nothing and writes nothing.
 
     Args:
         study: the study file.

@@ -87,7 +87,7 @@ def predict(
     gpu_memory: str | int | None = None,
     training: TrainingPlan | None = None,
 ) -> PredictResult:
-    """Predict time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
+    """Predicts time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
 
     Args:
         results: a results folder, or a bundle of it.

@@ -123,7 +123,7 @@ class ReportResult(VerbResult):
 
 
 def report(results: StrPath, *, combine_unlike: bool = False, charts: Sequence[str] = ()) -> ReportResult:
-    """Report results: shown as tables; `write` makes a page, figures and data of them.
+    """Reports results: shown as tables; `write` makes a page, figures and data of them.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -168,7 +168,7 @@ def report_like(
     combine_unlike: bool = False,
     to_standard_output: bool = False,
 ) -> LikeResult:
-    """Draw a published study's figures from these results, and test its claims on them.
+    """Draws a published study's figures from these results, and tests its claims on them.
 
     Args:
         results: a results folder, or a bundle of it.

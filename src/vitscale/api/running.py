@@ -93,7 +93,7 @@ def run(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
-    """Run what is not done yet of a study; the same call again resumes.
+    """Runs what is not done yet of a study; the same call again resumes.
 
     Args:
         study: the study file.
@@ -140,7 +140,7 @@ def commands_to_do(
     gpu_memory: str | int | None = None,
     launch: LaunchOptions | None = None,
 ) -> str:
-    """List the exact commands or batch scripts of what `run` would do with the same arguments; starts nothing.
+    """List the exact commands or batch scripts of what `run` would do with the same arguments; start nothing.
 
     Raises:
         RequestError: the study, its data or the hosts do not allow it.
@@ -163,7 +163,7 @@ def train(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
-    """Train one trial without a study file; the same call again resumes.
+    """Trains one trial without a study file; the same call again resumes.
 
     Args:
         overrides: values put over the trial, as `train.micro_batch=16`.

@@ -72,7 +72,7 @@ class ExportResult(VerbResult):
 
 
 def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool = False) -> ExportResult:
-    """Export a results folder as one checksummed file for a paper or an issue; every function reads it.
+    """Exports a results folder as one checksummed file for a paper or an issue; every function reads it.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -115,7 +115,7 @@ class SendResult:
 
 
 def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult:
-    """Send every run to a tracker by its own client; a run that is there already is left as it is.
+    """Sends every run to a tracker by its own client; a run that is there already is left as it is.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -168,7 +168,7 @@ class WatchResult(VerbResult):
 
 
 def watch(results: StrPath) -> WatchResult:
-    """Look once at a study that runs, from any machine that sees its folder; nothing is locked or written.
+    """Looks once at a study that runs, from any machine that sees its folder; nothing is locked or written.
 
     Args:
         results: the results folder.

@@ -50,7 +50,7 @@ def init(
     hostfile: StrPath | None = None,
     where: StudyMachines | None = None,
 ) -> InitResult:
-    """Write a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
+    """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
 
     Args:
         output: the study file to write, which must not be there yet.

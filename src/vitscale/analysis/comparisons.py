@@ -117,8 +117,8 @@ def against_references(
                 comparison = _comparison(_Side(curve, trial_id), reference, group.gpus, trials)
                 result = adjusted(comparison.result, p_adjusted_by_pair[pair])
                 others.append(replace(comparison, result=result))
+        others.sort(key=lambda comparison: -comparison.result.ratio.value)
         if others:
-            others.sort(key=lambda comparison: -comparison.result.ratio.value)
             fields = set(itertools.chain.from_iterable(comparison.fields for comparison in others))
             references.append(
                 AgainstReference(

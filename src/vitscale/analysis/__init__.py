@@ -1,8 +1,7 @@
-"""Analysis: records in, results out. Pure: no charts, no torch, and no I/O but that of `analyse_folder`.
+"""Turns the records of a study into results. Pure: no charts, no torch, and no I/O but that of `analyse_folder`.
 
 statistics    intervals, ratios, comparisons over runs, Student's t
-peaks         what GPUs can compute, as published
-runs/         what one run says, and which runs count together
+runs/         the figures of one run, and which runs count together
 time/         where the time of a step goes, from exposure to the waterfall
 learning/     accuracy, the noise scale, and whether trials compute the same
 trials        one trial: its figures over its runs, which `summaries` makes, and its result among all trials
@@ -16,11 +15,11 @@ quality/      can this be trusted? what to do?
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import drift_by_trial
@@ -74,32 +73,34 @@ class Analysis:
     @cached_property
     @without_collection()
     def findings(self) -> tuple[Finding, ...]:
-        """What to know before trusting a figure, and what to do."""
+        """Faults that put figures in doubt, each with advice."""
         of_results = findings(list(self.trials.values()), self.curves, self.study, self.runs)
-        return (*_of_unread(self.unread), *of_results)
+        return (*_unread_findings(self.unread), *of_results)
 
     @cached_property
     @without_collection()
     def waterfalls(self) -> tuple[Waterfall, ...]:
         """The waterfall of each trial on each curve, except the baselines."""
-        return tuple(waterfall for curve in self.curves for waterfall in waterfalls(curve, self.trials))
+        return tuple(itertools.chain.from_iterable(waterfalls(curve, self.trials) for curve in self.curves))
 
     def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, ScalingPoint, TrialResult]]:
-        """(curve, point, trial) of each point of some curves, in their order; a trial on several comes with each."""
+        """Yield (curve, point, trial) of each point of these curves, in order; a trial on several comes with each."""
         for curve in curves:
             for point in curve.points:
                 yield curve, point, self.trials[point.trial_id]
 
     def curve_of(self, trial_id: str) -> tuple[CurveResult, ScalingPoint] | None:
-        """The first curve that holds a trial, and the trial's point on it."""
-        return next(
-            ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id), None
-        )
+        """Return the first curve that holds a trial, and the trial's point on it."""
+        for curve in self.curves:
+            for point in curve.points:
+                if point.trial_id == trial_id:
+                    return curve, point
+        return None
 
 
 @without_collection()
 def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
-    """Works out every figure of a study.
+    """Work out every figure of a study.
 
     Args:
         results: the records.
@@ -111,51 +112,32 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
 
 @without_collection()
 def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
-    """Reads a results folder, or a bundle of it, and analyses it.
+    """Read a results folder, or a bundle of it, and analyse it.
 
     A folder of many runs is read by a fork for each further core, where this process has no thread but its own: each
-    reads and summarises the runs of its part of the trials, and hands on what they come to. Of these runs the ranks'
-    lines are read again where they are asked for.
+    reads and summarises the runs of its part of the trials, and hands on their figures. Of these runs the ranks' lines
+    are read again where they are asked for.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
-    named = folder
-    folder = folder_of(named)
-    count = min(len(usable_cores()), len(pack_files(folder)) // _PACKS_EACH)
+    results_folder = folder_of(folder)
+    processes = min(len(usable_cores()), len(pack_files(results_folder)) // _PACKS_EACH)
     # Packs are read by polars, whose threads a fork would lack.
-    if count < 2 or has_other_threads():
-        return analyse(load(named), combine_unlike=combine_unlike)
-    study = read_study(folder)
+    may_fork = processes >= 2 and not has_other_threads()
+    study = read_study(results_folder) if may_fork else None
     if study is None:
-        return analyse(load(named), combine_unlike=combine_unlike)
-
-    def read_part(trials: Sequence[str]) -> _Part:
-        loaded = load(folder, frozenset(trials))
-        # Figures and `runs` share each run: both get the same one without lines.
-        run_without_lines = {id(run): without_lines(folder, run) for run in loaded.runs}
-        figures = {
-            trial_id: replace(
-                of_trial, recorded_runs=tuple(run_without_lines[id(run)] for run in of_trial.recorded_runs)
-            )
-            for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items()
-        }
-        return _Part(figures, tuple(run_without_lines.values()), loaded.problems, loaded.unread)
-
-    # Packs mostly hold runs in the order of their trials, so each process gets a range of these.
-    trials = sorted(study.trials)
-    edges = [len(trials) * number // count for number in range(count + 1)]
-    parts = spread(read_part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
-    figures = {
-        trial_id: replace(of_trial, trial=study.trials[trial_id])
-        for part_read in parts
-        for trial_id, of_trial in part_read.figures.items()
-    }
+        return analyse(load(folder), combine_unlike=combine_unlike)
+    parts = _read_in_forks(results_folder, sorted(study.trials), processes, combine_unlike)
+    figures: dict[str, TrialFigures] = {}
+    for part in parts:
+        for trial_id, of_trial in part.figures.items():
+            figures[trial_id] = replace(of_trial, trial=study.trials[trial_id])
     results = Results(
         study=study,
-        runs=tuple(run for part_read in parts for run in part_read.runs),
-        problems=tuple(dict.fromkeys(problem for part_read in parts for problem in part_read.problems)),
-        unread=tuple(dict.fromkeys(unread for part_read in parts for unread in part_read.unread)),
+        runs=tuple(itertools.chain.from_iterable(part.runs for part in parts)),
+        problems=_different(part.problems for part in parts),
+        unread=_different(part.unread for part in parts),
     )
     return _analysis(figures, results, combine_unlike)
 
@@ -169,20 +151,54 @@ class _Part(NamedTuple):
     unread: tuple[Unread, ...]
 
 
+def _read_in_forks(folder: Path, trials: Sequence[str], processes: int, combine_unlike: bool) -> list[_Part]:
+    """Read and summarise the runs of these trials in several processes.
+
+    Packs mostly hold runs in the order of their trials, so each process gets a range of these.
+    """
+    edges = [len(trials) * number // processes for number in range(processes + 1)]
+    ranges = [trials[first:end] for first, end in itertools.pairwise(edges)]
+    return spread(lambda trials_of_part: _read_part(folder, trials_of_part, combine_unlike), ranges, fewest=2)
+
+
+def _read_part(folder: Path, trials: Sequence[str], combine_unlike: bool) -> _Part:
+    """Read and summarise the runs of some trials; the runs that are handed on have no lines."""
+    loaded = load(folder, frozenset(trials))
+    # Figures and `runs` share each run: both get the same one without lines.
+    run_without_lines = {id(run): without_lines(folder, run) for run in loaded.runs}
+    figures = {}
+    for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items():
+        recorded_runs = tuple(run_without_lines[id(run)] for run in of_trial.recorded_runs)
+        figures[trial_id] = replace(of_trial, recorded_runs=recorded_runs)
+    return _Part(figures, tuple(run_without_lines.values()), loaded.problems, loaded.unread)
+
+
+_Item = TypeVar("_Item", bound=Hashable)
+
+
+def _different(groups: Iterable[Iterable[_Item]]) -> tuple[_Item, ...]:
+    """Return each different item of the groups once, in order."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
+
+
 def _figures_by_trial(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
-    """The figures of some trials by identity, each from its own runs alone."""
+    """Return trial identity -> its figures, each from its own runs alone."""
     study = results.study
-    runs: dict[str, list[Run]] = {}
+    runs_by_trial: dict[str, list[Run]] = {}
     for run in results.runs:
-        runs.setdefault(run.header.trial_id, []).append(run)
-    return {
-        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
-        for trial_id in trials
-    }
+        runs_by_trial.setdefault(run.header.trial_id, []).append(run)
+    figures = {}
+    for trial_id in trials:
+        runs = runs_by_trial.get(trial_id, [])
+        figures[trial_id] = summarise(trial_id, study.trials[trial_id], runs, combine_unlike, study.target_ci)
+    return figures
 
 
 def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unlike: bool) -> Analysis:
-    """The analysis of a study: what all trials say beside each other, then each trial's result, then the curves."""
+    """Return the analysis of a study from the figures of its trials.
+
+    First what follows from all trials together, then each trial's result, then the curves.
+    """
     study = results.study
     curves = _curves_of_known_trials(study)
     names = trial_names(study.trials, curves)
@@ -205,36 +221,41 @@ def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unl
     )
 
 
-def _of_unread(unread: Sequence[Unread]) -> Iterator[Finding]:
-    """A warning for each file of finished runs that cannot be read."""
-    for one in unread:
-        yield Finding("unread", "warning", one.reason, f"{one.remedy[:1].upper()}{one.remedy[1:]}.")
+def _unread_findings(unread: Sequence[Unread]) -> Iterator[Finding]:
+    """Yield a warning for each file of finished runs that cannot be read."""
+    for file in unread:
+        yield Finding("unread", "warning", file.reason, f"{file.remedy[:1].upper()}{file.remedy[1:]}.")
 
 
 def _curves_of_known_trials(study: StudyRecord) -> list[Curve]:
     """The study's curves without points whose trial is not recorded, and without curves that have no other points."""
     curves = []
     for curve in study.curves:
-        known = tuple(point for point in curve.points if point.trial_id in study.trials)
-        if known:
-            curves.append(curve.model_copy(update={"points": known}))
+        known_points = tuple(point for point in curve.points if point.trial_id in study.trials)
+        if known_points:
+            curves.append(curve.model_copy(update={"points": known_points}))
     return curves
 
 
 def _in_order_of_curves(trials: Iterable[str], curves: Iterable[Curve]) -> list[str]:
-    """All trials, each once: first those of the curves, from few ranks to many."""
-    on_curves = [point.trial_id for curve in curves for point in sorted(curve.points, key=lambda point: point.gpus)]
-    return [*dict.fromkeys([*on_curves, *trials])]
+    """Return all trials, each once: first those of the curves, from few ranks to many."""
+    on_curves = []
+    for curve in curves:
+        by_ranks = sorted(curve.points, key=lambda point: point.gpus)
+        on_curves += [point.trial_id for point in by_ranks]
+    return list(dict.fromkeys([*on_curves, *trials]))
 
 
 def _notes(trials: Iterable[TrialResult]) -> Iterator[str]:
-    """What the records of the combined runs lack, by the names of their trials."""
+    """Yield the notes on the combined runs, by the names of their trials: "ddp on 2 ranks repeat 1: ..."."""
     for trial in trials:
         for run in trial.run_figures:
             for note in run.notes:
-                yield _by_name(note, trial)
+                yield _with_trial_name(note, trial)
 
 
-def _by_name(note: str, trial: TrialResult) -> str:
-    """A note on a run, which begins with its trial's identity, with the trial's name instead: "ddp on 2 ranks ..."."""
-    return f"{trial.name}{note.removeprefix(trial.trial_id)}" if note.startswith(trial.trial_id) else note
+def _with_trial_name(note: str, trial: TrialResult) -> str:
+    """Return a note on a run with its trial's name in place of the identity that it begins with."""
+    if not note.startswith(trial.trial_id):
+        return note
+    return trial.name + note.removeprefix(trial.trial_id)

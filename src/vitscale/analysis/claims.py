@@ -102,8 +102,7 @@ def doubling_test(
     transfer_seconds: float | None,
     looked: tuple[int, int] = (0, 0),
 ) -> Doubling:
-    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per
-    observation.
+    """Test a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per observation.
 
     Args:
         epochs: epoch seconds; positive and finite.
@@ -113,28 +112,28 @@ def doubling_test(
     """
     gain = statistics.compare(epochs[1], epochs[0], (looked[1], looked[0]))
     side = gain.ratio.side_of(1 + MARGIN)
-    hardly: Literal["confirmed", "refuted", "not decided"] = (
-        "confirmed" if side == "below" else "refuted" if side == "above" else "not decided"
-    )
-    if transfer_seconds is None or not (steps[0] and steps[1]):
-        return Doubling(gain, hardly, None, None, None)
+    hardly: Literal["confirmed", "refuted", "not decided"] = "not decided"
+    if side == "below":
+        hardly = "confirmed"
+    elif side == "above":
+        hardly = "refuted"
+    if transfer_seconds is None or not steps[0] or not steps[1]:
+        return Doubling(gain, hardly, left=None, beyond=None, transfers=None)
     # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
     # own: transfers cannot explain a step that is slower still.
     beyond = statistics.ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
-    told = beyond.side_of(1.0)
-    return Doubling(
-        gain,
-        hardly,
-        gain.ratio.value * beyond.value,
-        beyond,
-        "do not explain it" if told == "above" else "are enough" if told == "below" else "not decided",
-    )
+    transfers: Literal["do not explain it", "are enough", "not decided"] = "not decided"
+    if beyond.side_of(1.0) == "above":
+        transfers = "do not explain it"
+    elif beyond.side_of(1.0) == "below":
+        transfers = "are enough"
+    return Doubling(gain, hardly, left=gain.ratio.value * beyond.value, beyond=beyond, transfers=transfers)
 
 
 def hosts_test(
     one_host: Mapping[int, Sequence[float]], several_hosts: Mapping[int, Sequence[float]], margin: float = MARGIN
 ) -> HostsTest | None:
-    """Tests one host against several, paired by GPU count; None where no count of several GPUs was measured on both.
+    """Test one host against several, paired by GPU count; None where no count of several GPUs was measured on both.
 
     Epochs of a run are not repeats: each run gives one value. One run per count says nothing about that count alone,
     but the counts together are repeated measurements of one ratio, if the ratio is the same at each.
@@ -144,34 +143,59 @@ def hosts_test(
         several_hosts: the same, over several hosts.
         margin: a factor of 1 + margin or less, either way, counts as equal.
     """
-    counts = tuple(
-        CountRatio(
-            gpus, statistics.ratio(several_hosts[gpus], one_host[gpus]), len(one_host[gpus]), len(several_hosts[gpus])
-        )
-        for gpus in sorted(one_host)
-        if gpus > 1 and one_host[gpus] and several_hosts.get(gpus)
-    )
+    counts = _count_ratios(one_host, several_hosts)
     if not counts:
         return None
     # Logarithms of the costs, not of the ratios, which may overflow.
     logs = [_mean_log(several_hosts[count.gpus]) - _mean_log(one_host[count.gpus]) for count in counts]
+    if len(logs) == 1:
+        ratio = counts[0].ratio
+        return HostsTest(
+            counts,
+            ratio,
+            scatter=None,
+            margin=margin,
+            p_equivalence=None,
+            cannot_exclude=_cannot_exclude(ratio),
+            verdict=_verdict_of_one_count(ratio, margin),
+        )
     mean = fmean(logs)
-    if len(logs) < 2:
-        alone = counts[0].ratio
-        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone, margin))
-    freedom, spread = len(logs) - 1, stdev(logs)
+    spread = stdev(logs)
+    freedom = len(logs) - 1
     error = spread / math.sqrt(len(logs))
     half = statistics.t_quantile(freedom) * error
-    whole = Estimate(statistics.exp_of(mean), statistics.exp_of(mean - half), statistics.exp_of(mean + half))
+    ratio = Estimate(statistics.exp_of(mean), statistics.exp_of(mean - half), statistics.exp_of(mean + half))
     p_value = _equivalence(mean, error, freedom, math.log1p(margin))
-    verdict = _verdict(whole, p_value) if len(logs) >= statistics.FEWEST_REPEATS else "too few to tell"
-    return HostsTest(counts, whole, statistics.exp_of(spread) - 1, margin, p_value, _cannot_exclude(whole), verdict)
+    has_enough_counts = len(logs) >= statistics.FEWEST_REPEATS
+    return HostsTest(
+        counts,
+        ratio,
+        scatter=statistics.exp_of(spread) - 1,
+        margin=margin,
+        p_equivalence=p_value,
+        cannot_exclude=_cannot_exclude(ratio),
+        verdict=_verdict(ratio, p_value) if has_enough_counts else "too few to tell",
+    )
+
+
+def _count_ratios(
+    one_host: Mapping[int, Sequence[float]], several_hosts: Mapping[int, Sequence[float]]
+) -> tuple[CountRatio, ...]:
+    """Return the ratio at each count of several GPUs that was measured on both sides."""
+    counts = []
+    for gpus in sorted(one_host):
+        one_host_costs = one_host[gpus]
+        several_hosts_costs = several_hosts.get(gpus)
+        if gpus > 1 and one_host_costs and several_hosts_costs:
+            ratio = statistics.ratio(several_hosts_costs, one_host_costs)
+            counts.append(CountRatio(gpus, ratio, len(one_host_costs), len(several_hosts_costs)))
+    return tuple(counts)
 
 
 def accuracy_difference(
     reference: Sequence[float], other: Sequence[float], images_counted: tuple[int, int] | None = None
 ) -> AccuracyDifference:
-    """How much higher `other` is than `reference`.
+    """Return how much higher `other` is than `reference`.
 
     An observation is a seed, not a run: runs of one seed learn the same, and their spread is not that of training.
 
@@ -185,67 +209,88 @@ def accuracy_difference(
     """
     if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
         raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")
-    means = fmean(reference), fmean(other)
-    difference, seeds = means[1] - means[0], (len(reference), len(other))
+    means = (fmean(reference), fmean(other))
+    seeds = (len(reference), len(other))
+    difference = means[1] - means[0]
     counting = None
     if images_counted is not None:
-        normal = NormalDist().inv_cdf((1 + statistics.CONFIDENCE) / 2)
-        counted = [images * count for images, count in zip(images_counted, seeds, strict=True)]
-        variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
-        counting = normal * math.sqrt(sum(variances))
+        images = [of_run * runs for of_run, runs in zip(images_counted, seeds, strict=True)]
+        counting = _counting_error(means, images)
     if min(seeds) < 2:
-        alone = Estimate(difference, note=statistics.ONE_RUN)
-        return AccuracyDifference(alone, counting, seeds, _of_few_runs(difference, counting))
+        estimate = Estimate(difference, note=statistics.ONE_RUN)
+        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
     errors = [statistics.SquaredError(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
     half = statistics.welch_half(errors)
-    few = min(seeds) < statistics.FEWEST_REPEATS
-    whole = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW if few else "")
-    if few:
-        return AccuracyDifference(whole, counting, seeds, _of_few_runs(difference, counting))
-    side = whole.side_of(0.0)
-    verdict: AccuracyVerdict = "higher" if side == "above" else "lower" if side == "below" else "no difference shown"
+    if min(seeds) < statistics.FEWEST_REPEATS:
+        estimate = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW)
+        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
+    estimate = Estimate(difference, difference - half, difference + half)
     p = statistics.welch_p(difference, errors)
-    return AccuracyDifference(whole, counting, seeds, verdict, p, p)
+    return AccuracyDifference(estimate, counting, seeds, _accuracy_verdict(estimate), p=p, p_adjusted=p)
+
+
+def _counting_error(means: Sequence[float], images: Sequence[int]) -> float:
+    """Return half the 95 % interval of a difference from counting right and wrong images alone.
+
+    Args:
+        means: the accuracy of each side.
+        images: the images from which each side counted it, all seeds together.
+    """
+    normal = NormalDist().inv_cdf((1 + statistics.CONFIDENCE) / 2)
+    variances = [mean * (1 - mean) / count for mean, count in zip(means, images, strict=True)]
+    return normal * math.sqrt(sum(variances))
+
+
+def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
+    match difference.side_of(0.0):
+        case "above":
+            return "higher"
+        case "below":
+            return "lower"
+        case None:
+            return "no difference shown"
 
 
 def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
-    """The larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
+    """Return the larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
     if error == 0:
         return 0.0 if abs(mean) < bound else 1.0
-    return max(
-        statistics.t_below(freedom, -(mean + bound) / error), statistics.t_below(freedom, -(bound - mean) / error)
-    )
+    p_not_above_lower = statistics.t_below(freedom, -(mean + bound) / error)
+    p_not_below_upper = statistics.t_below(freedom, -(bound - mean) / error)
+    return max(p_not_above_lower, p_not_below_upper)
 
 
-def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
-    shown = whole.low is not None and whole.high is not None and not whole.low <= 1 <= whole.high
-    if shown:
-        return "different, but within the margin" if p_value < LEVEL else "different"
-    return "equivalent" if p_value < LEVEL else "no difference shown"
+def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
+    """Return the verdict of several GPU counts; `p_value`: of their equivalence."""
+    is_equivalent = p_value < LEVEL
+    if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
+        return "different, but within the margin" if is_equivalent else "different"
+    return "equivalent" if is_equivalent else "no difference shown"
 
 
-def _of_one(alone: Estimate, margin: float) -> HostsVerdict:
-    """The verdict of a single GPU count: what its repeated runs say, if it has any."""
-    if alone.low is None or alone.high is None or alone.note:
+def _verdict_of_one_count(ratio: Estimate, margin: float) -> HostsVerdict:
+    """Return the verdict of a single GPU count, from its repeated runs, if it has any."""
+    if ratio.low is None or ratio.high is None or ratio.note:
         return "too few to tell"
-    if alone.low <= 1 <= alone.high:
+    if ratio.low <= 1 <= ratio.high:
         return "no difference shown"
-    within = 1 / (1 + margin) < alone.low and alone.high < 1 + margin
-    return "different, but within the margin" if within else "different"
+    is_within = 1 / (1 + margin) < ratio.low and ratio.high < 1 + margin
+    return "different, but within the margin" if is_within else "different"
 
 
-def _cannot_exclude(whole: Estimate) -> float | None:
-    if whole.low is None or whole.high is None:
+def _cannot_exclude(ratio: Estimate) -> float | None:
+    """Return the largest difference within the interval, as a share, in either direction."""
+    if ratio.low is None or ratio.high is None:
         return None
-    return max(abs(whole.low - 1), abs(whole.high - 1))
+    return max(abs(ratio.low - 1), abs(ratio.high - 1))
 
 
-def _of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
+def _verdict_of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
     if counting is None:
         return "too few runs: no error known"
-    return (
-        "too few runs: beyond counting error" if abs(difference) > counting else "too few runs: within counting error"
-    )
+    if abs(difference) > counting:
+        return "too few runs: beyond counting error"
+    return "too few runs: within counting error"
 
 
 def _mean_log(values: Sequence[float]) -> float:

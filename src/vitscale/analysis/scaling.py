@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
@@ -44,14 +44,14 @@ from vitscale.trial.trial import (
 _LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
 _BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
 _LOCAL_NORM = NORMS["local"]
-_OF_AN_IMPORT: Mapping[str, FieldTraits] = {"layout": FieldTraits(curve_words=_LAYOUTS)} | dict.fromkeys(
+_TRAITS_OF_IMPORTS: Mapping[str, FieldTraits] = {"layout": FieldTraits(curve_words=_LAYOUTS)} | dict.fromkeys(
     ("series", "cluster", "device"), FieldTraits(curve_words="{}")
 )
 """Labels of imports that are not fields of a study."""
 
 
 def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
-    """The engine, then what else was swept: "ddp", "deepspeed ZeRO-2", "accelerate (FSDP2), micro_batch 16".
+    """Return the engine, then what else was swept: "ddp", "deepspeed ZeRO-2", "accelerate (FSDP2), micro_batch 16".
 
     Args:
         labels: the swept fields and their values.
@@ -68,42 +68,54 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
     options = of_engine(str(wrapper)).name_options
     swept_options = [option for option in options if f"train.{option}" in labels]
     variant = variant_in_words(str(wrapper), {option: value_of(option) for option in options}, always=swept_options)
-    of_the_name = {f"train.{option}" for option in ("engine", stands_for, *options)}
-    others = {field: value for field, value in labels.items() if field not in of_the_name}
-    keys = [field.rpartition(".")[2] for field in others]
-    imported = trial is not None and trial.origin is not None
+    engine_fields = {f"train.{option}" for option in ("engine", stands_for, *options)}
+    other_labels = {field: value for field, value in labels.items() if field not in engine_fields}
+    is_imported = trial is not None and trial.origin is not None
     # An import's engine may be unknown, which need not be said where something else tells its curves apart.
-    untold = imported and engine in (None, UNKNOWN) and bool(others)
-    return ", ".join(
-        [
-            *([] if untold else [composed_name(engine, wrapper, variant)]),
-            *(
-                f"{_BATCHES[field]} {value}"
-                if imported and field in _BATCHES
-                else _swept(field, value, keys.count(field.rpartition(".")[2]) > 1)
-                for field, value in others.items()
-            ),
-            *(["unequal shares"] if train and train.micro_batches and "train.rank_speeds" not in labels else []),
-            *([_LOCAL_NORM] if trial and _norms_locally(trial) and "train.batch_norm" not in labels else []),
-        ]
-    )
+    leaves_out_engine = is_imported and engine in (None, UNKNOWN) and bool(other_labels)
+    parts = [] if leaves_out_engine else [composed_name(engine, wrapper, variant)]
+    parts += _swept_values(other_labels, is_imported=is_imported)
+    if train is not None and train.micro_batches and "train.rank_speeds" not in labels:
+        parts.append("unequal shares")
+    if trial is not None and _norms_locally(trial) and "train.batch_norm" not in labels:
+        parts.append(_LOCAL_NORM)
+    return ", ".join(parts)
+
+
+def _swept_values(labels: Mapping[str, Any], *, is_imported: bool) -> list[str]:
+    """Return each swept value in words: "micro_batch 16", of an import "micro-batch 16"."""
+    last_names = [_last_name(field) for field in labels]
+    values = []
+    for field, value in labels.items():
+        if is_imported and field in _BATCHES:
+            values.append(f"{_BATCHES[field]} {value}")
+        else:
+            values.append(_swept(field, value, ambiguous=last_names.count(_last_name(field)) > 1))
+    return values
 
 
 def trial_name(trial: Trial) -> str:
-    """The engine and rank count of one trial, with its accumulation if above 1 and each rank's images if unequal: "ddp
-    on 2 ranks, accumulation 3, shares 16 + 8".
+    """Return the engine and rank count of one trial, and what else is unusual: "ddp on 2 ranks, accumulation 3".
+
+    It has how ranks share a model, the accumulation if above 1, each rank's images if unequal ("shares 16 + 8"), and
+    batch norms that are computed locally.
     """
     train = trial.train
-    ranks = f"{trial.world.size} rank{'s' if trial.world.size != 1 else ''}"
-    accumulated = f", accumulation {train.grad_accum}" if train.grad_accum > 1 else ""
-    shares = f", shares {in_words(train.micro_batches)}" if train.micro_batches else ""
-    norm = f", {_LOCAL_NORM}" if _norms_locally(trial) else ""
-    split = f", {split_name(trial.parallel)}" if trial.parallel != NO_SPLIT else ""
-    return f"{engine_name(train)} on {ranks}{split}{accumulated}{shares}{norm}"
+    ranks = "rank" if trial.world.size == 1 else "ranks"
+    parts = [f"{engine_name(train)} on {trial.world.size} {ranks}"]
+    if trial.parallel != NO_SPLIT:
+        parts.append(split_name(trial.parallel))
+    if train.grad_accum > 1:
+        parts.append(f"accumulation {train.grad_accum}")
+    if train.micro_batches:
+        parts.append(f"shares {in_words(train.micro_batches)}")
+    if _norms_locally(trial):
+        parts.append(_LOCAL_NORM)
+    return ", ".join(parts)
 
 
 def split_name(parallel: ParallelSpec) -> str:
-    """ "tensor 2, pipeline 4, gpipe": how ranks share a model; empty where each has one for itself."""
+    """Return how ranks share a model: "tensor 2, pipeline 4, gpipe"; empty where each has one for itself."""
     return ", ".join(
         _swept(f"parallel.{field}", value, ambiguous=False)
         for field, value in parallel
@@ -191,18 +203,28 @@ def _swept(field: str, value: Any, ambiguous: bool) -> str:
     if ambiguous:
         return f"{field} {value}"
     if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
-        alike = "equal shares" if len(set(map(str, value))) == 1 else "shares"
-        return f"{alike} {in_words(value, ' : ')}"
-    short = (_OF_AN_IMPORT.get(field) or traits_of_label(field)).curve_words
-    if isinstance(short, tuple):
-        return short[0 if value else 1] if isinstance(value, bool) else _plainly(field, value)
-    if isinstance(short, str):
-        return short.format(value) if short else _plainly(field, value)
-    return short.get(str(value)) or (str(value) if field == "layout" else _plainly(field, value))
+        shares = "equal shares" if len(set(map(str, value))) == 1 else "shares"
+        return f"{shares} {in_words(value, ' : ')}"
+    words = (_TRAITS_OF_IMPORTS.get(field) or traits_of_label(field)).curve_words
+    if isinstance(words, tuple) and isinstance(value, bool):
+        when_on, when_off = words
+        return when_on if value else when_off
+    if isinstance(words, str) and words:
+        return words.format(value)
+    if isinstance(words, Mapping) and words.get(str(value)):
+        return words[str(value)]
+    if field == "layout":
+        return str(value)
+    return _plainly(field, value)
 
 
 def _plainly(field: str, value: Any) -> str:
-    return f"{field.rpartition('.')[2]} {value}"
+    return f"{_last_name(field)} {value}"
+
+
+def _last_name(field: str) -> str:
+    """Return the part of a field behind its last dot."""
+    return field.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -235,7 +257,7 @@ class CurveResult:
 
 
 def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
-    """The curves of each batch policy, in the order of the study's curves."""
+    """Return the curves of each batch policy, in the order of the study's curves."""
     modes: dict[Mode, list[CurveResult]] = {}
     for curve in curves:
         modes.setdefault(curve.mode, []).append(curve)
@@ -243,33 +265,50 @@ def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
 
 
 def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
-    """The first trial that others may be compared with: one whose costs are of the kind that most of them tell, for an
-    epoch's time is never compared with a rate of images."""
-    told = [trial for trial in ordered if trial.comparable_costs]
-    rates = 2 * sum(trial.of_rates for trial in told) > len(told)
-    return next((trial for trial in told if trial.of_rates == rates), None)
+    """Return the first trial that others may be compared with; None where there is none.
+
+    Its costs are of the kind that most trials have, for an epoch's time is never compared with a rate of images.
+    """
+    with_costs = [trial for trial in ordered if trial.comparable_costs]
+    most_have_rates = 2 * sum(trial.of_rates for trial in with_costs) > len(with_costs)
+    for trial in with_costs:
+        if trial.of_rates == most_have_rates:
+            return trial
+    return None
 
 
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
-    """Works out one curve."""
+    """Work out one curve."""
     ordered = _in_order(curve)
-    first = base_of([trials[point.trial_id] for point in ordered])
-    base = next((point for point in ordered if first is not None and point.trial_id == first.trial_id), None)
+    reference = base_of([trials[point.trial_id] for point in ordered])
+    base = None
+    if reference is not None:
+        base = next(point for point in ordered if point.trial_id == reference.trial_id)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
-    points, unlike = [], {}
+    points = []
+    unlike = {}
     for point in ordered:
         result = trials[point.trial_id]
-        speedup = efficiency = over_plain = efficiency_over_plain = None
-        if base is not None and result.comparable_costs:
-            reference = trials[base.trial_id]
-            between = reference.unlike(result, combine_unlike)
-            if between:
-                unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(between)}"
+        over_base = _NO_SCALING
+        if reference is not None and base is not None and result.comparable_costs:
+            reasons = reference.unlike(result, combine_unlike)
+            if reasons:
+                unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(reasons)}"
             else:
-                speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
+                over_base = _scaling(reference, result, curve.mode, point.gpus / base.gpus)
+        over_plain = _NO_SCALING
         if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
-            over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
-        points.append(ScalingPoint(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))
+            over_plain = _scaling(plain, result, curve.mode, point.gpus)
+        points.append(
+            ScalingPoint(
+                gpus=point.gpus,
+                trial_id=point.trial_id,
+                speedup=over_base.speedup,
+                efficiency=over_base.efficiency,
+                speedup_over_plain=over_plain.speedup,
+                efficiency_over_plain=over_plain.efficiency,
+            )
+        )
     return CurveResult(
         name=curve_name(curve.labels, trials[ordered[-1].trial_id].trial if ordered else None),
         mode=curve.mode,
@@ -281,51 +320,60 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
     )
 
 
-def _against(
-    reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float
-) -> tuple[Estimate, Estimate]:
-    """Speedup and efficiency of `result` on `times_the_ranks` as many ranks as `reference`."""
+class _Scaling(NamedTuple):
+    """How one trial scales against another; None where they cannot be compared."""
+
+    speedup: Estimate | None
+    efficiency: Estimate | None
+
+
+_NO_SCALING = _Scaling(speedup=None, efficiency=None)
+
+
+def _scaling(reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float) -> _Scaling:
+    """Return the scaling of `result` on `times_the_ranks` as many ranks as `reference`."""
     fast = times_as_fast(reference, result)
-    return (fast.times(times_the_ranks), fast) if mode == "weak" else (fast, fast.times(1 / times_the_ranks))
+    if mode == "weak":
+        return _Scaling(speedup=fast.times(times_the_ranks), efficiency=fast)
+    return _Scaling(speedup=fast, efficiency=fast.times(1 / times_the_ranks))
 
 
 def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
-    """How many times as fast `result` needs all images as `reference`; 1 by definition for a trial and itself."""
+    """Return how many times as fast `result` trains all images as `reference`; 1 by definition for one trial twice."""
     if reference.trial_id == result.trial_id:
-        by_definition = 1.0 if len(result.comparable_costs) > 1 else None
-        return Estimate(1.0, by_definition, by_definition, note="" if by_definition else ONE_RUN)
+        if len(result.comparable_costs) > 1:
+            return Estimate(1.0, 1.0, 1.0)
+        return Estimate(1.0, note=ONE_RUN)
     return ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
 
 
 def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> TrialResult | None:
-    """The completed trial without a wrapper that does on one rank what `trial`'s curve does on N."""
-    return next(
-        (
-            other
-            for other in trials.values()
-            if of_engine(other.trial.train.engine).alone
-            and other.comparable_costs
-            and _same_work(mode, other.trial, trial)
-        ),
-        None,
-    )
+    """Return the completed trial without a wrapper that does on one rank what `trial`'s curve does on N."""
+    for other in trials.values():
+        is_plain = of_engine(other.trial.train.engine).alone
+        if is_plain and other.comparable_costs and _same_work(mode, other.trial, trial):
+            return other
+    return None
 
 
 def _same_work(mode: Mode, plain: Trial, trial: Trial) -> bool:
-    ranks = trial.world.size
+    """Return whether a trial on one rank does the work that each mode compares with that of `trial`."""
     if mode == "strong-global":
-        batch = plain.global_batch == trial.global_batch
+        has_same_batch = plain.global_batch == trial.global_batch
     else:
-        ours, theirs = plain.train, trial.train
-        batch = (ours.micro_batch, ours.grad_accum) == (theirs.micro_batch, theirs.grad_accum)
-    share = exact(trial.data.fraction) / (ranks if mode == "weak" else 1)
+        has_same_batch = _batch_per_rank(plain) == _batch_per_rank(trial)
+    fraction = exact(trial.data.fraction) / (trial.world.size if mode == "weak" else 1)
     # Each share has passed through a float; their exact product has not.
-    fraction = abs(exact(plain.data.fraction) - share) < 1e-9
-    return batch and fraction and plain.world.size == 1 and _rest(plain) == _rest(trial)
+    has_same_fraction = abs(exact(plain.data.fraction) - fraction) < 1e-9
+    return has_same_batch and has_same_fraction and plain.world.size == 1 and _other_work(plain) == _other_work(trial)
 
 
-def _rest(trial: Trial) -> tuple[Any, ...]:
-    """All that must agree in every mode. The launcher is left out: it affects the start-up alone."""
+def _batch_per_rank(trial: Trial) -> tuple[int, int]:
+    return trial.train.micro_batch, trial.train.grad_accum
+
+
+def _other_work(trial: Trial) -> tuple[Any, ...]:
+    """Return all that must agree in every mode. The launcher is left out: it affects the start-up alone."""
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *LOCATION_FIELDS}),

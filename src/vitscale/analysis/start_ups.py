@@ -32,9 +32,9 @@ def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[St
         trial_id: [StartUp(run.phase_seconds, one_off={}) for run in figures.run_figures]
         for trial_id, figures in trials.items()
     }
-    for alike in _alike_phases(trials):
-        usual_seconds = known_median(phase.seconds for phase in alike if not phase.has_compilation)
-        for phase in alike:
+    for same_work in _phases_of_same_work(trials):
+        usual_seconds = known_median(phase.seconds for phase in same_work if not phase.has_compilation)
+        for phase in same_work:
             if phase.has_compilation:
                 of_trial = start_ups[phase.trial.trial_id]
                 of_trial[phase.place] = _without_compilation(of_trial[phase.place], phase, usual_seconds)
@@ -64,7 +64,7 @@ class _Phase(NamedTuple):
         return self.name in self._run.compiled
 
 
-def _alike_phases(trials: Mapping[str, TrialFigures]) -> Iterator[list[_Phase]]:
+def _phases_of_same_work(trials: Mapping[str, TrialFigures]) -> Iterator[list[_Phase]]:
     """The phases of all runs that may hold a compilation; those in which the same is done come together."""
     groups: dict[tuple[str, ...], list[_Phase]] = {}
     for figures in trials.values():

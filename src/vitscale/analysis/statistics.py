@@ -170,7 +170,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
 
 
 def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
-    """Tells whether the first is faster than the second, from one cost in seconds per run on each side.
+    """Compare two sides, each with one cost in seconds per run: is the first faster than the second?
 
     No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
     `looked` holds a value for each side, as for `interval`.
@@ -185,7 +185,7 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
 
 
 def compare_pairs(seconds: Sequence[float], other_seconds: Sequence[float]) -> Comparison:
-    """Tells whether the first is faster than the second, where run k of one was made beside run k of the other.
+    """Compare two sides, where run k of one was made beside run k of the other: is the first faster than the second?
 
     A pair has the time at which it was made in common, so that what changes from pair to pair cancels: Student's t on
     the logarithms of the ratios. It has half the degrees of freedom of `compare`, and no direction from fewer than 3.
@@ -226,7 +226,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
-    """The same test as one of several: it tells a direction only where the adjusted p-value is below 0.05."""
+    """Return the same test as one of several: it keeps a direction only where the adjusted p-value is below 0.05."""
     if p_adjusted is None:
         return test
     loses_direction = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
@@ -235,13 +235,15 @@ def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
 
 
 def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:
-    """The same tests after Holm's correction for all of them. `pairs`: what each test compares.
+    """Return the same tests after Holm's correction for all of them.
 
-    A pair that is there twice counts as one test.
+    Args:
+        tests: the tests.
+        pairs: the pair that each test compares; tests of the same pair count as one.
     """
-    of_pair = {pair: test.p for test, pair in zip(tests, pairs, strict=True) if test.p is not None}
-    of_all = dict(zip(of_pair, holm(list(of_pair.values())), strict=True))
-    return [adjusted(test, of_all.get(pair)) for test, pair in zip(tests, pairs, strict=True)]
+    p_by_pair = {pair: test.p for test, pair in zip(tests, pairs, strict=True) if test.p is not None}
+    adjusted_by_pair = dict(zip(p_by_pair, holm(list(p_by_pair.values())), strict=True))
+    return [adjusted(test, adjusted_by_pair.get(pair)) for test, pair in zip(tests, pairs, strict=True)]
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -293,14 +295,17 @@ def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
     counted than there is: skewed noise leaves some dependence (benchmarks/target_ci.py).
     """
     logs = _logs(values)
-    count, mean = len(logs), statistics.fmean(logs)
-    if count == 1:
-        return LogMean(mean, 0.0, 0, 1)
-    if not 0 < looked < count - 1:
-        return LogMean(mean, variance(logs) / count, count - 1, count)
-    of_first = statistics.fmean(logs[:looked])
-    added = sum((log - mean) ** 2 for log in logs) - sum((log - of_first) ** 2 for log in logs[:looked])
-    return LogMean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
+    runs = len(logs)
+    mean = statistics.fmean(logs)
+    if runs == 1:
+        return LogMean(mean, squared_error=0.0, freedom=0, runs=1)
+    if not 0 < looked < runs - 1:
+        return LogMean(mean, squared_error=variance(logs) / runs, freedom=runs - 1, runs=runs)
+    first_logs = logs[:looked]
+    first_mean = statistics.fmean(first_logs)
+    added_squares = sum((log - mean) ** 2 for log in logs) - sum((log - first_mean) ** 2 for log in first_logs)
+    added_variance = max(0.0, added_squares) / (runs - looked)
+    return LogMean(mean, squared_error=added_variance / runs, freedom=runs - looked - 1, runs=runs)
 
 
 def variance(values: Sequence[float]) -> float:
@@ -318,7 +323,8 @@ def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: floa
         prior: the standard deviation that is expected.
         weight: the degrees of freedom that `prior` counts for.
     """
-    squares, freedom = prior**2 * weight, weight
+    squares = prior**2 * weight
+    freedom = weight
     for group in costs:
         squares += _squares_about_mean(group)
         freedom += len(group) - 1
@@ -359,7 +365,10 @@ def exp_of(log: float) -> float:
 
 
 def _note(runs: int) -> str:
-    return ONE_RUN if runs == 1 else TOO_FEW if runs < FEWEST_REPEATS else ""
+    """Return why an interval of so many runs decides nothing; empty where it may."""
+    if runs == 1:
+        return ONE_RUN
+    return TOO_FEW if runs < FEWEST_REPEATS else ""
 
 
 # SciPy's special functions are imported where they are called: the import takes 0.15 s, and `vitscale plan` calls none.

@@ -237,7 +237,8 @@ class TrialFigures:
         if statements:
             return any(statements)
         ranks = [rank for run in self.recorded_runs for rank in run.ranks]
-        return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
+        has_images = any(line.images for rank in ranks for line in rank.steps)
+        return has_images or any(rank.epochs for rank in ranks)
 
     @property
     def timed_as_a_whole(self) -> bool:

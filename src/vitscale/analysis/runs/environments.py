@@ -1,13 +1,14 @@
-"""What runs ran on, and whether two runs may be combined: like devices, drivers, versions, settings and links."""
+"""Compares what runs ran on. Two may be combined on like devices, drivers, versions, settings and links."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.present.units import counted
-from vitscale.store.records import Environment
+from vitscale.store.records import Environment, RankRecord
 from vitscale.store.results import Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
@@ -19,7 +20,7 @@ _NO_MATTER = ("NCCL_DEBUG",)
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """What a run's ranks ran on, all ranks together."""
+    """The machines and software of a run, all ranks together."""
 
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
@@ -33,7 +34,7 @@ class RunEnvironment:
     """Settings of the transport (NCCL, gloo) that were set."""
     git_revision: str | None
     hardware: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Settings and links of hosts and GPUs: name and different values; without what the ranks could not tell."""
+    """Settings and links of hosts and GPUs: name and different values; without those that no rank recorded."""
     unheld_sm_clock_mhz: float | None = None
     """Clock of the slowest GPU while nothing but the user's setting held the clocks back."""
 
@@ -47,45 +48,63 @@ class RunEnvironment:
 
 
 def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:
-    """The environment of each run, all its ranks together; None where no rank recorded it.
+    """Return the environment of each run, all its ranks together; None where no rank recorded it.
 
-    Packed runs of a trial share their environments; what they share is gone through once.
+    Packed runs of a trial share their environments; each set of shared ones is gone through once.
     """
-    known: dict[tuple[tuple[int, ...], float | None], RunEnvironment | None] = {}
-    around = []
+    known: dict[_EnvironmentKey, RunEnvironment | None] = {}
+    by_run = []
     for run in runs:
-        of_ranks, clock = environments(run), _slowest_unheld_clock(run)
-        key = (tuple(map(id, of_ranks)), clock)
+        environments_of_ranks = environments(run)
+        clock = _slowest_unheld_clock(run)
+        key = _EnvironmentKey(tuple(map(id, environments_of_ranks)), clock)
         if key not in known:
-            known[key] = _environment(of_ranks, clock)
-        around.append(known[key])
-    return around
+            known[key] = _run_environment(environments_of_ranks, clock)
+        by_run.append(known[key])
+    return by_run
+
+
+class _EnvironmentKey(NamedTuple):
+    """What runs of the same `RunEnvironment` object share."""
+
+    identities: tuple[int, ...]
+    """`id` of each rank's environment."""
+    clock: float | None
 
 
 def _slowest_unheld_clock(run: Run) -> float | None:
-    clocks = [
-        max((line.gpu.unheld_sm_clock_mhz or 0.0 for line in rank.resources if line.gpu), default=0.0)
-        for rank in run.ranks
-    ]
-    return min(filter(None, clocks), default=None)
+    """Return the lowest of the ranks' highest unheld clocks; None where no rank has one."""
+    clocks = [_highest_unheld_clock(rank) for rank in run.ranks]
+    return min((clock for clock in clocks if clock), default=None)
 
 
-def _environment(of_ranks: Sequence[Environment], clock: float | None) -> RunEnvironment | None:
-    if not of_ranks:
+def _highest_unheld_clock(rank: RankRecord) -> float:
+    """Return the highest clock of a rank's GPU while nothing but the user's setting held it; 0 where unknown."""
+    clocks = [line.gpu.unheld_sm_clock_mhz for line in rank.resources if line.gpu]
+    return max((clock for clock in clocks if clock is not None), default=0.0)
+
+
+def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEnvironment | None:
+    """Put the environments of a run's ranks together."""
+    if not ranks:
         return None
-    hosts = _unique(e.host for e in of_ranks)
-    asked = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
+    hosts = _unique(rank.host for rank in ranks)
+    questions = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
+    hardware = [(name, _recorded_values(ranks, value_of)) for name, value_of in questions.items()]
+    versions = set()
+    settings = set()
+    for rank in ranks:
+        versions |= {(library, version) for library, version in rank.versions.items() if version is not None}
+        settings |= {(name, value) for name, value in rank.settings.items() if name.startswith(_TRANSPORT_SETTINGS)}
     return RunEnvironment(
         hosts=hosts,
-        devices=_unique(e.device.name for e in of_ranks),
-        drivers=_unique(e.device.driver for e in of_ranks if e.device.driver is not None),
-        quotas=tuple(sorted({e.cpu_quota_cores for e in of_ranks if e.cpu_quota_cores is not None})),
-        versions=tuple(sorted({(k, v) for e in of_ranks for k, v in e.versions.items() if v is not None})),
-        settings=tuple(
-            sorted({(k, v) for e in of_ranks for k, v in e.settings.items() if k.startswith(_TRANSPORT_SETTINGS)})
-        ),
-        git_revision=next((e.git_revision for e in of_ranks if e.git_revision is not None), None),
-        hardware=tuple((name, values) for name, ask in asked.items() if (values := _told(of_ranks, ask))),
+        devices=_unique(rank.device.name for rank in ranks),
+        drivers=_unique(rank.device.driver for rank in ranks if rank.device.driver is not None),
+        quotas=tuple(sorted({rank.cpu_quota_cores for rank in ranks if rank.cpu_quota_cores is not None})),
+        versions=tuple(sorted(versions)),
+        settings=tuple(sorted(settings)),
+        git_revision=next((rank.git_revision for rank in ranks if rank.git_revision is not None), None),
+        hardware=tuple((name, values) for name, values in hardware if values),
         unheld_sm_clock_mhz=clock,
     )
 
@@ -117,24 +136,25 @@ _LIKE_CLOCKS = 0.95
 """Boost clocks fall by a few percent as a GPU gets warm; locked clocks differ by more, or cost no more than that."""
 
 
-def _told(of_ranks: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
-    values = [ask(environment) for environment in of_ranks]
-    return _unique(_shown(value) for value in values if value is not None)
+def _recorded_values(ranks: Sequence[Environment], value_of: Callable[[Environment], Any]) -> tuple[str, ...]:
+    """Return the different values that ranks recorded, as texts."""
+    values = [value_of(rank) for rank in ranks]
+    return _unique(_as_text(value) for value in values if value is not None)
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environments(run: Run) -> list[Environment]:
-    """The environment of each rank that recorded it, in the order of the ranks."""
+    """Return the environment of each rank that recorded it, in the order of the ranks."""
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
 def in_unlike_places(runs: Sequence[Run]) -> list[Run]:
-    """The runs but those whose ranks have the very environments of a later one, as packed runs of a trial mostly do."""
+    """Return the runs without those whose ranks share the environments of a later one, as packed runs mostly do."""
     latest: dict[tuple[int, ...], Run] = {}
     for run in runs:
         key = tuple(map(id, environments(run)))
@@ -144,115 +164,169 @@ def in_unlike_places(runs: Sequence[Run]) -> list[Run]:
 
 
 def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
-    """Why two runs must not be combined; empty where nothing speaks against it, or where nothing is known.
+    """Return why two runs must not be combined; empty where nothing speaks against it, or where nothing is known.
 
     Versions count only for libraries that both runs name, and settings of hardware only where both record them.
     """
     if first is None or other is None or first is other:
         return ()
-    differing = []
+    different = []
     if first.devices != other.devices:
-        differing.append(f"device: {' and '.join(first.devices)} against {' and '.join(other.devices)}")
+        different.append(f"device: {' and '.join(first.devices)} against {' and '.join(other.devices)}")
     if first.drivers and other.drivers and first.drivers != other.drivers:
-        differing.append(f"driver: {', '.join(first.drivers)} against {', '.join(other.drivers)}")
+        different.append(f"driver: {', '.join(first.drivers)} against {', '.join(other.drivers)}")
     if first.quotas != other.quotas:
-        differing.append(f"CPU quota in cores: {_quota(first)} against {_quota(other)}")
-    hardware = dict(other.hardware)
-    differing += [
-        f"{name}: {', '.join(values)} against {', '.join(hardware[name])}"
-        for name, values in first.hardware
-        if name in hardware and hardware[name] != values
-    ]
-    clocks = [clock for clock in (first.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz) if clock is not None]
-    if len(clocks) == 2 and min(clocks) < _LIKE_CLOCKS * max(clocks):
-        differing.append(
-            f"SM clock where neither heat nor power held it back, in MHz: {clocks[0]:g} against {clocks[1]:g}"
-        )
-    settings, others = _transport(first), _transport(other)
-    differing += [
-        f"{name}: {settings.get(name, 'not set')} against {others.get(name, 'not set')}"
-        for name in sorted(settings.keys() | others.keys())
-        if settings.get(name) != others.get(name)
-    ]
-    theirs = dict(other.versions)
-    differing += [
-        f"{library}: {version} against {theirs[library]}"
-        for library, version in first.versions
-        if library in theirs and theirs[library] != version
-    ]
-    return tuple(differing)
+        different.append(f"CPU quota in cores: {_quota(first)} against {_quota(other)}")
+    other_hardware = dict(other.hardware)
+    for name, values in first.hardware:
+        other_values = other_hardware.get(name, values)
+        if values != other_values:
+            different.append(f"{name}: {', '.join(values)} against {', '.join(other_values)}")
+    different += _clock_difference(first.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz)
+    different += _transport_differences(_transport(first), _transport(other))
+    other_versions = dict(other.versions)
+    for library, version in first.versions:
+        other_version = other_versions.get(library, version)
+        if version != other_version:
+            different.append(f"{library}: {version} against {other_version}")
+    return tuple(different)
 
 
-def largest_like_group(around: Sequence[RunEnvironment | None]) -> list[int]:
-    """The places in `around` of the largest group of runs that may be combined; of equally large groups the first."""
+def _clock_difference(first: float | None, other: float | None) -> list[str]:
+    """Return in words that two unheld clocks differ, if they do; both in MHz."""
+    if first is None or other is None or min(first, other) >= _LIKE_CLOCKS * max(first, other):
+        return []
+    return [f"SM clock where neither heat nor power held it back, in MHz: {first:g} against {other:g}"]
+
+
+def _transport_differences(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return in words the settings of the transport in which two runs differ."""
+    different = []
+    for name in sorted(first.keys() | other.keys()):
+        if first.get(name) != other.get(name):
+            different.append(f"{name}: {first.get(name, 'not set')} against {other.get(name, 'not set')}")
+    return different
+
+
+def largest_like_group(by_run: Sequence[RunEnvironment | None]) -> list[int]:
+    """Return the positions of the largest group of runs that may be combined; of equally large groups the first."""
     groups: list[list[int]] = []
-    for index, environment in enumerate(around):
-        home = next((group for group in groups if not differences(around[group[0]], environment)), None)
-        if home is None:
-            groups.append([index])
+    for position, environment in enumerate(by_run):
+        group = _group_of(environment, groups, by_run)
+        if group is None:
+            groups.append([position])
         else:
-            home.append(index)
+            group.append(position)
     return max(groups, key=len, default=[])
 
 
+def _group_of(
+    environment: RunEnvironment | None, groups: Sequence[list[int]], by_run: Sequence[RunEnvironment | None]
+) -> list[int] | None:
+    """Return the first group whose first run may be combined with a run of this environment; None where none may."""
+    for group in groups:
+        if not differences(by_run[group[0]], environment):
+            return group
+    return None
+
+
 def oversubscription(run: Run) -> str:
-    """How ranks shared cores or a GPU; empty where each had its own, or where it is not known.
+    """Return how ranks shared cores or a GPU; empty where each had its own, or where it is not known.
 
     Pinned ranks see only their own cores, so a host's cores are those of all its ranks together.
     """
-    of_ranks = environments(run)
-    for host in _unique(e.host for e in of_ranks):
-        here = [e for e in of_ranks if e.host == host]
-        if here[0].device.type == "cuda":
-            uuids = [e.device.uuid for e in here if e.device.uuid is not None]
-            if len(set(uuids)) < len(uuids):
-                return f"{len(uuids)} ranks on {counted(len(set(uuids)), 'GPU')}"
-            continue
-        threads = sum(e.threads or 0 for e in here)
-        cores: float = len({core for e in here for core in e.cores_allowed})
-        quotas = [e.cpu_quota_cores for e in here if e.cpu_quota_cores is not None]
-        cores = min([cores, *quotas])
-        if threads > cores > 0:
-            ranks, each = counted(len(here), "rank"), counted(here[0].threads or 0, "thread")
-            return f"{ranks} x {each} on {cores:g} core{'' if cores == 1 else 's'}"
+    for ranks in _ranks_by_host(run):
+        sharing = _gpu_sharing(ranks) if ranks[0].device.type == "cuda" else _core_sharing(ranks)
+        if sharing:
+            return sharing
     return ""
+
+
+def _ranks_by_host(run: Run) -> list[list[Environment]]:
+    """Return the environments of the ranks on each host, by the host's name."""
+    ranks_of: dict[str, list[Environment]] = {}
+    for rank in environments(run):
+        ranks_of.setdefault(rank.host, []).append(rank)
+    return [ranks_of[host] for host in sorted(ranks_of)]
+
+
+def _gpu_sharing(ranks: Sequence[Environment]) -> str:
+    """Return "2 ranks on 1 GPU" where ranks of a host share one; else empty."""
+    gpus = [rank.device.uuid for rank in ranks if rank.device.uuid is not None]
+    different_gpus = len(set(gpus))
+    return f"{len(gpus)} ranks on {counted(different_gpus, 'GPU')}" if different_gpus < len(gpus) else ""
+
+
+def _core_sharing(ranks: Sequence[Environment]) -> str:
+    """Return "2 ranks x 4 threads on 4 cores" where a host has more threads than cores; else empty."""
+    threads = sum(rank.threads or 0 for rank in ranks)
+    allowed_cores = set(itertools.chain.from_iterable(rank.cores_allowed for rank in ranks))
+    quotas = [rank.cpu_quota_cores for rank in ranks if rank.cpu_quota_cores is not None]
+    cores = min([len(allowed_cores), *quotas])
+    if not threads > cores > 0:
+        return ""
+    threads_per_rank = counted(ranks[0].threads or 0, "thread")
+    return f"{counted(len(ranks), 'rank')} x {threads_per_rank} on {cores:g} core{'' if cores == 1 else 's'}"
+
+
+class _CoreGroup(NamedTuple):
+    """Ranks of a host whose physical cores overlap, perhaps by way of others."""
+
+    cores: set[int]
+    ranks: list[Environment]
 
 
 def shared_physical_cores(run: Run) -> str:
-    """How ranks share physical cores with more threads than cores; empty where none do, or where it is not known.
+    """Return how ranks share physical cores with more threads than cores; empty where none do, or where unknown.
 
     Ranks whose cores overlap are taken together: those that are not pinned may still have enough cores.
     """
-    of_ranks = environments(run)
-    for host in _unique(e.host for e in of_ranks):
-        groups: list[tuple[set[int], list[Environment]]] = []
-        for environment in (e for e in of_ranks if e.host == host and e.physical_cores):
-            cores, members = set(environment.physical_cores or ()), [environment]
-            for group in [group for group in groups if group[0] & cores]:
-                groups.remove(group)
-                cores, members = cores | group[0], [*group[1], *members]
-            groups.append((cores, members))
-        for cores, members in groups:
-            threads = sum(e.threads or 0 for e in members)
-            if len(members) > 1 and threads > len(cores):
-                return f"{len(members)} ranks with {threads} threads on {counted(len(cores), 'physical core')}"
+    for ranks in _ranks_by_host(run):
+        for group in _overlapping(ranks):
+            threads = sum(rank.threads or 0 for rank in group.ranks)
+            if len(group.ranks) > 1 and threads > len(group.cores):
+                cores = counted(len(group.cores), "physical core")
+                return f"{len(group.ranks)} ranks with {threads} threads on {cores}"
     return ""
 
 
+def _overlapping(ranks: Sequence[Environment]) -> list[_CoreGroup]:
+    """Return groups of ranks whose physical cores overlap; ranks that recorded none are in no group."""
+    groups: list[_CoreGroup] = []
+    for rank in ranks:
+        if not rank.physical_cores:
+            continue
+        merged = _CoreGroup(set(rank.physical_cores), [rank])
+        separate = []
+        for group in groups:
+            if group.cores & merged.cores:
+                merged = _CoreGroup(merged.cores | group.cores, [*group.ranks, *merged.ranks])
+            else:
+                separate.append(group)
+        groups = [*separate, merged]
+    return groups
+
+
 def off_their_gpus_node(run: Run) -> tuple[int, ...]:
-    """The ranks without a core on the memory node of their GPU."""
-    return tuple(
-        rank.rank
-        for rank in run.ranks
-        if rank.start is not None
-        and (near := rank.start.environment.device.numa_node) is not None
-        and (nodes := rank.start.environment.numa_nodes) is not None
-        and near not in nodes
-    )
+    """Return the ranks without a core on the memory node of their GPU."""
+    far_ranks = []
+    for rank in run.ranks:
+        if rank.start is None:
+            continue
+        gpu_node = rank.start.environment.device.numa_node
+        cpu_nodes = rank.start.environment.numa_nodes
+        if gpu_node is not None and cpu_nodes is not None and gpu_node not in cpu_nodes:
+            far_ranks.append(rank.rank)
+    return tuple(far_ranks)
 
 
 def _transport(run: RunEnvironment) -> dict[str, str]:
-    return {k: v for k, v in run.settings if k.startswith(_MUST_AGREE) and not k.startswith(_NO_MATTER)}
+    """Return the settings of the transport that must agree."""
+    must_agree = {}
+    for name, value in run.settings:
+        if name.startswith(_MUST_AGREE) and not name.startswith(_NO_MATTER):
+            must_agree[name] = value
+    return must_agree
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

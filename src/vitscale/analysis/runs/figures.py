@@ -1,12 +1,15 @@
-"""The figures of one run, from the raw values of its ranks.
+"""Works out the figures of one run from the raw values of its ranks.
 
-All figures of time derive from the timed steps: light ones, without warm-up and without a one-off slow step. Warm-up is
-what is marked as such, and the steps after it that are still slow (`warmup`). `steps` tells which steps are slow, and
-what pace the others come to.
+    light steps     not explained, and not attached to the profiler
+    steady steps    light ones after warm-up: marked warm-up, and the steps after it that are still slow (`warmup`)
+    timed steps     steady ones without a one-off slow step (`steps.one_off`)
+
+All figures of time derive from the timed steps. `steps` decides which are slow, and works out the pace of the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +24,7 @@ from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none
 from vitscale.base.arrays import FloatArray
 from vitscale.store.lines import Steps
-from vitscale.store.records import ModelLine, RankRecord
+from vitscale.store.records import EpochLine, ModelLine, RankRecord
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
@@ -31,7 +34,7 @@ OF_SCRIPT = ("script",)
 """Phases that only a user's own script has: everything up to its first step."""
 
 LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
-"""What an epoch tells about learning."""
+"""Figures of an epoch about learning."""
 FEWEST_FOR_TAILS = 100
 """Fewest steps of a run for its tails: with fewer, the 99th percentile is little else than the largest."""
 _FEWEST_FOR_SPREAD = 5
@@ -44,7 +47,7 @@ class EpochFigures:
 
     epoch: int
     elapsed_seconds: float | None
-    """Seconds from barrier to barrier, slow steps included; None where a rank does not tell."""
+    """Seconds from barrier to barrier, slow steps included; None where a rank did not record them."""
     complete: bool
     train_loss: float | None
     train_accuracy: float | None
@@ -65,15 +68,15 @@ class LossByStep(Sequence[tuple[int, float | None]]):
 
     @classmethod
     def means(cls, step: step_figures.Integers, loss: FloatArray) -> list[LossByStep]:
-        """Each run's mean over the rows of its `loss`, (runs, rows, steps); NaN where a value is not finite."""
+        """Return each run's mean over the rows of its `loss`, (runs, rows, steps); NaN where a value is not finite."""
         if not loss.shape[1]:
             return [cls(step, np.full(len(step), math.nan)) for _ in loss]
         with np.errstate(over="ignore", invalid="ignore"):
             means = loss.mean(axis=1)
-        return [cls(step, own) for own in np.where(np.isfinite(means), means, math.nan)]
+        return [cls(step, losses) for losses in np.where(np.isfinite(means), means, math.nan)]
 
     def known(self) -> LossByStep:
-        """Only the steps whose loss was finite."""
+        """Return only the steps whose loss was finite."""
         return self._at(~np.isnan(self.loss))
 
     def _at(self, places: slice | step_figures.Flags) -> LossByStep:
@@ -108,7 +111,7 @@ class LossByStep(Sequence[tuple[int, float | None]]):
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What one completed run says. None stands for what its record does not tell."""
+    """The figures of one completed run; None where its record lacks them."""
 
     run: str
     """Trial and repeat, for messages."""
@@ -169,40 +172,42 @@ class RunFigures:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of an epoch by its steps; where a log tells of whole epochs alone, their median."""
+        """Seconds of an epoch by its steps; where a log has whole epochs alone, their median."""
         return self.pace.epoch_seconds
 
     @property
     def last_epoch(self) -> EpochFigures | None:
-        """The last whole epoch: the fragment that `measure.steps` may end a run in is the last only where it is all."""
-        return next(
-            (epoch for epoch in reversed(self.epochs) if epoch.complete), self.epochs[-1] if self.epochs else None
-        )
+        """The last complete epoch; where there is none, the fragment that `measure.steps` ended the run in."""
+        for epoch in reversed(self.epochs):
+            if epoch.complete:
+                return epoch
+        return self.epochs[-1] if self.epochs else None
 
 
 def run_figures(run: Run) -> RunFigures:
-    """The figures of a trial's only run; see `all_run_figures`."""
+    """Return the figures of a trial's only run; see `all_run_figures`."""
     return all_run_figures([run])[0]
 
 
 def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
-    """Works out the figures of each run of one trial from its record.
+    """Work out the figures of each run of one trial from its record.
 
     Runs whose steps differ in seconds and losses alone are worked out together; which slow steps are set aside is
-    decided once for all of them. An imported run needs only the ranks that its files tell of.
+    decided once for all of them. An imported run needs only the ranks that its files hold.
     """
     recorded = [step_figures.recorded_steps(run) for run in runs]
-    like_groups = step_figures.in_like_groups(recorded)
-    groups = [_LikeRuns.of([recorded[index] for index in like]) for like in like_groups]
-    place_of = {index: (group, place) for group, like in enumerate(like_groups) for place, index in enumerate(like)}
-    places = [place_of[index] for index in range(len(runs))]
+    steps_by_run: dict[int, _StepsOfRun] = {}
+    for members in step_figures.in_like_groups(recorded):
+        group = _LikeRuns.of([recorded[run] for run in members])
+        for place, run in enumerate(members):
+            steps_by_run[run] = _StepsOfRun(group, place)
+    all_steps = [steps_by_run[run] for run in range(len(runs))]
     decided = step_figures.decide_slow_steps(
-        [groups[group].steady[place].slow for group, place in places],
-        [groups[group].new_shape for group, _ in places],
+        [steps.steady.slow for steps in all_steps], [steps.group.new_shape for steps in all_steps]
     )
     return [
-        _of_run(run, groups[group], place, slow)
-        for run, (group, place), slow in zip(runs, places, decided, strict=True)
+        _figures_of_run(run, _TimedSteps.of(steps, slow))
+        for run, steps, slow in zip(runs, all_steps, decided, strict=True)
     ]
 
 
@@ -215,7 +220,7 @@ class _Tails(NamedTuple):
 
 
 def _tails(slowest_seconds: FloatArray) -> list[_Tails]:
-    """The tails of each row of (runs, steps): seconds of the slowest rank."""
+    """Return the tails of each row of (runs, steps): seconds of the slowest rank."""
     runs, steps = slowest_seconds.shape
     if steps < FEWEST_FOR_TAILS:
         return [_Tails(steps)] * runs
@@ -227,8 +232,10 @@ class _SteadySteps(NamedTuple):
     """The light steps of one run after its warm-up."""
 
     warm: WarmUp
-    places: step_figures.Integers
-    """Their places among the run's steps."""
+    positions: step_figures.Integers
+    """Their positions in `RunSteps`."""
+    detected_warmup_steps: int
+    """Number of light steps before them."""
     slow: list[step_figures.SlowStep]
     tails: _Tails
     disturbed_epochs: Collection[int]
@@ -243,9 +250,9 @@ class _LikeRuns:
     elapsed: FloatArray
     """Seconds that each step adds, (runs, steps)."""
     kinds: npt.NDArray[np.uint8]
+    """Shape (steps,)."""
     losses: Sequence[LossByStep]
-    light: int
-    """Number of light steps after marked warm-up."""
+    """One for each run."""
     new_shape: int | None
     """Number of the first short step; None without one."""
     steady: Sequence[_SteadySteps]
@@ -253,138 +260,256 @@ class _LikeRuns:
 
     @classmethod
     def of(cls, recorded: Sequence[Sequence[Steps]]) -> _LikeRuns:
-        """The runs from the steps of their ranks."""
+        """Put the runs together. `recorded`: for each run the steps of its ranks."""
         steps = step_figures.RunSteps.of(recorded)
-        is_light = steps.in_window(step_figures.LIGHT)
-        elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
-        light = np.flatnonzero(is_light)
-        alike = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
+        elapsed = step_figures.elapsed_seconds(steps)
+        kinds = step_figures.step_kinds(steps)
         short_steps = steps.step[kinds == step_figures.SHORT]
-        steady: dict[int, _SteadySteps] = {}
-        warm = warm_up(elapsed[:, alike])
-        for warm_steps in sorted({run.steps for run in warm}):
-            members = [run for run in range(len(recorded)) if warm[run].steps == warm_steps]
-            places = _steady(light, alike, warm_steps)
-            slow = step_figures.slow_steps(steps.step[places], elapsed[members][:, places], kinds[places])
-            tails = _tails(steps.seconds[members][:, :, places].max(axis=1, initial=0.0))
-            warming = steps.step < (steps.step[places[0]] if len(places) else 0)
-            no_light = steps.warmup | (steps.window != step_figures.LIGHT) | warming
-            disturbed = set(steps.epoch[no_light].tolist())
-            for run, slow_of_run, tails_of_run in zip(members, slow, tails, strict=True):
-                steady[run] = _SteadySteps(warm[run], places, slow_of_run, tails_of_run, disturbed)
         return cls(
-            steps,
-            elapsed,
-            kinds,
-            LossByStep.means(steps.step, steps.loss),
-            len(light),
-            int(short_steps[0]) if len(short_steps) else None,
-            [steady[run] for run in range(len(recorded))],
+            steps=steps,
+            elapsed=elapsed,
+            kinds=kinds,
+            losses=LossByStep.means(steps.step, steps.loss),
+            new_shape=int(short_steps[0]) if len(short_steps) else None,
+            steady=_steady_steps(steps, elapsed, kinds),
         )
 
 
-def _of_run(run: Run, like: _LikeRuns, place: int, slow: step_figures.SlowSteps) -> RunFigures:
-    """The figures of the run at `place` among its like, of whose slow steps some are set aside."""
+def _steady_steps(
+    steps: step_figures.RunSteps, elapsed: FloatArray, kinds: npt.NDArray[np.uint8]
+) -> list[_SteadySteps]:
+    """Return the steady steps of each run. Runs with equally long warm-up are worked out together."""
+    is_light = steps.in_window(step_figures.LIGHT)
+    light = np.flatnonzero(is_light)
+    whole = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
+    warm_ups = warm_up(elapsed[:, whole])
+    steady: dict[int, _SteadySteps] = {}
+    for warm_steps in sorted({warm.steps for warm in warm_ups}):
+        runs = [run for run, warm in enumerate(warm_ups) if warm.steps == warm_steps]
+        positions = _after_warm_up(light, whole, warm_steps)
+        slow = step_figures.slow_steps(steps.step[positions], elapsed[runs][:, positions], kinds[positions])
+        tails = _tails(steps.seconds[runs][:, :, positions].max(axis=1, initial=0.0))
+        disturbed_epochs = _disturbed_epochs(steps, positions)
+        for run, slow_of_run, tails_of_run in zip(runs, slow, tails, strict=True):
+            steady[run] = _SteadySteps(
+                warm=warm_ups[run],
+                positions=positions,
+                detected_warmup_steps=len(light) - len(positions),
+                slow=slow_of_run,
+                tails=tails_of_run,
+                disturbed_epochs=disturbed_epochs,
+            )
+    return [steady[run] for run in range(len(warm_ups))]
+
+
+def _after_warm_up(
+    light: step_figures.Integers, whole: step_figures.Integers, warm_steps: int
+) -> step_figures.Integers:
+    """Return the positions in `light` after the first `warm_steps` of `whole`; at least half of `light`."""
+    if not warm_steps:
+        return light
+    last_warming = whole[warm_steps - 1]
+    begin = int(np.searchsorted(light, last_warming)) + 1
+    return light[min(begin, len(light) // 2) :]
+
+
+def _disturbed_epochs(steps: step_figures.RunSteps, steady: step_figures.Integers) -> set[int]:
+    """Return the epochs with a step that is not a light one after warm-up."""
+    steady_from = steps.step[steady[0]] if len(steady) else 0
+    is_disturbing = steps.warmup | (steps.window != step_figures.LIGHT) | (steps.step < steady_from)
+    return set(steps.epoch[is_disturbing].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class _StepsOfRun:
+    """The steps of one run."""
+
+    group: _LikeRuns
+    place: int
+    """Its place among the runs of the group."""
+
+    @property
+    def numbers(self) -> step_figures.Integers:
+        return self.group.steps.step
+
+    @property
+    def elapsed(self) -> FloatArray:
+        return np.asarray(self.group.elapsed[self.place])
+
+    @property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        return self.group.kinds
+
+    @property
+    def losses(self) -> LossByStep:
+        return self.group.losses[self.place]
+
+    @property
+    def steady(self) -> _SteadySteps:
+        return self.group.steady[self.place]
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedSteps:
+    """The steps of one run that its figures of time rest on."""
+
+    steps: _StepsOfRun
+    slow: step_figures.SlowSteps
+    positions: step_figures.Integers
+    """Positions of the timed steps; none where these take no time."""
+    steady_seconds: float
+    """Seconds of the steady steps, with the slow ones that were set aside."""
+
+    @classmethod
+    def of(cls, steps: _StepsOfRun, slow: step_figures.SlowSteps) -> _TimedSteps:
+        """Leave out those slow steps that were set aside."""
+        steady = steps.steady.positions
+        steady_seconds: float = sum(steps.elapsed[steady].tolist())
+        timed = steady
+        timed_seconds = steady_seconds
+        if slow.set_aside:
+            timed = steady[~np.isin(steps.numbers[steady], slow.set_aside)]
+            timed_seconds = sum(steps.elapsed[timed].tolist())
+        if timed_seconds <= 0:
+            timed = timed[:0]
+        return cls(steps, slow, timed, steady_seconds)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def share_of(self, numbers: Collection[int]) -> float | None:
+        """Return the time of the steps with these numbers as a share of that of all steady ones."""
+        if not len(self):
+            return None
+        if not numbers:
+            return 0.0
+        has_number = np.isin(self.steps.numbers, list(numbers))
+        return float(self.steps.elapsed[has_number].sum() / self.steady_seconds)
+
+    def spread(self) -> float | None:
+        """Return the interquartile range of whole steps over their median; None where there are too few."""
+        is_whole = self.steps.kinds[self.positions] == step_figures.WHOLE
+        return _quartile_range(self.steps.elapsed[self.positions[is_whole]].tolist())
+
+    def pace(self, run: Run, model: ModelLine | None) -> step_figures.Pace:
+        """Return the pace by these steps, at least one."""
+        elapsed = self.steps.elapsed[self.positions]
+        kinds = self.steps.kinds[self.positions]
+        images = self.steps.group.steps.images[:, self.positions]
+        return step_figures.pace_of_steps(run, elapsed, kinds, images, model)
+
+
+def _figures_of_run(run: Run, timed: _TimedSteps) -> RunFigures:
+    """Put the figures of one run together."""
     header = run.header
-    name = f"{header.trial_id} repeat {header.repeat + 1}"
-    steps, elapsed, kinds, losses = like.steps, like.elapsed[place], like.kinds, like.losses[place]
-    steady_steps = like.steady[place]
-    notes = _lacking(run, len(steps))
-    steady = steady_steps.places
-    timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
-    passed: float = sum(elapsed[steady].tolist())
-    if (passed if timed is steady else sum(elapsed[timed].tolist())) <= 0:
-        timed = timed[:0]
-        if not step_figures.whole_epochs_alone(run):
-            notes.append("no timed step that all ranks recorded")
-    steady_from = int(steps.step[steady[0]]) if len(steady) else None
+    steps = timed.steps
+    steady = steps.steady
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
-    epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
-    whole_epochs = _elapsed_epochs(header.trial, model, epochs, steady_steps.disturbed_epochs)
-    elapsed_epoch = step_figures.cost(statistics.median(whole_epochs)) if whole_epochs else None
+    epochs = _epochs(run)
+    whole_epochs = _elapsed_epochs(header.trial, model, epochs, steady.disturbed_epochs)
+    elapsed_epoch_seconds = step_figures.positive_or_none(statistics.median(whole_epochs)) if whole_epochs else None
     phase_seconds = _phase_seconds(run.ranks)
-    of_script = header.trial.train.script is not None
-    missing = [phase for phase in PHASES if phase not in phase_seconds and of_script == (phase in OF_SCRIPT)]
-    if missing and header.imported is None and not step_figures.whole_epochs_alone(run):
-        notes.append(f"start-up lacks {', '.join(missing)}")
-    pace = step_figures.NO_PACE
-    if len(timed):
-        pace = step_figures.of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
-    elif step_figures.whole_epochs_alone(run):
-        pace = step_figures.of_epochs(header.trial, model, elapsed_epoch)
-    if header.imported is not None and pace.epoch_seconds is None and elapsed_epoch is not None:
-        pace = replace(pace, epoch_seconds=elapsed_epoch, source="epochs")  # a table of epochs beside steps or rates
+    pace = _pace(run, timed, model, elapsed_epoch_seconds)
     has_step_times = len(timed) > 0 and pace.step_seconds is not None
-    tails = steady_steps.tails if has_step_times else _Tails(steps=0)
-
-    def share(of: Collection[int]) -> float | None:
-        if not of or not len(timed):
-            return 0.0 if len(timed) else None
-        return float(elapsed[np.isin(steps.step, list(of))].sum() / passed)
-
+    tails = steady.tails if has_step_times else _Tails(steps=0)
+    name = f"{header.trial_id} repeat {header.repeat + 1}"
+    notes = [
+        *_missing_records(run, len(steps.numbers)),
+        *_missing_times(run, timed),
+        *_partial_epochs(epochs),
+        *_missing_phases(run, phase_seconds),
+    ]
     return RunFigures(
         run=name,
-        steps=len(steps),
+        steps=len(steps.numbers),
         timed_steps=len(timed),
-        detected_warmup_steps=like.light - len(steady),
-        steady_from=steady_from,
-        slow=slow,
-        slow_share=share(slow.set_aside),
-        kept_slow_share=share(slow.kept),
-        trend=steady_steps.warm.trend,
-        step_spread=_quartile_range(elapsed[timed[kinds[timed] == step_figures.WHOLE]].tolist()),
+        detected_warmup_steps=steady.detected_warmup_steps,
+        steady_from=int(steps.numbers[steady.positions[0]]) if len(steady.positions) else None,
+        slow=timed.slow,
+        slow_share=timed.share_of(timed.slow.set_aside),
+        kept_slow_share=timed.share_of(timed.slow.kept),
+        trend=steady.warm.trend,
+        step_spread=timed.spread(),
         pace=pace,
         step_seconds_p95=tails.p95_seconds,
         step_seconds_p99=tails.p99_seconds,
         tail_steps=tails.steps,
-        elapsed_epoch_seconds=elapsed_epoch,
+        elapsed_epoch_seconds=elapsed_epoch_seconds,
         elapsed_epochs=len(whole_epochs),
-        training_seconds=sum(elapsed[1:].tolist()) if len(steps) > 1 else None,
+        training_seconds=sum(steps.elapsed[1:].tolist()) if len(steps.numbers) > 1 else None,
         phase_seconds=phase_seconds,
-        evaluation_seconds=_evaluation(run.ranks),
-        epochs=epochs,
-        loss_by_step=_told(run, losses),
-        peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
+        evaluation_seconds=_evaluation_seconds(run.ranks),
+        epochs=tuple(epoch.figures for epoch in epochs),
+        loss_by_step=_recorded_losses(run, steps.losses),
+        peak_bytes=_peak_bytes(run.ranks),
         model=model,
         notes=tuple(f"{name}: {note}" for note in notes),
         compiled=_compiled(run.ranks),
     )
 
 
-def _lacking(run: Run, common: int) -> list[str]:
-    """Notes on ranks and steps that are missing, where `common` steps are on all ranks."""
+def _pace(
+    run: Run, timed: _TimedSteps, model: ModelLine | None, elapsed_epoch_seconds: float | None
+) -> step_figures.Pace:
+    """Return the pace by the timed steps; by whole epochs where a run records no step."""
+    pace = step_figures.NO_PACE
+    if len(timed):
+        pace = timed.pace(run, model)
+    elif step_figures.whole_epochs_alone(run):
+        pace = step_figures.pace_of_epochs(run.header.trial, model, elapsed_epoch_seconds)
+    lacks_epoch = pace.epoch_seconds is None and elapsed_epoch_seconds is not None
+    if run.header.imported is not None and lacks_epoch:  # a table of epochs beside steps or rates
+        return replace(pace, epoch_seconds=elapsed_epoch_seconds, source="epochs")
+    return pace
+
+
+def _missing_records(run: Run, common_steps: int) -> list[str]:
+    """Return notes on ranks and steps that are missing. `common_steps`: number of steps that all ranks have."""
     present = {rank.rank for rank in run.ranks}
-    if absent := [rank for rank in run.ranks_needed if rank not in present]:
-        return [f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}"]
+    absent = [rank for rank in run.ranks_needed if rank not in present]
+    if absent:
+        ranks = "rank" if len(absent) == 1 else "ranks"
+        return [f"no record of {ranks} {', '.join(map(str, absent))}"]
     counts = [len(rank.steps) for rank in run.ranks]
-    if any(count != common for count in counts):
+    if any(count != common_steps for count in counts):
         counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]
-    if any(count != common for count in counts):
-        return [f"ranks disagree in their steps: only the {common} of {max(counts)} that all recorded count"]
+    if any(count != common_steps for count in counts):
+        return [f"ranks disagree in their steps: only the {common_steps} of {max(counts)} that all recorded count"]
     return []
 
 
-def _told(run: Run, losses: LossByStep) -> LossByStep:
-    """The losses but those that an imported run or a script does not tell: unknown, rather than not finite.
+def _missing_times(run: Run, timed: _TimedSteps) -> list[str]:
+    if len(timed) or step_figures.whole_epochs_alone(run):
+        return []
+    return ["no timed step that all ranks recorded"]
 
-    A script that told the loss of every step up to one, and of none after it, told it until it was not finite.
+
+def _missing_phases(run: Run, phase_seconds: Mapping[str, float]) -> list[str]:
+    """Return a note on the phases of the start-up that a run should have recorded, and has not."""
+    if run.header.imported is not None or step_figures.whole_epochs_alone(run):
+        return []
+    has_script = run.header.trial.train.script is not None
+    expected = [phase for phase in PHASES if has_script == (phase in OF_SCRIPT)]
+    missing = [phase for phase in expected if phase not in phase_seconds]
+    return [f"start-up lacks {', '.join(missing)}"] if missing else []
+
+
+def _recorded_losses(run: Run, losses: LossByStep) -> LossByStep:
+    """Return the losses without those that an imported run or a script did not record: unknown, but perhaps finite.
+
+    A script that recorded the loss of every step up to one, and of none after it, did so until it was not finite.
     """
-    if run.header.imported is None and run.header.trial.train.script is None:
+    if run.header.imported is not None:
+        return losses.known()
+    if run.header.trial.train.script is None:
         return losses
-    told = ~np.isnan(losses.loss)
-    from_the_first_on = told.any() and told[: told.sum()].all()
-    return losses.known() if run.header.imported is not None or not from_the_first_on else losses
-
-
-def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: int) -> step_figures.Integers:
-    """The places in `light` after warm-up, which is the first `warm` steps of `alike`; at least half of `light`."""
-    if not warm:
-        return light
-    return light[min(int(np.searchsorted(light, alike[warm - 1])) + 1, len(light) // 2) :]
+    is_recorded = ~np.isnan(losses.loss)
+    is_recorded_up_to_one = is_recorded.any() and is_recorded[: is_recorded.sum()].all()
+    return losses if is_recorded_up_to_one else losses.known()
 
 
 def _quartile_range(seconds: Sequence[float]) -> float | None:
-    """The distance of the quartiles as a share of the median; None where there are too few steps to tell it."""
+    """Return the distance of the quartiles as a share of the median; None where there are too few steps for it."""
     if len(seconds) < _FEWEST_FOR_SPREAD:
         return None
     # Of one short list numpy's quantiles take twice as long as these.
@@ -392,72 +517,104 @@ def _quartile_range(seconds: Sequence[float]) -> float | None:
     return (third - first) / median if median > 0 else None
 
 
-def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[str]) -> tuple[EpochFigures, ...]:
-    """Each epoch once, with the figures that all ranks share and the seconds of the slowest rank.
+class _Epoch(NamedTuple):
+    """One epoch of a run."""
 
-    Where a rank of `needed` lacks an epoch, the slowest is unknown, and that epoch has no seconds.
+    figures: EpochFigures
+    is_partial: bool
+    """Whether a needed rank lacks it."""
+
+
+def _epochs(run: Run) -> list[_Epoch]:
+    """Return each epoch once, with the figures that all ranks share and the seconds of the slowest rank.
+
+    Where an imported run's rank lacks an epoch, the slowest is unknown, and that epoch has no seconds.
     """
-    by_rank = {rank.rank: {line.epoch: line for line in rank.epochs} for rank in ranks}
-    epochs, partial = [], []
-    for number in sorted({number for lines in by_rank.values() for number in lines}):
-        same = [lines[number] for lines in by_rank.values() if number in lines]
-        first = same[0]
-        whole = all(number in by_rank.get(rank, {}) for rank in needed)
-        if not whole:
-            partial.append(number)
-        epochs.append(
-            EpochFigures(
-                epoch=number,
-                elapsed_seconds=max(line.seconds for line in same) if whole else None,
-                complete=all(line.complete for line in same),
-                runs=1,
-                **{name: finite_or_none(getattr(first, name)) for name in LEARNED},
-            )
+    needed = run.ranks_needed if run.header.imported else ()
+    lines_by_epoch: dict[int, dict[int, EpochLine]] = {}
+    for rank in run.ranks:
+        for line in rank.epochs:
+            lines_by_epoch.setdefault(line.epoch, {})[rank.rank] = line
+    epochs = []
+    for number, line_by_rank in sorted(lines_by_epoch.items()):
+        lines = list(line_by_rank.values())
+        is_partial = any(rank not in line_by_rank for rank in needed)
+        figures = EpochFigures(
+            epoch=number,
+            elapsed_seconds=None if is_partial else max(line.seconds for line in lines),
+            complete=all(line.complete for line in lines),
+            runs=1,
+            **{name: finite_or_none(getattr(lines[0], name)) for name in LEARNED},
         )
-    if partial:
-        listed = f"{', '.join(map(str, partial[:_MOST_NAMED]))}{', ...' if len(partial) > _MOST_NAMED else ''}"
-        notes.append(f"not every rank tells of epoch{'s' if len(partial) > 1 else ''} {listed}: left out of its time")
-    return tuple(epochs)
+        epochs.append(_Epoch(figures, is_partial))
+    return epochs
+
+
+def _partial_epochs(epochs: Sequence[_Epoch]) -> list[str]:
+    """Return a note on the epochs that some rank lacks."""
+    partial = [epoch.figures.epoch for epoch in epochs if epoch.is_partial]
+    if not partial:
+        return []
+    names = ", ".join(map(str, partial[:_MOST_NAMED]))
+    if len(partial) > _MOST_NAMED:
+        names += ", ..."
+    return [f"not every rank tells of epoch{'s' if len(partial) > 1 else ''} {names}: left out of its time"]
 
 
 def _elapsed_epochs(
-    trial: Trial, model: ModelLine | None, epochs: Sequence[EpochFigures], disturbed: Collection[int]
+    trial: Trial, model: ModelLine | None, epochs: Sequence[_Epoch], disturbed: Collection[int]
 ) -> list[float]:
-    """Seconds of the complete epochs after warm-up that consist of light steps alone.
+    """Return the seconds of the complete epochs after warm-up that consist of light steps alone.
 
     Which epochs hold warm-up is counted, not read from the steps: a marked step's line may have been left out.
     """
-    _, steps = step_figures.of_an_epoch(trial, model)
-    warmup = trial.window.warmup_steps if trial.train.script is None else 0  # no epoch of a script has steps
-    if steps is None and warmup:
+    steps_per_epoch = step_figures.epoch_size(trial, model).steps
+    warmup_steps = trial.window.warmup_steps if trial.train.script is None else 0  # no epoch of a script has steps
+    if steps_per_epoch is None and warmup_steps:
         return []
-    return [
-        e.elapsed_seconds
-        for e in epochs
-        if e.complete and e.epoch * (steps or 0) >= warmup and e.elapsed_seconds and e.epoch not in disturbed
-    ]
+    seconds = []
+    for epoch, _ in epochs:
+        is_warm = epoch.epoch * (steps_per_epoch or 0) >= warmup_steps
+        is_undisturbed = epoch.complete and epoch.epoch not in disturbed
+        if is_warm and is_undisturbed and epoch.elapsed_seconds:
+            seconds.append(epoch.elapsed_seconds)
+    return seconds
+
+
+def _peak_bytes(ranks: Sequence[RankRecord]) -> int | None:
+    """Return the highest peak of any rank and epoch; None where none was recorded."""
+    lines = itertools.chain.from_iterable(rank.epochs for rank in ranks)
+    return max((line.peak_bytes for line in lines if line.peak_bytes is not None), default=None)
 
 
 def _phase_seconds(ranks: Sequence[RankRecord]) -> dict[str, float]:
+    """Return phase of the start-up -> seconds of its slowest rank, in the order of `PHASES`."""
     slowest: dict[str, float] = {}
     for rank in ranks:
-        own: dict[str, float] = {}
+        seconds_of_rank: dict[str, float] = {}
         for phase in rank.phases:
-            own[phase.name] = own.get(phase.name, 0) + phase.seconds
-        for name, seconds in own.items():
+            seconds_of_rank[phase.name] = seconds_of_rank.get(phase.name, 0) + phase.seconds
+        for name, seconds in seconds_of_rank.items():
             slowest[name] = max(slowest.get(name, seconds), seconds)
     return {name: slowest[name] for name in PHASES if name in slowest}
 
 
-def _evaluation(ranks: Sequence[RankRecord]) -> float | None:
-    of_epochs: dict[int, float] = {}
-    for line in (line for rank in ranks for line in rank.epochs if line.evaluation_seconds is not None):
-        of_epochs[line.epoch] = max(of_epochs.get(line.epoch, 0.0), line.evaluation_seconds or 0.0)
-    return statistics.median(of_epochs.values()) if of_epochs else None
+def _evaluation_seconds(ranks: Sequence[RankRecord]) -> float | None:
+    """Return the slowest rank's seconds of evaluation, median over epochs; None where nothing was evaluated."""
+    slowest_by_epoch: dict[int, float] = {}
+    for rank in ranks:
+        for line in rank.epochs:
+            if line.evaluation_seconds is not None:
+                slowest = slowest_by_epoch.get(line.epoch, 0.0)
+                slowest_by_epoch[line.epoch] = max(slowest, line.evaluation_seconds)
+    return statistics.median(slowest_by_epoch.values()) if slowest_by_epoch else None
 
 
 def _compiled(ranks: Sequence[RankRecord]) -> dict[str, tuple[str, ...]]:
-    by_phase: dict[str, set[str]] = {}
-    for phase in (phase for rank in ranks for phase in rank.phases if phase.compiled):
-        by_phase.setdefault(phase.name, set()).update(phase.compiled)
-    return {phase: tuple(sorted(names)) for phase, names in by_phase.items()}
+    """Return phase -> what any rank compiled in it, in alphabetical order."""
+    names_by_phase: dict[str, set[str]] = {}
+    for rank in ranks:
+        for phase in rank.phases:
+            if phase.compiled:
+                names_by_phase.setdefault(phase.name, set()).update(phase.compiled)
+    return {phase: tuple(sorted(names)) for phase, names in names_by_phase.items()}

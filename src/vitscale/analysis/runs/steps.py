@@ -1,4 +1,4 @@
-"""The steps of a run on all its ranks: what each adds to the time that passed, which are alike, and which are slow.
+"""Works out the steps of a run on all its ranks: the time that each adds, which are alike, and which are slow.
 
 All ranks' clocks start together, at a barrier. From there the time that has passed by the end of step k is the largest
 over ranks of the sum of their steps, and a step is what it adds to that:
@@ -28,10 +28,9 @@ it was timed. t_last is the mean of the short steps that were timed, else its sl
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -68,7 +67,8 @@ by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs
 class RunSteps:
     """The steps that every needed rank recorded, in rising order: arrays of S steps, or of R ranks x S steps.
 
-    They may belong to B runs that differ in seconds and losses alone, as runs of a trial mostly do.
+    They may belong to B runs that differ in seconds and losses alone, as runs of a trial mostly do. A step's position
+    is its place in these arrays, its number the one that was recorded.
     """
 
     step: Integers
@@ -85,72 +85,100 @@ class RunSteps:
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Steps]]) -> RunSteps:
-        """The steps that all ranks have; where a rank has several lines of one number, the last one counts.
+        """Return the steps that all ranks have; where a rank has several lines of one number, the last one counts.
 
         Args:
             runs: each run's steps by rank, with the same columns in all runs but for `seconds` and `loss`.
         """
-        if not _alike(runs[0]):
-            places = _common_places(runs[0])
-            runs = [[steps.at(own) for steps, own in zip(ranks, places, strict=True)] for ranks in runs]
+        if not _have_same_numbers(runs[0]):
+            positions = _common_positions(runs[0])
+            runs = [_at_positions(ranks, positions) for ranks in runs]
         ranks = runs[0]
-        columns: dict[str, npt.NDArray[Any]] = {}
-        for name, kind in COLUMNS.items():
-            of_all = name in _OF_EACH_RUN
-            rows = [getattr(steps, name) for some in (runs if of_all else runs[:1]) for steps in some]
-            shape = (len(runs), len(ranks), -1) if of_all else (len(ranks), -1)
-            # This is np.stack in a third of the time.
-            columns[name] = np.concatenate(rows).reshape(shape) if rows else np.empty((*shape[:-1], 0), dtype=kind)
-        step = columns.pop("step")
-        return cls(step[0] if ranks else np.array([], dtype=np.int64), **columns)
+        columns = {name: _column(name, runs) for name in COLUMNS if name != "step"}
+        step = ranks[0].step if ranks else np.array([], dtype=np.int64)
+        return cls(step, **columns)
 
     def in_window(self, window: int) -> Flags:
-        """Which steps lie after warm-up and in `window` on all ranks, (S,)."""
+        """Return which steps lie after marked warm-up and in `window` on all ranks, (S,)."""
         return np.asarray(((self.window == window) & ~self.warmup).all(axis=0))
 
     def __len__(self) -> int:
         return len(self.step)
 
 
-_OF_EACH_RUN = ("seconds", "loss")
+_COLUMNS_BY_RUN = ("seconds", "loss")
+"""Columns in which the runs of one `RunSteps` may differ."""
 
 
-def _alike(ranks: Sequence[Steps]) -> bool:
+def _column(name: str, runs: Sequence[Sequence[Steps]]) -> npt.NDArray[Any]:
+    """Return a column of all ranks, (R, S); of all runs, (B, R, S), where they may differ in it."""
+    rank_count = len(runs[0])
+    shape: tuple[int, ...] = (rank_count, -1)
+    rows = [getattr(steps, name) for steps in runs[0]]
+    if name in _COLUMNS_BY_RUN:
+        shape = (len(runs), *shape)
+        rows = [getattr(steps, name) for steps in itertools.chain.from_iterable(runs)]
+    if not rows:
+        return np.empty((*shape[:-1], 0), dtype=COLUMNS[name])
+    return np.concatenate(rows).reshape(shape)  # np.stack in a third of the time
+
+
+def _have_same_numbers(ranks: Sequence[Steps]) -> bool:
     """Whether all ranks have the same steps, each once and in rising order."""
-    first = ranks[0].step if ranks else np.array([])
-    rest = [steps.step for steps in ranks[1:]]
-    rising = bool((first[1:] > first[:-1]).all())
-    return rising and all(len(step) == len(first) and bool((step == first).all()) for step in rest)
+    if not ranks:
+        return True
+    first = ranks[0].step
+    is_rising = bool((first[1:] > first[:-1]).all())
+    return is_rising and all(np.array_equal(steps.step, first) for steps in ranks[1:])
 
 
-def _common_places(ranks: Sequence[Steps]) -> list[Integers]:
-    """For each rank the places of the steps that all ranks have, in rising order; of lines of one number the last."""
-    numbers, places = zip(*(np.unique(steps.step[::-1], return_index=True) for steps in ranks), strict=True)
-    common = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), numbers)
-    return [
-        (len(steps) - 1 - own)[np.isin(number, common, assume_unique=True)]
-        for steps, number, own in zip(ranks, numbers, places, strict=True)
-    ]
+def _common_positions(ranks: Sequence[Steps]) -> list[Integers]:
+    """Return for each rank the positions of the steps that all ranks have, in rising order of their numbers.
+
+    Where a rank has several lines of one number, the last one counts.
+    """
+    last_lines = [_last_lines(steps) for steps in ranks]
+    common = last_lines[0].numbers
+    for lines in last_lines[1:]:
+        common = np.intersect1d(common, lines.numbers, assume_unique=True)
+    return [lines.positions[np.isin(lines.numbers, common, assume_unique=True)] for lines in last_lines]
+
+
+class _LastLines(NamedTuple):
+    """The last line of each number in one rank's steps, in rising order of the numbers."""
+
+    numbers: Integers
+    positions: Integers
+
+
+def _last_lines(steps: Steps) -> _LastLines:
+    numbers, from_the_end = np.unique(steps.step[::-1], return_index=True)
+    return _LastLines(numbers, len(steps) - 1 - from_the_end)
+
+
+def _at_positions(ranks: Sequence[Steps], positions: Sequence[Integers]) -> list[Steps]:
+    return [steps.at(positions_of_rank) for steps, positions_of_rank in zip(ranks, positions, strict=True)]
 
 
 def recorded_steps(run: Run) -> list[Steps]:
-    """The steps of each rank as it recorded them; empty if a rank is missing."""
-    complete = run.ranks and len(run.ranks) >= len(run.ranks_needed)
-    return [Steps.of(rank.steps) for rank in run.ranks] if complete else []
+    """Return the steps of each rank as it recorded them; empty if a rank is missing."""
+    if len(run.ranks) < len(run.ranks_needed):
+        return []
+    return [Steps.of(rank.steps) for rank in run.ranks]
 
 
 def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
-    """The places in `runs`, grouped for `RunSteps.of`, of runs whose steps differ in seconds and losses alone."""
+    """Return the indices of `runs`, grouped for `RunSteps.of`: steps of a group differ in seconds and losses alone."""
+    shared_columns = [name for name in COLUMNS if name not in _COLUMNS_BY_RUN]
     groups: dict[tuple[bytes, ...], list[int]] = {}
-    columns = [name for name in COLUMNS if name not in _OF_EACH_RUN]
     for index, ranks in enumerate(runs):
-        key = tuple(getattr(steps, name).tobytes() for steps in ranks for name in columns)
+        key = tuple(getattr(steps, name).tobytes() for steps in ranks for name in shared_columns)
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
 def elapsed_seconds(steps: RunSteps) -> FloatArray:
-    """Seconds that each step adds to the time that passed, (B, S): see the module's docstring.
+    """Return the seconds that each step adds to the time that passed, (B, S): see the module's docstring.
 
     Clocks start together where an epoch or an explained block begins, and after such a block. They are taken to start
     together after marked warm-up too, and after a step that is missing in the record.
@@ -158,14 +186,13 @@ def elapsed_seconds(steps: RunSteps) -> FloatArray:
     elapsed = np.empty((len(steps.seconds), len(steps)))
     if not len(steps):
         return elapsed
-    epoch, warmup, explained = steps.epoch[0], steps.warmup[0], steps.window[0] == EXPLAINED
-    together = (
-        (steps.step[1:] - steps.step[:-1] != 1)
-        | (epoch[1:] != epoch[:-1])
-        | (warmup[1:] != warmup[:-1])
-        | (explained[1:] != explained[:-1])
+    clocks_restart = (
+        (np.diff(steps.step) != 1)
+        | _changes(steps.epoch[0])
+        | _changes(steps.warmup[0])
+        | _changes(steps.window[0] == EXPLAINED)
     )
-    edges = [0, *(np.flatnonzero(together) + 1).tolist(), len(steps)]
+    edges = [0, *(np.flatnonzero(clocks_restart) + 1).tolist(), len(steps)]
     with np.errstate(over="ignore", invalid="ignore"):
         for begin, end in itertools.pairwise(edges):
             passed = np.cumsum(steps.seconds[:, :, begin:end], axis=2).max(axis=1)
@@ -174,22 +201,28 @@ def elapsed_seconds(steps: RunSteps) -> FloatArray:
     return elapsed
 
 
+def _changes(values: npt.NDArray[Any]) -> Flags:
+    """Return which values differ from the one before, without the first one: (S,) gives (S - 1,)."""
+    return np.asarray(values[1:] != values[:-1])
+
+
 def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
-    """The kind of each step, by its images and its place, (S,): WHOLE, FIRST or SHORT.
+    """Return the kind of each step, by its images and its position, (S,): WHOLE, FIRST or SHORT.
 
     The run's very first step counts as a whole one: if it is slow, that is warm-up.
     """
     kinds = np.full(len(steps), WHOLE, dtype=np.uint8)
-    if len(steps):
-        images = steps.images.sum(axis=0, dtype=np.float64)
-        _, begins, counts = np.unique(steps.epoch[0], return_index=True, return_counts=True)
-        kinds[begins[(counts > 1) & (begins > 0)]] = FIRST
-        kinds[images < images.max()] = SHORT
+    if not len(steps):
+        return kinds
+    _, begins, counts = np.unique(steps.epoch[0], return_index=True, return_counts=True)
+    kinds[begins[(counts > 1) & (begins > 0)]] = FIRST
+    images = steps.images.sum(axis=0, dtype=np.float64)
+    kinds[images < images.max()] = SHORT
     return kinds
 
 
 def medians(values: FloatArray) -> FloatArray:
-    """Medians along the last axis of the values that are not NaN; NaN where there are none.
+    """Return medians along the last axis of the values that are not NaN; NaN where there are none.
 
     `np.nanmedian` gives the same, and takes 3 to 40 times as long for the arrays of a study.
     """
@@ -220,7 +253,7 @@ class SlowSteps:
 
 
 def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uint8]) -> list[list[SlowStep]]:
-    """Finds the slow steps among each run's light steps after warm-up, in their order.
+    """Find the slow steps among each run's light steps after warm-up, in their order.
 
     A step is slow where it takes more than 1.5 times the median whole step, and lies more than 6 scaled median absolute
     deviations of the logarithms beyond it. A step that begins an epoch is compared with the shortest of its kind
@@ -234,15 +267,13 @@ def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uin
     slow: list[list[SlowStep]] = [[] for _ in seconds]
     if len(numbers) < FEWEST_STEPS:
         return slow
-    whole, firsts = seconds[:, kinds == WHOLE], seconds[:, kinds == FIRST]
+    whole = seconds[:, kinds == WHOLE]
+    firsts = seconds[:, kinds == FIRST]
     usual = medians(whole if whole.shape[1] >= FEWEST_STEPS else seconds)
-    some = whole if whole.shape[1] else seconds
-    logs = np.log(np.where(some > 0, some, math.nan))
-    with np.errstate(invalid="ignore"):
-        noise = MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
+    usual_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
+    level = np.where(kinds == FIRST, usual_first[:, None], usual[:, None])
+    noise = _log_noise(whole if whole.shape[1] else seconds)
     margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)
-    of_a_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
-    level = np.where(kinds == FIRST, of_a_first[:, None], usual[:, None])
     runs, positions = np.nonzero((seconds > level) & (usual > 0)[:, None])
     step_seconds = seconds[runs, positions]
     usual_seconds = level[runs, positions]
@@ -254,8 +285,15 @@ def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uin
     return slow
 
 
+def _log_noise(seconds: FloatArray) -> FloatArray:
+    """Return the scaled median absolute deviation of the logarithms of each run's steps: (B, S) gives (B,)."""
+    logs = np.log(np.where(seconds > 0, seconds, math.nan))
+    with np.errstate(invalid="ignore"):
+        return MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
+
+
 def decide_slow_steps(slow_by_run: Sequence[Sequence[SlowStep]], new_shapes: Sequence[int | None]) -> list[SlowSteps]:
-    """Decides once for all runs of a trial which of their slow steps are set aside.
+    """Decide once for all runs of a trial which of their slow steps are set aside.
 
     Set aside are the single event of all runs (`one_off`), and in each run the first step of a new shape: a short last
     step for which kernels are compiled or chosen anew. That comes once a run, not once in so many steps.
@@ -288,7 +326,7 @@ class OneOff(NamedTuple):
 
 
 def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
-    """Finds the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
+    """Find the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
 
     Alone is a step where every other slow step exceeds the usual by less than a quarter as much. A step that recurs
     with probability p is mistaken for a single event only where the runs' N steps show it once. So the mean over many
@@ -314,16 +352,16 @@ class _SlowEvent(NamedTuple):
     excess_seconds: float
 
 
-class _OfAStep(Protocol):
+class _HasStep(Protocol):
     @property
     def step(self) -> int: ...
 
 
-Line = TypeVar("Line", bound=_OfAStep)
+Line = TypeVar("Line", bound=_HasStep)
 
 
 def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> list[tuple[Line, ...]]:
-    """The lines, one per rank, of each step that every needed rank has, in order; empty if a rank is missing.
+    """Return the lines, one per rank, of each step that every needed rank has, in order; empty if a rank is missing.
 
     Args:
         run: the record.
@@ -337,7 +375,7 @@ def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> 
 
 
 def explained_ranks(run: Run) -> tuple[RankRecord, ...]:
-    """All ranks of a run; for a script without a Probe only those that left traces."""
+    """Return all ranks of a run; for a script without a Probe only those that left traces."""
     if run.header.trial.train.script is None or not whole_epochs_alone(run):
         return tuple(run.ranks)
     return tuple(rank for rank in run.ranks if rank.explained)
@@ -371,10 +409,10 @@ NO_PACE = Pace()
 """The pace of a run that records neither steps nor epochs."""
 
 
-def of_steps(
+def pace_of_steps(
     run: Run, elapsed: FloatArray, kinds: npt.NDArray[np.uint8], images: Integers, model: ModelLine | None
 ) -> Pace:
-    """The pace of a run by its T timed steps, at least one.
+    """Return the pace of a run by its T timed steps, at least one.
 
     Args:
         run: the record.
@@ -384,89 +422,162 @@ def of_steps(
         model: the model that was built.
     """
     trial = run.header.trial
-    seconds: dict[int, list[float]] = {kind: elapsed[kinds == kind].tolist() for kind in (WHOLE, FIRST, SHORT)}
-    mean = {kind: _mean(values) for kind, values in seconds.items() if values}
-    trained, count = of_an_epoch(trial, model)
-    told = run.header.imported
-    of_images = told is not None and told.batch_told is False and bool((images == 1).all())
-    if of_images or not trained or not count or count == 1:
-        # If an epoch has one step, this is the whole epoch. In an unknown dataset no step is known as an epoch's last.
-        whole = [*seconds[WHOLE], *seconds[FIRST]] or seconds[SHORT]
-        step = _mean(whole)
-        if count == 1 and trained and not of_images:
-            return _pace(step, 1.0, None, trained)
-        # An imported log may hold some ranks only: the others take as many images, and a step is everybody's.
-        of_each = trial.layout.data / len(run.ranks_needed)
-        passed = sum(elapsed.tolist())
-        rate = of_each * float(images.sum(dtype=np.float64)) / passed if passed > 0 else None
-        if of_images:  # a table of rates without a batch: its "steps" stand for one image per GPU
-            epoch = cost(trained / rate) if trained and rate else None
-            return Pace(None, epoch, cost(rate), "steps", epoch_images=trained)
-        return Pace(cost(step), None, cost(rate), "steps")
-    share = last_step_share(trial, trained)
-    wholes = count if share is None else count - 1
-    step = _whole_step(mean, wholes, share)
-    if share is None or step <= 0:
-        return _pace(step, float(count), None, trained)
-    source: LastStepSource = "measured" if SHORT in mean else "share"
-    return _pace(step, wholes + (mean[SHORT] / step if source == "measured" else share), source, trained)
+    epoch = epoch_size(trial, model)
+    if _has_images_for_steps(run, images):
+        rate = _recorded_rate(run, elapsed, images)
+        epoch_seconds = positive_or_none(epoch.images / rate) if epoch.images and rate else None
+        return Pace(
+            epoch_seconds=epoch_seconds,
+            images_per_second=positive_or_none(rate),
+            source="steps",
+            epoch_images=epoch.images,
+        )
+    seconds = _SecondsByKind.of(elapsed, kinds)
+    if not epoch.images or not epoch.steps:  # no step is known as the last of an epoch
+        return Pace(
+            step_seconds=positive_or_none(seconds.mean_of_like_steps()),
+            images_per_second=positive_or_none(_recorded_rate(run, elapsed, images)),
+            source="steps",
+        )
+    if epoch.steps == 1:  # the step is the whole epoch
+        return _pace(seconds.mean_of_like_steps(), effective_steps=1.0, last_step=None, epoch_images=epoch.images)
+    share = last_step_share(trial, epoch.images)
+    whole_steps = epoch.steps if share is None else epoch.steps - 1
+    step_seconds = _whole_step_seconds(seconds, whole_steps, share)
+    if share is None or step_seconds <= 0:
+        return _pace(step_seconds, float(epoch.steps), last_step=None, epoch_images=epoch.images)
+    if seconds.short:
+        effective_steps = whole_steps + _mean(seconds.short) / step_seconds
+        return _pace(step_seconds, effective_steps, last_step="measured", epoch_images=epoch.images)
+    return _pace(step_seconds, whole_steps + share, last_step="share", epoch_images=epoch.images)
 
 
-def _whole_step(mean: Mapping[int, float], wholes: int, share: float | None) -> float:
-    """The mean over the `wholes` whole steps of an epoch, one of which begins it, from the means of the timed ones."""
-    if WHOLE not in mean and FIRST not in mean:
-        return mean[SHORT] / (share or 1.0)
-    inner = mean.get(WHOLE, mean.get(FIRST, 0.0))
-    return inner + (mean.get(FIRST, inner) - inner) / wholes
+def _has_images_for_steps(run: Run, images: Integers) -> bool:
+    """Whether it is a table of rates without a batch: its "steps" stand for one image per GPU."""
+    imported = run.header.imported
+    return imported is not None and imported.batch_told is False and bool((images == 1).all())
+
+
+def _recorded_rate(run: Run, elapsed: FloatArray, images: Integers) -> float | None:
+    """Return images of all ranks / seconds of the timed steps; None where they take no time.
+
+    An imported log may hold some ranks only: the others take as many images, and a step is everybody's.
+    """
+    seconds: float = sum(elapsed.tolist())
+    if not seconds > 0:
+        return None
+    ranks_per_recorded = run.header.trial.layout.data / len(run.ranks_needed)
+    return ranks_per_recorded * float(images.sum(dtype=np.float64)) / seconds
+
+
+class _SecondsByKind(NamedTuple):
+    """Elapsed seconds of the timed steps of each kind."""
+
+    whole: list[float]
+    first: list[float]
+    short: list[float]
+
+    @classmethod
+    def of(cls, elapsed: FloatArray, kinds: npt.NDArray[np.uint8]) -> _SecondsByKind:
+        """Sort the seconds of T timed steps by the kinds of these steps."""
+        return cls(
+            whole=elapsed[kinds == WHOLE].tolist(),
+            first=elapsed[kinds == FIRST].tolist(),
+            short=elapsed[kinds == SHORT].tolist(),
+        )
+
+    def mean_of_like_steps(self) -> float:
+        """Return the mean of the steps with a full global batch; of the short ones where there are no others."""
+        return _mean([*self.whole, *self.first] or self.short)
+
+
+def _whole_step_seconds(seconds: _SecondsByKind, whole_steps: int, share: float | None) -> float:
+    """Return the mean over the whole steps of an epoch, one of which begins it, from those that were timed.
+
+    Args:
+        seconds: of the timed steps.
+        whole_steps: number of whole steps in an epoch.
+        share: share of the images of a whole step that the short last one has; None: there is no short one.
+    """
+    if not seconds.whole and not seconds.first:
+        return _mean(seconds.short) / (share or 1.0)
+    inner = _mean(seconds.whole or seconds.first)
+    first = _mean(seconds.first) if seconds.first else inner
+    return inner + (first - inner) / whole_steps
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean, also where the sum overflows."""
     total = sum(values)
     return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
-def _pace(step: float, effective_steps: float, source: LastStepSource | None, trained: int) -> Pace:
-    if cost(step) is None:
+def _pace(step_seconds: float, effective_steps: float, last_step: LastStepSource | None, epoch_images: int) -> Pace:
+    """Return the pace of a run whose steps are known and add up to an epoch; none where the step takes no time."""
+    if positive_or_none(step_seconds) is None:
         return NO_PACE
-    rate = trained / effective_steps / step
-    return Pace(step, cost(effective_steps * step), cost(rate), "steps", effective_steps, source, trained)
-
-
-def of_epochs(trial: Trial, model: ModelLine | None, epoch_seconds: float | None) -> Pace:
-    """The pace of a run that records whole epochs alone. Its step is known where the images of an epoch are."""
-    if cost(epoch_seconds) is None or epoch_seconds is None:
-        return NO_PACE
-    trained, count = of_an_epoch(trial, model)
-    if not trained or not count:
-        return Pace(epoch_seconds=epoch_seconds, source="epochs")
-    share = last_step_share(trial, trained)
-    steps = float(count) if share is None or count == 1 else count - 1 + share
     return Pace(
-        step_seconds=cost(epoch_seconds / steps),
-        epoch_seconds=epoch_seconds,
-        images_per_second=cost(trained / epoch_seconds),
-        source="epochs",
-        effective_steps=steps,
-        last_step_source=None if share is None or count == 1 else "share",
-        epoch_images=trained,
+        step_seconds=step_seconds,
+        epoch_seconds=positive_or_none(effective_steps * step_seconds),
+        images_per_second=positive_or_none(epoch_images / effective_steps / step_seconds),
+        source="steps",
+        effective_steps=effective_steps,
+        last_step_source=last_step,
+        epoch_images=epoch_images,
     )
 
 
-def of_an_epoch(trial: Trial, model: ModelLine | None) -> tuple[int | None, int | None]:
-    """Images trained in an epoch and its optimizer steps; None where the size of the dataset is not known."""
+def pace_of_epochs(trial: Trial, model: ModelLine | None, epoch_seconds: float | None) -> Pace:
+    """Return the pace of a run that records whole epochs alone. Its step is known where the images of an epoch are."""
+    if epoch_seconds is None or positive_or_none(epoch_seconds) is None:
+        return NO_PACE
+    epoch = epoch_size(trial, model)
+    if not epoch.images or not epoch.steps:
+        return Pace(epoch_seconds=epoch_seconds, source="epochs")
+    share = last_step_share(trial, epoch.images)
+    effective_steps = float(epoch.steps)
+    last_step: LastStepSource | None = None
+    if share is not None and epoch.steps != 1:
+        effective_steps = epoch.steps - 1 + share
+        last_step = "share"
+    return Pace(
+        step_seconds=positive_or_none(epoch_seconds / effective_steps),
+        epoch_seconds=epoch_seconds,
+        images_per_second=positive_or_none(epoch.images / epoch_seconds),
+        source="epochs",
+        effective_steps=effective_steps,
+        last_step_source=last_step,
+        epoch_images=epoch.images,
+    )
+
+
+class EpochSize(NamedTuple):
+    """The size of an epoch; None where the size of the dataset is not known."""
+
+    images: int | None
+    """Images that are trained in it."""
+    steps: int | None
+    """Its optimizer steps."""
+
+
+def epoch_size(trial: Trial, model: ModelLine | None) -> EpochSize:
+    """Return the size of a trial's epochs. `model`: the model line of a run, which records the dataset's images."""
     if model is None or model.train_samples is None:
-        return None, None
+        return EpochSize(images=None, steps=None)
     samples = samples_used(model.train_samples, trial.data.fraction)
     steps = trial.steps_per_epoch(samples)
-    return steps * trial.global_batch if trial.train.drop_last else samples, steps
+    images = steps * trial.global_batch if trial.train.drop_last else samples
+    return EpochSize(images, steps)
 
 
 def whole_epochs_alone(run: Run) -> bool:
-    """Whether an imported run records epochs and no step, or a user's own script only its whole time."""
+    """Return whether an imported run records epochs and no step, or a user's own script only its whole time."""
     from_elsewhere = run.header.imported is not None or run.header.trial.train.script is not None
     return from_elsewhere and not any(rank.steps for rank in run.ranks)
 
 
-def cost(value: float | None) -> float | None:
-    """`value` if statistics can work with it: positive and finite. Records are input, and may hold anything."""
-    return value if value is not None and math.isfinite(value) and value > 0 else None
+def positive_or_none(value: float | None) -> float | None:
+    """Return `value`; None where it is unknown, or not positive and finite: records may hold anything."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if value > 0 else None

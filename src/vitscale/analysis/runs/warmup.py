@@ -1,4 +1,4 @@
-"""Is a run warm? How many of its first steps are still slow, and whether its times fall or rise through the rest.
+"""Finds how many of a run's first steps are still slow, and whether its times fall or rise through the others.
 
 Steps marked as warm-up (`measure.warmup_steps`) have been left out already; this looks at the steps after them.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.analysis.runs.steps import MAD_TO_SIGMA, Flags, medians
+from vitscale.analysis.runs.steps import MAD_TO_SIGMA, Flags, Integers, medians
 from vitscale.analysis.statistics import t_below
 from vitscale.base.arrays import FloatArray
 
@@ -34,7 +35,7 @@ _MOST_CORRELATED_BLOCKS = 0.97
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What a run's times say of its warm-up."""
+    """The warm-up of one run, by its times."""
 
     steps: int
     """Number of first steps that are slow; never more than half of all."""
@@ -47,7 +48,7 @@ NONE_SEEN = WarmUp(0, None)
 
 
 def warm_up(times: FloatArray) -> list[WarmUp]:
-    """Looks for a slow beginning in the times of like steps, in order: (runs, steps).
+    """Look for a slow beginning in the times of like steps, in order: (runs, steps).
 
     The steady level is the median of the later half, and its noise the scaled median absolute deviation there: a few
     outliers move neither. Noise that lasts from step to step moves the level of a whole run, but shows too little
@@ -55,33 +56,48 @@ def warm_up(times: FloatArray) -> list[WarmUp]:
     by 3 such deviations. Two or more slow steps at the beginning are warm-up; so is a single one that exceeds the level
     by half and by 10 deviations. Steps that are slow later on are not warm-up.
     """
-    if times.shape[1] < FEWEST_STEPS:
-        return [NONE_SEEN] * len(times)
-    half = times.shape[1] // 2
+    runs, steps = times.shape
+    if steps < FEWEST_STEPS:
+        return [NONE_SEEN] * runs
+    half = steps // 2
     late = times[:, half:]
-    steady = medians(late)[:, None]
-    with np.errstate(over="ignore", invalid="ignore"):
-        noise = MAD_TO_SIGMA * medians(np.abs(late - steady))[:, None] * _stretch(late, steady)
-
-        def beyond(values: FloatArray, share: float, deviations: float) -> Flags:
-            return (values > steady * (1 + share)) & (values > steady + deviations * noise)
-
-        slow = np.logical_and.accumulate(beyond(times, _SLOWER_BY, _DEVIATIONS), axis=1).sum(axis=1)
-        slow[(slow == 1) & ~beyond(times[:, :1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[:, 0]] = 0
-    seen = [NONE_SEEN] * len(times)
-    for steps in np.unique(slow).tolist():
-        runs = np.flatnonzero(slow == steps)
-        if steps > half:  # it did not get warm in time: what is left out is not all of it
-            trends: list[float | None] = list((steady[runs, 0] / medians(times[runs, :half]) - 1).tolist())
+    level = medians(late)[:, None]
+    slow_steps = _slow_steps(times, late, level)
+    found = [NONE_SEEN] * runs
+    for count in np.unique(slow_steps).tolist():
+        members = np.flatnonzero(slow_steps == count)
+        if count > half:  # it did not get warm in time: what is left out is not all of it
+            trends: list[float | None] = list((level[members, 0] / medians(times[members, :half]) - 1).tolist())
         else:
-            trends = _trends(times[runs, steps:])
-        for run, trend in zip(runs.tolist(), trends, strict=True):
-            seen[run] = WarmUp(min(steps, half), trend)
-    return seen
+            trends = _trends(times[members, count:])
+        for run, trend in zip(members.tolist(), trends, strict=True):
+            found[run] = WarmUp(min(count, half), trend)
+    return found
+
+
+def _slow_steps(times: FloatArray, late: FloatArray, level: FloatArray) -> Integers:
+    """Return the number of slow steps at the beginning of each run, (runs,); a single one counts only if it is extreme.
+
+    Args:
+        times: of all steps, (runs, steps).
+        late: those of the later half.
+        level: the steady level of each run, (runs, 1).
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = MAD_TO_SIGMA * medians(np.abs(late - level))[:, None] * _stretch(late, level)
+
+        def exceeds(seconds: FloatArray, share: float, deviations: float) -> Flags:
+            return (seconds > level * (1 + share)) & (seconds > level + deviations * noise)
+
+        is_slow_so_far = np.logical_and.accumulate(exceeds(times, _SLOWER_BY, _DEVIATIONS), axis=1)
+        slow_steps: Integers = is_slow_so_far.sum(axis=1)
+        is_first_extreme = exceeds(times[:, :1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[:, 0]
+    slow_steps[(slow_steps == 1) & ~is_first_extreme] = 0
+    return slow_steps
 
 
 def _stretch(seconds: FloatArray, middle: FloatArray) -> FloatArray:
-    """The factor that stretches a deviation inside n consecutive steps, (runs, 1), for noise of autocorrelation r.
+    """Return the factor on a deviation inside n consecutive steps, (runs, 1), for noise of autocorrelation r.
 
     It is sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, because few steps tell r badly.
     The bias of r is taken off after Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954,
@@ -89,14 +105,15 @@ def _stretch(seconds: FloatArray, middle: FloatArray) -> FloatArray:
     """
     count = seconds.shape[1]
     ratios = seconds / np.where(middle > 0, middle, math.nan)
-    correlations = np.array([_correlation(own) for own in ratios - ratios.mean(axis=1, keepdims=True)])[:, None]
+    residuals = ratios - ratios.mean(axis=1, keepdims=True)
+    correlations = np.array([_correlation(residuals_of_run) for residuals_of_run in residuals])[:, None]
     r = (count * correlations + 1) / (count - 3)
     r = np.where(np.isnan(r), _MOST_CORRELATED, np.clip(r, 0.0, _MOST_CORRELATED))
     return np.where(middle > 0, np.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count), 1.0)
 
 
 def _trends(seconds: FloatArray) -> list[float | None]:
-    """Share by which the times of each run change where they do so steadily: by more than 5 % and more than by chance.
+    """Return the share by which the times of each run change, if they do so steadily: by over 5 % and beyond chance.
 
     A line is fitted to the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
     correlated from block to block: Prais & Winsten, "Trend estimators and serial correlation" (Cowles Commission 383,
@@ -107,45 +124,67 @@ def _trends(seconds: FloatArray) -> list[float | None]:
     count = min(_BLOCKS, steps)
     if count < _FEWEST_BLOCKS:
         return trends
-    edges, third = steps * np.arange(count + 1) // count, count // 3
-    lengths, blocks = np.diff(edges), np.empty((len(seconds), count))
-    for length in np.unique(lengths):
-        own = np.flatnonzero(lengths == length)
-        blocks[:, own] = medians(seconds[:, edges[own, None] + np.arange(length)])
+    blocks = _block_medians(seconds, count)
+    third = count // 3
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        middle, least, most = medians(blocks), blocks.min(axis=1), blocks.max(axis=1)
-        told = (least > 0) & (least / middle != 0) & np.isfinite(most / middle)
+        middle = medians(blocks)
+        smallest = blocks.min(axis=1)
+        has_logarithms = (smallest > 0) & (smallest / middle != 0) & np.isfinite(blocks.max(axis=1) / middle)
         change = medians(blocks[:, -third:]) / medians(blocks[:, :third]) - 1
-    for run in np.flatnonzero(told & ~(np.abs(change) <= _CHANGE)).tolist():
-        slope, error = _slope(np.log(blocks[run] / middle[run]))
-        chance = t_below(count - 3, -abs(slope) / error) if error > 0 else 0.0
-        if slope * change[run] > 0 and chance < _P:
+    for run in np.flatnonzero(has_logarithms & ~(np.abs(change) <= _CHANGE)).tolist():
+        slope = _slope(np.log(blocks[run] / middle[run]))
+        chance = t_below(count - 3, -abs(slope.value) / slope.error) if slope.error > 0 else 0.0
+        if slope.value * change[run] > 0 and chance < _P:
             trends[run] = float(change[run])
     return trends
 
 
-def _slope(values: FloatArray) -> tuple[float, float]:
-    """The slope per place and its standard error, by Prais and Winsten."""
+def _block_medians(seconds: FloatArray, count: int) -> FloatArray:
+    """Return the medians of `count` blocks of consecutive steps, as equally long as may be: (runs, count)."""
+    edges = seconds.shape[1] * np.arange(count + 1) // count
+    lengths = np.diff(edges)
+    blocks = np.empty((len(seconds), count))
+    for length in np.unique(lengths):
+        same_length = np.flatnonzero(lengths == length)
+        steps = edges[same_length, None] + np.arange(length)
+        blocks[:, same_length] = medians(seconds[:, steps])
+    return blocks
+
+
+class _Slope(NamedTuple):
+    """The slope of a line per place, and its standard error."""
+
+    value: float
+    error: float
+
+
+def _slope(values: FloatArray) -> _Slope:
+    """Return the slope of a line that is fitted to the values, by Prais and Winsten."""
     count = len(values)
     times: FloatArray = np.arange(count, dtype=np.float64) - (count - 1) / 2
     slope = times @ values / (times @ times)
     r = _correlation(values - float(values.mean()) - slope * times)
     r = min(max((count * r + 2) / (count - 4), 0.0), _MOST_CORRELATED_BLOCKS)
 
-    def free(of: FloatArray) -> FloatArray:
-        return np.concatenate([math.sqrt(1 - r * r) * of[:1], of[1:] - r * of[:-1]])
+    def uncorrelated(column: FloatArray) -> FloatArray:
+        return np.concatenate([math.sqrt(1 - r * r) * column[:1], column[1:] - r * column[:-1]])
 
-    ones, times, values = free(np.ones(count)), free(times), free(values)
-    oo, ot, tt = ones @ ones, ones @ times, times @ times
-    whole = oo * tt - ot * ot
-    slope = (oo * (times @ values) - ot * (ones @ values)) / whole
-    level = (tt * (ones @ values) - ot * (times @ values)) / whole
+    # Least squares of `level * ones + slope * times`, by its two normal equations.
+    ones = uncorrelated(np.ones(count))
+    times = uncorrelated(times)
+    values = uncorrelated(values)
+    oo = ones @ ones
+    ot = ones @ times
+    tt = times @ times
+    determinant = oo * tt - ot * ot
+    slope = (oo * (times @ values) - ot * (ones @ values)) / determinant
+    level = (tt * (ones @ values) - ot * (times @ values)) / determinant
     squares = float(((values - level * ones - slope * times) ** 2).sum())
-    return float(slope), math.sqrt(squares / (count - 3) * float(oo / whole))
+    return _Slope(float(slope), math.sqrt(squares / (count - 3) * float(oo / determinant)))
 
 
 def _correlation(residuals: FloatArray) -> float:
-    """Correlation of each value with the next one; 0 where there is none."""
+    """Return the correlation of each value with the next one; 0 where there is none."""
     with np.errstate(over="ignore", invalid="ignore"):
-        whole = float(residuals @ residuals)
-        return float(residuals[1:] @ residuals[:-1]) / whole if whole > 0 else 0.0
+        squares = float(residuals @ residuals)
+        return float(residuals[1:] @ residuals[:-1]) / squares if squares > 0 else 0.0

@@ -1,5 +1,5 @@
-"""Exposed communication of a step: the wait for the slowest rank, the transfer of synchronised norms, which nothing can
-hide, and all other transfer.
+"""Works out the exposed communication of a step: the wait for the slowest rank, the transfer of synchronised norms,
+which nothing can hide, and all other transfer.
 
 No clocks need be synchronised, because ranks leave a collective together: nobody has the result before the last one has
 sent its part. Per communicator, in the order of issue,
@@ -18,17 +18,18 @@ for one another.) Wait and transfer that fall into the rank's idle time are expo
 which everybody waits for everybody. It does not hold for rooted ones: their time is transfer where it is short, else
 nothing can be told apart.
 
-`lanes` tells what a rank did at each moment of an explained step: the parts of a breakdown as intervals.
+`lanes` gives the parts of a breakdown as intervals, which show what a rank did at each moment of an explained step.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub
+from typing import NamedTuple
 
 from vitscale.analysis.runs.steps import common_steps, explained_ranks
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
@@ -37,7 +38,7 @@ from vitscale.store.results import Run
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations that a rank may leave before another one has come."""
-_OF_STAGES = ("send", "recv")
+_BETWEEN_STAGES = ("send", "recv")
 _BRIEF = 0.01
 """Share of a step: rooted operations that take less on every rank are transfer, such as DDP's broadcasts of buffers."""
 NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
@@ -67,46 +68,104 @@ class RankExposure:
 
 
 def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure, ...]:
-    """The exposure of every rank in one step.
+    """Return the exposure of every rank in one step.
 
     Args:
         lines: (rank, line) for all ranks of the run, in one step.
     """
-    reason = _why_not(lines)
-    transfers = [_Transfers() for _ in lines] if reason else _transfers([line for _, line in lines])
-    return tuple(_exposure(rank, line, own, reason) for (rank, line), own in zip(lines, transfers, strict=True))
-
-
-def _exposed(line: ExplainedLine) -> tuple[list[Interval], list[Interval], tuple[Interval, ...]]:
-    """(idle, collectives in flight, both at once) of one rank's step."""
-    idle = union(line.idle)
-    in_flight = union((start, end) for _, _, start, end in line.collectives)
-    if bubble := [(start, end) for phase, start, end in line.phases if phase == "bubble"]:
-        # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
-        in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _OF_STAGES)
-        idle = intersection(idle, complement(union(bubble), (0.0, line.seconds)))
-    return idle, in_flight, tuple(intersection(idle, in_flight))
-
-
-def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str) -> RankExposure:
-    idle, in_flight, exposed = _exposed(line)
+    collectives = [_collectives_by_communicator(line) for _, line in lines]
+    reason = _unknown_reason(lines, collectives)
     if reason:
-        without_norms = not line.norms and "norm" not in line.unknown
-        return RankExposure(rank, exposed, None, None, () if without_norms else None, None, None, reason)
-    # A rank may wait in one communicator while it transfers in another: that time is transfer. Time of a norm beside
-    # another transfer is the norm's, for which computing stands still.
-    transferring, of_norms = (intersection(in_flight, union(some)) for some in (transfers.all, transfers.of_norms))
-    whole = (0.0, max((end for _, end in in_flight), default=0.0))
-    waiting = intersection(in_flight, complement(transferring, whole))
+        return tuple(_mixed_exposure(rank, line, reason) for rank, line in lines)
+    transfers = _transfers(collectives)
+    return tuple(_exposure(rank, line, own) for (rank, line), own in zip(lines, transfers, strict=True))
+
+
+class _Communication(NamedTuple):
+    """When one rank was idle and had collectives in flight in a step; intervals disjoint and in order."""
+
+    idle: list[Interval]
+    in_flight: list[Interval]
+
+    @property
+    def exposed(self) -> tuple[Interval, ...]:
+        """Both at once."""
+        return tuple(intersection(self.idle, self.in_flight))
+
+
+def _communication(line: ExplainedLine) -> _Communication:
+    idle = union(line.idle)
+    bubble = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
+    if not bubble:
+        return _Communication(idle, union((start, end) for _, _, start, end in line.collectives))
+    # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
+    in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _BETWEEN_STAGES)
+    return _Communication(intersection(idle, complement(union(bubble), (0.0, line.seconds))), in_flight)
+
+
+def _mixed_exposure(rank: int, line: ExplainedLine, reason: str) -> RankExposure:
+    """Return the exposure of one rank where wait and wire cannot be told apart."""
+    has_no_norms = not line.norms and "norm" not in line.unknown
     return RankExposure(
         rank,
-        exposed,
-        wait=tuple(intersection(idle, waiting)),
-        wire=tuple(intersection(idle, intersection(transferring, complement(of_norms, whole)))),
-        norm=tuple(intersection(idle, of_norms)),
+        _communication(line).exposed,
+        wait=None,
+        wire=None,
+        norm=() if has_no_norms else None,
+        late_by_seconds=None,
+        wire_seconds=None,
+        reason=reason,
+    )
+
+
+def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers) -> RankExposure:
+    """Return the exposure of one rank, from its transfers."""
+    communication = _communication(line)
+    in_flight = communication.in_flight
+    # A rank may wait in one communicator while it transfers in another: that time is transfer. Time of a norm beside
+    # another transfer is the norm's, for which computing stands still.
+    transferring = intersection(in_flight, union(transfers.all))
+    of_norms = intersection(in_flight, union(transfers.of_norms))
+    until_last = (0.0, max((end for _, end in in_flight), default=0.0))
+    waiting = intersection(in_flight, complement(transferring, until_last))
+    of_others = intersection(transferring, complement(of_norms, until_last))
+    return RankExposure(
+        rank,
+        communication.exposed,
+        wait=tuple(intersection(communication.idle, waiting)),
+        wire=tuple(intersection(communication.idle, of_others)),
+        norm=tuple(intersection(communication.idle, of_norms)),
         late_by_seconds=length(waiting),
         wire_seconds=length(transferring),
     )
+
+
+class _Collective(NamedTuple):
+    """One collective as one rank saw it, in the rank's own clock."""
+
+    communicator: str
+    operation: str
+    start: float
+    """When the rank issued it."""
+    end: float
+    is_norm: bool
+    """Whether a synchronised norm exchanges its sums by it."""
+
+    @property
+    def is_rooted(self) -> bool:
+        return self.operation in ROOTED
+
+
+def _collectives(line: ExplainedLine) -> list[_Collective]:
+    """Return a rank's collectives in the order of issue."""
+    return [_Collective(*fields, is_norm=index in line.norms) for index, fields in enumerate(line.collectives)]
+
+
+def _collectives_by_communicator(line: ExplainedLine) -> dict[str, list[_Collective]]:
+    by_communicator: dict[str, list[_Collective]] = {}
+    for collective in _collectives(line):
+        by_communicator.setdefault(collective.communicator, []).append(collective)
+    return by_communicator
 
 
 class _Transfers:
@@ -117,74 +176,110 @@ class _Transfers:
         self.of_norms: list[Interval] = []
 
 
-def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
-    """The transfer of every collective, for each rank."""
-    transfers = [_Transfers() for _ in lines]
-    for communicator in sorted({collective[0] for collective in lines[0].collectives}):
-        indices = [at for at, collective in enumerate(lines[0].collectives) if collective[0] == communicator]
-        issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
-        ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
-        # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
-        # thread that is scheduled late sees the end late, and would make the next collective seem short.
-        together = [at for at, index in enumerate(indices) if lines[0].collectives[index][1] not in ROOTED] or [0]
-        apart = [statistics.median(own[at] - ended[0][at] for at in together) for own in ended]
-        seen = [list(map(sub, same, apart)) for same in zip(*ended, strict=True)]
-        ends = list(map(min, seen))
-        done = [-math.inf]
-        for at, end in enumerate(ends):
-            if lines[0].collectives[indices[at]][1] in ROOTED:  # brief, as `_why_not` has checked
-                for own, starts, stops in zip(transfers, issued, ended, strict=True):
-                    own.all.append((starts[at], stops[at]))
-                bisect.insort(done, end)
-                continue
-            arrived = max(starts[at] - offset for starts, offset in zip(issued, apart, strict=True))
-            # The least service of all ranks is that of the one that came last.
-            wire = max(0.0, end - max(arrived, done[bisect.bisect_right(done, end) - 1]))
-            for own, offset in zip(transfers, apart, strict=True):
-                transfer = (end + offset - wire, max(seen[at]) + offset)
-                own.all.append(transfer)
-                if indices[at] in lines[0].norms:
-                    own.of_norms.append(transfer)
-            bisect.insort(done, end)
+def _transfers(by_rank: Sequence[Mapping[str, Sequence[_Collective]]]) -> list[_Transfers]:
+    """Return the transfers of each rank. `by_rank`: its collectives by communicator, alike on all ranks."""
+    transfers = [_Transfers() for _ in by_rank]
+    for communicator in sorted(by_rank[0]):
+        _add_transfers(transfers, [collectives[communicator] for collectives in by_rank])
     return transfers
 
 
+def _add_transfers(transfers: Sequence[_Transfers], by_rank: Sequence[Sequence[_Collective]]) -> None:
+    """Add the transfers of one communicator to those of each rank.
+
+    Args:
+        transfers: of each rank.
+        by_rank: the collectives of the communicator on each rank, in the order of issue.
+    """
+    offsets = _clock_offsets(by_rank)
+    earlier_ends = [-math.inf]  # in rising order
+    for same in zip(*by_rank, strict=True):  # one collective on all ranks
+        # When it truly ended, in the first rank's clock: a thread that is scheduled late sees the end late, and would
+        # make the next collective seem short.
+        seen_ends = [collective.end - offset for collective, offset in zip(same, offsets, strict=True)]
+        end = min(seen_ends)
+        if same[0].is_rooted:  # brief, as `_unknown_reason` has checked
+            for rank_transfers, collective in zip(transfers, same, strict=True):
+                rank_transfers.all.append((collective.start, collective.end))
+        else:
+            last_arrival = max(collective.start - offset for collective, offset in zip(same, offsets, strict=True))
+            earlier_end = earlier_ends[bisect.bisect_right(earlier_ends, end) - 1]
+            # The least service of all ranks is that of the one that came last.
+            wire_seconds = max(0.0, end - max(last_arrival, earlier_end))
+            for rank_transfers, offset in zip(transfers, offsets, strict=True):
+                transfer = (end + offset - wire_seconds, max(seen_ends) + offset)
+                rank_transfers.all.append(transfer)
+                if same[0].is_norm:
+                    rank_transfers.of_norms.append(transfer)
+        bisect.insort(earlier_ends, end)
+
+
+def _clock_offsets(by_rank: Sequence[Sequence[_Collective]]) -> list[float]:
+    """Return how many seconds each rank's clock is ahead of the first rank's, by the ends that they share."""
+    first = by_rank[0]
+    shared = [index for index, collective in enumerate(first) if not collective.is_rooted] or [0]
+    return [statistics.median(collectives[index].end - first[index].end for index in shared) for collectives in by_rank]
+
+
 def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
-    """Seconds that each rank's clock is ahead of the first's, by the ends of one step's collectives that ranks leave
-    together; 0 where there are none, or not the same on all."""
-    issued = [
-        [(c, op, end) for c, op, _, end in sorted(line.collectives, key=lambda own: own[0]) if op not in ROOTED]
-        for line in lines
-    ]
-    names = [[(communicator, op) for communicator, op, _ in own] for own in issued]
-    if not names or not names[0] or any(other != names[0] for other in names[1:]):
+    """Return the seconds that each rank's clock is ahead of the first's.
+
+    They follow from the ends of one step's collectives that ranks leave together; 0 where there are none, or not the
+    same on all ranks.
+    """
+    by_rank = [_not_rooted(line) for line in lines]
+    kinds_by_rank = [[(collective.communicator, collective.operation) for collective in own] for own in by_rank]
+    are_same = all(kinds == kinds_by_rank[0] for kinds in kinds_by_rank)
+    if not by_rank or not by_rank[0] or not are_same:
         return [0.0] * len(lines)
     return [
-        statistics.median(end - first for (_, _, end), (_, _, first) in zip(own, issued[0], strict=True))
-        for own in issued
+        statistics.median(collective.end - first.end for collective, first in zip(own, by_rank[0], strict=True))
+        for own in by_rank
     ]
 
 
-def _why_not(lines: Sequence[tuple[int, ExplainedLine]]) -> str:
+def _not_rooted(line: ExplainedLine) -> list[_Collective]:
+    """Return a rank's collectives that all ranks leave together, by communicator, then in the order of issue."""
+    collectives = [collective for collective in _collectives(line) if not collective.is_rooted]
+    return sorted(collectives, key=lambda collective: collective.communicator)
+
+
+def _unknown_reason(
+    lines: Sequence[tuple[int, ExplainedLine]], by_rank: Sequence[Mapping[str, Sequence[_Collective]]]
+) -> str:
+    """Return why wait and wire cannot be told apart; empty where they can.
+
+    Args:
+        lines: (rank, line) for all ranks.
+        by_rank: the collectives of each by communicator.
+    """
     for _, line in lines:
-        if why := line.unknown.get("wire") or line.unknown.get("wait"):
-            return why
-    orders = [
-        sorted((c, at, op, at in line.norms) for at, (c, op, _, _) in enumerate(line.collectives)) for _, line in lines
-    ]
-    named = [[(communicator, op, norm) for communicator, _, op, norm in order] for order in orders]
-    if any(other != named[0] for other in named[1:]):
+        reason = line.unknown.get("wire") or line.unknown.get("wait")
+        if reason:
+            return reason
+    kinds_by_rank = [_kinds(collectives) for collectives in by_rank]
+    if any(kinds != kinds_by_rank[0] for kinds in kinds_by_rank):
         return "the ranks recorded different collectives"
-    rooted = sorted({op for _, op, _ in named[0] if op in ROOTED})
-    brief = all(
-        sum(end - start for _, op, start, end in line.collectives if op in ROOTED) < _BRIEF * line.seconds
-        for _, line in lines
-    )
-    if rooted and len(lines) > 1 and not brief:
+    if len(lines) < 2:
+        return ""
+    operations = {operation for _, operation, _, _ in lines[0][1].collectives}
+    rooted = sorted(operations & set(ROOTED))
+    if rooted and not all(_rooted_are_brief(line) for _, line in lines):
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
-    if UNKNOWN_OPERATION in {op for _, op, _ in named[0]} and len(lines) > 1:
-        return NAMELESS
-    return ""
+    return NAMELESS if UNKNOWN_OPERATION in operations else ""
+
+
+def _kinds(by_communicator: Mapping[str, Sequence[_Collective]]) -> dict[str, list[tuple[str, bool]]]:
+    """Return communicator -> (operation, is_norm) of its collectives in the order of issue."""
+    return {
+        communicator: [(collective.operation, collective.is_norm) for collective in collectives]
+        for communicator, collectives in by_communicator.items()
+    }
+
+
+def _rooted_are_brief(line: ExplainedLine) -> bool:
+    seconds = sum(end - start for _, operation, start, end in line.collectives if operation in ROOTED)
+    return seconds < _BRIEF * line.seconds
 
 
 _PART_OF_PHASE = {
@@ -193,74 +288,94 @@ _PART_OF_PHASE = {
 
 
 def explained(run: Run, steady_from: int = 0) -> list[list[tuple[int, ExplainedLine]]]:
-    """(rank, line) of all ranks, by rank, for each step from `steady_from` that every rank of a run explained."""
+    """Return the steps from `steady_from` that every rank of a run explained: for each (rank, line) of all ranks."""
     numbers = [rank.rank for rank in explained_ranks(run)]
     common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
     return [sorted(zip(numbers, lines, strict=True), key=lambda pair: pair[0]) for lines in common]
 
 
 def explained_steps(run: Run) -> tuple[int, ...]:
-    """The steps that every rank of a run explained, in order; none where a rank's record is missing."""
+    """Return the steps that every rank of a run explained, in order; none where a rank's record is missing."""
     return tuple(lines[0][1].step for lines in explained(run))
 
 
 def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
-    """Rank to its parts in one of `explained_steps`: seconds from the step's beginning, in the rank's own clock."""
-    by_rank = {rank.rank: {line.step: line for line in rank.explained}[step] for rank in explained_ranks(run)}
-    lines = sorted(by_rank.items())
+    """Return rank -> its parts in one of `explained_steps`, in seconds from the step's beginning by its own clock."""
+    line_by_rank: dict[int, ExplainedLine] = {}
+    for rank in explained_ranks(run):
+        line_by_step = {line.step: line for line in rank.explained}
+        line_by_rank[rank.rank] = line_by_step[step]
+    lines = sorted(line_by_rank.items())
     return {rank: step_parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
 
 
 def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
-    """Part to where it lies in one rank's step; the parts never overlap, and cover the step.
+    """Return part -> its intervals in one rank's step; the parts never overlap, and cover the step.
 
     Unknown parts are absent; where wait, wire and norm cannot be told apart, COMMUNICATION stands for all three.
     """
-    whole: Interval = (0.0, line.seconds)
+    step: Interval = (0.0, line.seconds)
     exposed = list(exposure.exposed)
-    parts = _phases(line, exposed, whole)
+    parts = _phase_parts(line, exposed)
     if line.device == "cuda":
-        parts |= _idle_parts(line, exposed, whole)
-    told_apart = {"wait": exposure.wait, "wire": exposure.wire, "norm": exposure.norm}
+        parts |= _idle_parts(line, exposed)
     if exposure.wait is None:
-        told_apart = {COMMUNICATION: exposure.exposed}
-    parts |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
-    parts["other"] = complement(union(interval for own in parts.values() for interval in own), whole)
-    return {name: union(own) for name, own in parts.items() if own and (name in EXPOSED or name not in line.unknown)}
+        parts[COMMUNICATION] = intersection(exposure.exposed, [step])
+    else:
+        for name in EXPOSED:
+            if name not in exposure.unknown_parts:
+                parts[name] = intersection(getattr(exposure, name), [step])
+    parts["other"] = complement(union(itertools.chain.from_iterable(parts.values())), step)
+    present = {}
+    for name, intervals in parts.items():
+        is_known = name in EXPOSED or name not in line.unknown
+        if intervals and is_known:
+            present[name] = union(intervals)
+    return present
 
 
 def computing_seconds(line: ExplainedLine) -> float:
-    """Seconds of forward and backward in one rank's step, as `step_parts` has them; 0 where they are unknown."""
-    parts = _phases(line, list(_exposed(line)[2]), (0.0, line.seconds))
-    return sum(length(union(parts.get(name, ()))) for name in ("forward", "backward") if name not in line.unknown)
+    """Return seconds of forward and backward in one rank's step, as `step_parts` has them; 0 where unknown."""
+    parts = _phase_parts(line, list(_communication(line).exposed))
+    known = [name for name in ("forward", "backward") if name not in line.unknown]
+    return sum(length(union(parts.get(name, ()))) for name in known)
 
 
-def _phases(line: ExplainedLine, exposed: list[Interval], whole: Interval) -> dict[str, list[Interval]]:
-    """Part to where it lies, for the parts in which a rank is busy."""
-    busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
+def _phase_parts(line: ExplainedLine, exposed: list[Interval]) -> dict[str, list[Interval]]:
+    """Return part -> its intervals, for the parts in which a rank is busy."""
+    idle = union(line.idle) if line.device == "cuda" else exposed
+    busy = complement(idle, (0.0, line.seconds))
     parts: dict[str, list[Interval]] = {}
     for phase, start, end in line.phases:
-        if name := _PART_OF_PHASE.get(phase):
-            parts.setdefault(name, []).extend(intersection(busy, [(start, end)]))
+        part = _PART_OF_PHASE.get(phase)
+        if part:
+            parts.setdefault(part, []).extend(intersection(busy, [(start, end)]))
     return parts
 
 
-def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interval) -> dict[str, list[Interval]]:
-    """What a GPU does while it computes nothing and communicates nothing: copy, wait for data, wait for a launch."""
-    idle = intersection(union(line.idle), complement(exposed, whole))
+def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval]) -> dict[str, list[Interval]]:
+    """Return part -> its intervals, while a GPU computes and communicates nothing.
+
+    It copies a batch (h2d), waits for data (data_wait), or waits for a launch inside a phase (launch_gaps).
+    """
+    step = (0.0, line.seconds)
+    idle = intersection(union(line.idle), complement(exposed, step))
     copying = intersection(idle, union(line.copies))
-    idle = intersection(idle, complement(copying, whole))
+    idle = intersection(idle, complement(copying, step))
     starved = intersection(idle, union(line.host_data))
-    idle = intersection(idle, complement(starved, whole))
-    inside = union((start, end) for _, start, end in line.phases)
-    return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, inside)}
+    idle = intersection(idle, complement(starved, step))
+    phases = union((start, end) for _, start, end in line.phases)
+    return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, phases)}
 
 
 _AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
+"""Parts that the profiler does not slow down."""
+_LATE = ("launch_gaps", "other")
+"""Parts that grow where kernels of a GPU come later."""
 
 
 def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
-    """The parts of an explained step as a light step has them.
+    """Return the parts of an explained step as a light step has them.
 
     The profiler slows down what the host does. Transfer, waiting, data wait and copies stand as measured; where the
     host computes, the others are scaled by one factor to fill the step. On a GPU kernels last as long as ever but come
@@ -273,16 +388,26 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
         step: seconds of the light step, to which the result adds up.
         device: "cpu" or "cuda", on which the profiler ran.
     """
-    late = [name for name in ("launch_gaps", "other") if name in parts]
-    excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
-    if device == "cuda" and excess > 0:
-        waits = "wait" if "wait" in parts else COMMUNICATION
-        gone = {name: parts[name] * min(1.0, excess / idle) for name in late if idle > 0}
-        gone[waits] = min(parts.get(waits, 0.0), excess - sum(gone.values()))
-        parts = {name: seconds - gone.get(name, 0.0) for name, seconds in parts.items()}
-    fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
-    slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
-    if slowed > 0 and step >= fixed:
-        factor = (step - fixed) / slowed
+    if device == "cuda":
+        parts = _without_lateness(parts, step)
+    measured_seconds = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
+    slowed_seconds = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
+    if slowed_seconds > 0 and step >= measured_seconds:
+        factor = (step - measured_seconds) / slowed_seconds
         return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
-    return {name: seconds * (step / (fixed + slowed)) for name, seconds in parts.items()}
+    return {name: seconds * (step / (measured_seconds + slowed_seconds)) for name, seconds in parts.items()}
+
+
+def _without_lateness(parts: Mapping[str, float], step: float) -> Mapping[str, float]:
+    """Return a GPU's parts without the seconds that an explained step takes beyond a light one, as far as that goes."""
+    excess = sum(parts.values()) - step
+    if not excess > 0:
+        return parts
+    late = [name for name in _LATE if name in parts]
+    late_seconds = sum(parts[name] for name in late)
+    removed: dict[str, float] = {}
+    if late_seconds > 0:
+        removed = {name: parts[name] * min(1.0, excess / late_seconds) for name in late}
+    wait = "wait" if "wait" in parts else COMMUNICATION
+    removed[wait] = min(parts.get(wait, 0.0), excess - sum(removed.values()))
+    return {name: seconds - removed.get(name, 0.0) for name, seconds in parts.items()}

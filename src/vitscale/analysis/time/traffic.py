@@ -1,4 +1,4 @@
-"""What an optimizer step really sends: its collectives by operation and dtype, in logical and in physical bytes.
+"""Works out what an optimizer step sends: its collectives by operation and dtype, in logical and in physical bytes.
 
 Logical is what the engine asks for, in the units of the ZeRO paper (arXiv 1910.02054, section 7): a collective over a
 tensor of S bytes moves S, and an all-reduce 2 S, because it is a reduce-scatter and an all-gather. The tensor is the
@@ -21,6 +21,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, over_runs
@@ -35,7 +36,7 @@ _VOLUMES = {
     "send": 1, "recv": 0,
 }  # fmt: skip
 """Logical bytes in units of the tensor's bytes."""
-_ON_THE_WIRE: dict[str, dict[str, int | None]] = {
+_PHYSICAL_VOLUMES: dict[str, dict[str, int | None]] = {
     "nccl": dict(_VOLUMES),
     "gloo": {**_VOLUMES, "reduce_scatter": 2, "reduce": None},
 }
@@ -129,7 +130,7 @@ def traffic(
     unlike: bool = False,
     exchanges_unknown: str = "",
 ) -> Traffic | None:
-    """What a trial sends in an optimizer step; None where none of its runs recorded it.
+    """Return what a trial sends in an optimizer step; None where none of its runs recorded it.
 
     Args:
         runs: completed runs of one trial.
@@ -142,28 +143,42 @@ def traffic(
     if not counted:
         return None
     backend = counted[0].backend
-    if reason := exchanges_unknown or _why_not(runs, unlike=unlike):
-        return Traffic(backend, (), None, None, None, reason)
-    of_ranks = [_sent(backend, rank.traffic[0].collectives or ()) for rank in runs[0].ranks[: None if unlike else 1]]
-    sent = max(of_ranks, key=lambda own: sum(exchange.physical_bytes or 0.0 for exchange in own))
-    logical = [exchange.logical_bytes for exchange in sent if exchange.logical_bytes is not None]
-    physical = [exchange.physical_bytes for exchange in sent if exchange.physical_bytes is not None]
-    unknown = sorted(
-        {f"{exchange.operation} of {exchange.dtype}" for exchange in sent if exchange.physical_bytes is None}
-    )
+    reason = exchanges_unknown or _inconsistency(runs, unlike=unlike)
+    if reason:
+        return Traffic(backend, sent=(), logical_bytes=None, physical_bytes=None, wire_seconds=None, reason=reason)
+    ranks = runs[0].ranks if unlike else runs[0].ranks[:1]
+    sent_by_rank = [_sent(backend, rank.traffic[0].collectives or ()) for rank in ranks]
+    sent = max(sent_by_rank, key=_known_physical_bytes)
+    unknown = sorted({f"{kind.operation} of {kind.dtype}" for kind in sent if kind.physical_bytes is None})
+    are_logical_bytes_known = all(kind.logical_bytes is not None for kind in sent)
     return Traffic(
         backend=backend,
         sent=sent,
-        logical_bytes=sum(logical) if len(logical) == len(sent) else None,
-        physical_bytes=sum(physical, 0.0) if len(physical) == len(sent) else None,
+        logical_bytes=sum(kind.logical_bytes or 0 for kind in sent) if are_logical_bytes_known else None,
+        physical_bytes=None if unknown else _known_physical_bytes(sent),
         wire_seconds=_wire_seconds(runs, figures, clusters),
         reason=f"what {backend} sends for {' and '.join(unknown)} is unknown" if unknown else "",
     )
 
 
-def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
-    """Why the counts differ between steps or ranks (`unlike`: between steps of a rank); empty where they do not."""
-    firsts: dict[int, tuple[str, Counter[Collective]]] = {}
+def _known_physical_bytes(sent: Sequence[Sent]) -> float:
+    return sum((kind.physical_bytes for kind in sent if kind.physical_bytes is not None), 0.0)
+
+
+class _CountedStep(NamedTuple):
+    """The collectives of one step of a rank, without their communicators."""
+
+    name: str
+    """Where it was counted: "rank 0 in step 3 of repeat 1"."""
+    kinds: Counter[Collective]
+
+
+def _inconsistency(runs: Sequence[Run], *, unlike: bool) -> str:
+    """Return how the counts differ between steps or ranks; empty where they agree.
+
+    `unlike`: whether ranks send different things, so that only the steps of each rank must agree.
+    """
+    first_by_rank: dict[int, _CountedStep] = {}
     for run in runs:
         steps = common_steps(run, lambda rank: rank.traffic)
         if not steps:
@@ -172,17 +187,21 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
             for rank, line in enumerate(lines):
                 if line.collectives is None:
                     return line.reason or "they could not be counted"
-                where = f"rank {rank} in step {line.step} of repeat {run.header.repeat + 1}"
-                # Names of groups of ranks differ from rank to rank.
-                kinds = Counter(collective.model_copy(update={"communicator": ""}) for collective in line.collectives)
-                first = firsts.setdefault(rank if unlike else 0, (where, kinds))
-                if kinds != first[1]:
-                    return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
+                name = f"rank {rank} in step {line.step} of repeat {run.header.repeat + 1}"
+                step = _CountedStep(name, _kinds(line.collectives))
+                first = first_by_rank.setdefault(rank if unlike else 0, step)
+                if step.kinds != first.kinds:
+                    return f"{first.name} and {name} differ: {_difference(first.kinds, step.kinds)}"
     return ""
 
 
+def _kinds(collectives: Iterable[Collective]) -> Counter[Collective]:
+    """Return how often each collective occurs. Names of communicators differ from rank to rank, and are left out."""
+    return Counter(collective.model_copy(update={"communicator": ""}) for collective in collectives)
+
+
 def _difference(first: Counter[Collective], other: Counter[Collective]) -> str:
-    """The first collective that only one of the two has, or has more often."""
+    """Return in words the first collective that only one of the two has, or has more often."""
     missing = first - other
     extra = other - first
     kind = next(iter(missing or extra))
@@ -190,42 +209,82 @@ def _difference(first: Counter[Collective], other: Counter[Collective]) -> str:
     return f"{first[kind]} against {other[kind]} {kind.operation} of {size:,} {kind.dtype}"
 
 
+class _Kind(NamedTuple):
+    """Collectives that a report puts together."""
+
+    operation: str
+    dtype: str
+    ranks: int
+
+
 def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
-    by_kind: dict[tuple[str, str, int], list[int]] = {}
+    """Return the collectives of a step by kind, in the order of each kind's first call."""
+    tensors_by_kind: dict[_Kind, list[int]] = {}
     for collective in collectives:
-        kind = (collective.operation, collective.dtype, collective.ranks)
-        by_kind.setdefault(kind, []).append(_whole(collective))
-    sent = []
-    for (operation, dtype, ranks), elements in by_kind.items():
-        size = _BYTES.get(dtype)
-        volume, carried = _VOLUMES.get(operation), _ON_THE_WIRE.get(backend, {}).get(operation)
-        logical = None if volume is None or size is None else volume * size * sum(elements)
-        share = 1.0 if operation == "send" else (ranks - 1) / ranks
-        physical = None if carried is None or size is None else carried * size * sum(elements) * share
-        sent.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
-    return tuple(sent)
+        kind = _Kind(collective.operation, collective.dtype, collective.ranks)
+        tensors_by_kind.setdefault(kind, []).append(_tensor_elements(collective))
+    return tuple(_sent_of_kind(backend, kind, tensors) for kind, tensors in tensors_by_kind.items())
 
 
-def _whole(collective: Collective) -> int:
-    """Elements of the whole tensor; for DTensor's own gathers and scatters torch records only parts."""
-    own, result = collective.input_elements, collective.output_elements
+def _sent_of_kind(backend: str, kind: _Kind, tensors: Sequence[int]) -> Sent:
+    """Return what is sent for one kind of collectives. `tensors`: elements of each call's whole tensor."""
+    elements = sum(tensors)
+    element_bytes = _BYTES.get(kind.dtype)
+    logical_volume = _VOLUMES.get(kind.operation)
+    physical_volume = _PHYSICAL_VOLUMES.get(backend, {}).get(kind.operation)
+    logical_bytes = None
+    if element_bytes is not None and logical_volume is not None:
+        logical_bytes = logical_volume * element_bytes * elements
+    physical_bytes = None
+    if element_bytes is not None and physical_volume is not None:
+        share = 1.0 if kind.operation == "send" else (kind.ranks - 1) / kind.ranks
+        physical_bytes = physical_volume * element_bytes * elements * share
+    return Sent(
+        operation=kind.operation,
+        dtype=kind.dtype,
+        ranks=kind.ranks,
+        calls=len(tensors),
+        elements=elements,
+        logical_bytes=logical_bytes,
+        physical_bytes=physical_bytes,
+    )
+
+
+def _tensor_elements(collective: Collective) -> int:
+    """Return the elements of the whole tensor; for DTensor's own gathers and scatters torch records only parts."""
+    input_elements = collective.input_elements
+    output_elements = collective.output_elements
     if collective.operation == "all_gather":
-        own *= collective.ranks
+        input_elements *= collective.ranks
     elif collective.operation == "reduce_scatter":
-        result *= collective.ranks
-    return max(own, result)
+        output_elements *= collective.ranks
+    return max(input_elements, output_elements)
+
+
+class _WireUnknown(Exception):
+    """Raised where the transfer of an explained step is unknown on some rank."""
 
 
 def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Estimate | None:
-    """Seconds of transfer in an explained step, over runs: the mean over steps of the median over ranks."""
-    means: list[float | None] = []
-    for run, own in zip(runs, figures, strict=True):
-        by_run = []
-        for lines in explained(run, own.steady_from or 0):
-            of_ranks = [exposure.wire_seconds for exposure in exposures(lines)]
-            known = [seconds for seconds in of_ranks if seconds is not None]
-            if len(known) < len(of_ranks):
-                return None
-            by_run.append(statistics.median(known))
-        means.append(statistics.fmean(by_run) if by_run else None)
-    return over_runs(means, clusters)
+    """Return seconds of transfer in an explained step, over runs; None where they are unknown in some run."""
+    try:
+        by_run = [_mean_wire_seconds(run, of_run.steady_from or 0) for run, of_run in zip(runs, figures, strict=True)]
+    except _WireUnknown:
+        return None
+    return over_runs(by_run, clusters)
+
+
+def _mean_wire_seconds(run: Run, steady_from: int) -> float | None:
+    """Return the mean over a run's explained steps of the median over ranks; None without such a step.
+
+    Raises:
+        _WireUnknown: a rank's transfer is unknown.
+    """
+    medians = []
+    for lines in explained(run, steady_from):
+        by_rank = [exposure.wire_seconds for exposure in exposures(lines)]
+        known_seconds = [seconds for seconds in by_rank if seconds is not None]
+        if len(known_seconds) < len(by_rank):
+            raise _WireUnknown
+        medians.append(statistics.median(known_seconds))
+    return statistics.fmean(medians) if medians else None

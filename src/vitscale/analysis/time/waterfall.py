@@ -1,4 +1,4 @@
-"""The waterfall: from ideal to measured, in factors that multiply to the efficiency.
+"""Works out the waterfall: from ideal to measured, in factors that multiply to the efficiency.
 
 T is the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`runs.steps`: the short last one
 counts by its time); the baseline's have the index b. With q the images of a rank's step against the baseline's,
@@ -33,6 +33,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vitscale.analysis.scaling import CurveResult, ScalingPoint
 from vitscale.analysis.statistics import FEWEST_REPEATS, jackknife
@@ -77,7 +78,7 @@ class Factor:
     factor: float
     """All factors multiply to the efficiency; one above 1 helps."""
     points: float
-    """What it takes from the efficiency: 0.17 is 17 points of 100 lost; below zero it is a gain."""
+    """Efficiency that it costs: 0.17 is 17 points of 100 lost; below zero it is a gain."""
     interval: Estimate | None = None
     """Interval of the points, over the runs of the trial and of its baseline; None where it is unknown."""
     without: tuple[tuple[float, ...], ...] = ()
@@ -85,17 +86,18 @@ class Factor:
     no interval."""
 
     def less(self, others: Sequence[Factor]) -> Estimate | None:
-        """Its points less those of `others` together, with the interval over runs; None where it is unknown.
+        """Return its points less those of `others` together, with the interval over runs; None where it is unknown.
 
         The factors of a run belong together: the difference is taken in each run, not between two intervals.
         """
         if not self.without or not all(other.without for other in others):
             return None
         sides = []
-        for side, points in enumerate(self.without):
-            sides.append(
-                [value - math.fsum(other.without[side][run] for other in others) for run, value in enumerate(points)]
-            )
+        for side, points_by_run in enumerate(self.without):
+            differences = []
+            for run, points in enumerate(points_by_run):
+                differences.append(points - math.fsum(other.without[side][run] for other in others))
+            sides.append(differences)
         return jackknife(self.points - math.fsum(other.points for other in others), sides)
 
 
@@ -128,14 +130,14 @@ class Unexplained(Exception):
 
 
 def waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
-    """One waterfall for each trial of a curve but its baseline."""
+    """Return one waterfall for each trial of a curve but its baseline."""
     base = curve.baseline
     points = [point for point in curve.points if base is None or point.trial_id != base.trial_id]
     return tuple(_waterfall(curve, point, trials) for point in points)
 
 
 def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> dict[str, float]:
-    """ln f of each part of a step, by LMDI-I: see the module's docstring.
+    """Return ln f of each part of a step, by LMDI-I: see the module's docstring.
 
     Args:
         parts: seconds of the measured step, none negative, their sum above 0.
@@ -149,13 +151,14 @@ def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> d
 
 
 def _waterfall(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, TrialResult]) -> Waterfall:
-    trial, base = trials[point.trial_id], curve.baseline
+    trial = trials[point.trial_id]
+    base = curve.baseline
     factors: tuple[Factor, ...] = ()
     reason = ""
     try:
         factors = _factors(curve, point, trials)
-    except Unexplained as why:
-        reason = str(why)
+    except Unexplained as unexplained:
+        reason = str(unexplained)
     return Waterfall(
         curve=curve.name,
         mode=curve.mode,
@@ -174,7 +177,13 @@ def _waterfall(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, Tri
 
 
 def _factors(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
-    base, trial = curve.baseline, trials[point.trial_id]
+    """Return the factors of one point with their intervals.
+
+    Raises:
+        Unexplained: with the reason.
+    """
+    base = curve.baseline
+    trial = trials[point.trial_id]
     if base is None:
         raise Unexplained("no trial of the curve has completed with an epoch time or images/s")
     if not trial.observed_costs:
@@ -188,12 +197,12 @@ def _factors(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, Trial
 
 
 def share_of_ranks(mode: Mode, base_gpus: int | None, gpus: int) -> float:
-    """Share of the baseline's time that perfect scaling takes: N_b / N in the strong modes, 1 in weak scaling."""
+    """Return the share of the baseline's time that perfect scaling takes: N_b / N in the strong modes, 1 in weak."""
     return 1.0 if mode == "weak" or base_gpus is None else base_gpus / gpus
 
 
 def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:
-    """The factors of an epoch's efficiency, without their intervals.
+    """Return the factors of an epoch's efficiency, without their intervals.
 
     Args:
         trial: the trial that is explained.
@@ -203,36 +212,41 @@ def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
     Raises:
         Unexplained: with the reason.
     """
-    log = mean_log(reference) - mean_log(trial)
-    efficiency = _believable(ranks * math.exp(max(-_MOST_LOG, min(_MOST_LOG, log))), "its efficiency")
+    log_speedup = mean_log(reference) - mean_log(trial)
+    speedup = math.exp(max(-_MOST_LOG, min(_MOST_LOG, log_speedup)))
+    efficiency = _believable(ranks * speedup, "its efficiency")
     work = _work_per_rank(trial, reference)
     rounding = _steps(reference) / _steps(trial) * ranks / work
-    parts, ideal = _comparable_parts({"": trial, " of the baseline": reference})
-    logs = decompose(parts, {name: work * seconds for name, seconds in ideal.items()})
-    by_factor = {STEP_ROUNDING: math.log(rounding)} | {
-        name: sum(logs[part] for part in members)
-        for name, members in _PARTS_OF_FACTOR.items()
-        if logs.keys() >= set(members)
-    }
-    return factors_of(by_factor, efficiency)
+    parts, reference_parts = _comparable_parts({"": trial, " of the baseline": reference})
+    ideal_parts = {name: work * seconds for name, seconds in reference_parts.items()}
+    log_by_part = decompose(parts, ideal_parts)
+    log_by_factor = {STEP_ROUNDING: math.log(rounding)}
+    for name, members in _PARTS_OF_FACTOR.items():
+        if log_by_part.keys() >= set(members):
+            log_by_factor[name] = sum(log_by_part[part] for part in members)
+    return factors_of(log_by_factor, efficiency)
 
 
 def light_step_parts(trial: TrialResult) -> dict[str, float]:
-    """Seconds of the parts of a trial's light step: parts of computing under their own names, the others under those of
-    their factors.
+    """Return the seconds of the parts of a trial's light step.
+
+    Parts of computing have their own names ("forward"), the others those of their factors ("data wait").
 
     Raises:
         Unexplained: with the reason.
     """
     (parts,) = _comparable_parts({"": trial})
-    names = {part: name for name, members in _PARTS_OF_FACTOR.items() if members != COMPUTE for part in members}
-    return {names.get(part, part): seconds for part, seconds in parts.items()}
+    factor_of_part: dict[str, str] = {}
+    for factor, members in _PARTS_OF_FACTOR.items():
+        if members != COMPUTE:
+            factor_of_part |= dict.fromkeys(members, factor)
+    return {factor_of_part.get(part, part): seconds for part, seconds in parts.items()}
 
 
 def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:
-    """Factors by name, from logarithms that add up to that of the efficiency."""
-    share = points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
-    return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in logs.items())
+    """Return the factors from name -> logarithm; the logarithms add up to that of the efficiency."""
+    per_log = points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
+    return tuple(Factor(name, math.exp(log), points=per_log * log + 0.0) for name, log in logs.items())
 
 
 def with_intervals(
@@ -241,80 +255,118 @@ def with_intervals(
     ranks: float,
     factors_by: Callable[[TrialResult, TrialResult, float], tuple[Factor, ...]],
 ) -> tuple[Factor, ...]:
-    """The factors with the intervals of their points, each run of both sides left out in turn (jackknife).
+    """Return the factors with the intervals of their points, each run of both sides left out in turn (jackknife).
 
     The typical rank stays the same: which rank is named is not part of the uncertainty.
+
+    Args:
+        trial: the trial that is explained.
+        reference: its baseline.
+        ranks: `share_of_ranks`.
+        factors_by: makes the factors of (trial, reference, ranks); raises Unexplained.
     """
     factors = factors_by(trial, reference, ranks)
-    if not all(
-        len(side.clusters) >= FEWEST_REPEATS and side.explained_runs >= FEWEST_REPEATS for side in (trial, reference)
-    ):
+    if not _have_runs_for_interval(trial) or not _have_runs_for_interval(reference):
         return factors
-    sides: list[list[tuple[Factor, ...]]] = []
     try:
-        for side in (trial, reference):
-            without = []
-            for dropped in side.clusters:
-                ours, theirs = (each.without(dropped if each is side else ()) for each in (trial, reference))
-                without.append(factors_by(ours, theirs, ranks))
-            sides.append(without)
+        all_of_trial = trial.without(())
+        all_of_reference = reference.without(())
+        without_run_of_trial = [
+            factors_by(trial.without(dropped), all_of_reference, ranks) for dropped in trial.clusters
+        ]
+        without_run_of_reference = [
+            factors_by(all_of_trial, reference.without(dropped), ranks) for dropped in reference.clusters
+        ]
     except (Unexplained, statistics.StatisticsError):
         return factors  # too few runs were explained, or tell an epoch
-    with_runs = []
+    sides = [without_run_of_trial, without_run_of_reference]
+    with_intervals = []
     for position, factor in enumerate(factors):
-        points = tuple(tuple(run[position].points for run in side) for side in sides)
-        with_runs.append(replace(factor, interval=jackknife(factor.points, points), without=points))
-    return tuple(with_runs)
+        points = tuple(tuple(run_factors[position].points for run_factors in side) for side in sides)
+        with_intervals.append(replace(factor, interval=jackknife(factor.points, points), without=points))
+    return tuple(with_intervals)
+
+
+def _have_runs_for_interval(side: TrialResult) -> bool:
+    return len(side.clusters) >= FEWEST_REPEATS and side.explained_runs >= FEWEST_REPEATS
+
+
+class _CommonParts(NamedTuple):
+    """The parts of a step that can be told apart in all trials that are compared."""
+
+    communication_together: bool
+    """Whether exposed communication is one part."""
+    merged: Mapping[str, str]
+    """Part -> the part that it is added to."""
+    decoding_known: bool
+    """Whether data wait is divided into loading and decoding."""
 
 
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
-    """Seconds of the parts of each side's light step, in the order of the sides, under names that all can tell apart.
+    """Return the seconds of the parts of each side's light step, under names that all can tell apart.
 
-    `sides`: words that messages add for a side (" of the baseline") to its trial.
+    Args:
+        sides: words that messages add for a side (" of the baseline") -> its trial.
+
+    Returns:
+        Part -> seconds of each side, in the order of the sides.
+
+    Raises:
+        Unexplained: with the reason.
     """
-    steps = [side.breakdown for side in sides.values()]
-    together = not all(step is None or step.wait_known for step in steps)
-    gaps_known = all(step is not None and step.typical.parts["launch_gaps"] is not None for step in steps)
-    merged = {} if gaps_known else {"launch_gaps": "other"}
-    for part in ("data_wait", "optimizer"):  # without their marks their time is in the rest
-        if any(step is None or step.typical.parts[part] is None for step in steps):
+    common = _common_parts(list(sides.values()))
+    return [_light_parts(trial, words, common) for words, trial in sides.items()]
+
+
+def _common_parts(trials: Sequence[TrialResult]) -> _CommonParts:
+    breakdowns = [trial.breakdown for trial in trials]
+    communication_together = not all(step is None or step.wait_known for step in breakdowns)
+    merged: dict[str, str] = {}
+    # Without their marks the time of these parts is in the rest.
+    for part in ("launch_gaps", "data_wait", "optimizer"):
+        if any(step is None or step.typical.parts[part] is None for step in breakdowns):
             merged[part] = "other"
-    if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
+    has_synchronised_norm = any(trial.trial.train.batch_norm == "synchronised" for trial in trials)
+    if not communication_together and not has_synchronised_norm:
         merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
-    if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
+    has_stages = any(trial.trial.parallel.pipeline > 1 for trial in trials)
+    if not has_stages:
         merged["bubble"] = "other"  # likewise
-    shares = [side.loader.decoding_share for side in sides.values()]
-    decodes = None not in shares and any(shares) and "data_wait" not in merged
-    return [
-        _light_parts(side, whose, together, merged, side.loader.decoding_share if decodes else None)
-        for whose, side in sides.items()
-    ]
+    shares = [trial.loader.decoding_share for trial in trials]
+    decodes = None not in shares and any(shares)
+    return _CommonParts(communication_together, merged, decoding_known=decodes and "data_wait" not in merged)
 
 
-def _light_parts(
-    result: TrialResult, whose: str, together: bool, merged: Mapping[str, str], decoding: float | None
-) -> dict[str, float]:
-    """Seconds of the parts of the step that the trial's epochs are made of.
+def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[str, float]:
+    """Return part -> seconds of the step that the trial's epochs are made of.
 
-    `together`: exposed communication is one part. `merged`: parts that are added to another. `decoding`: its share of
-    data wait; None leaves data wait whole.
+    Args:
+        result: the trial.
+        words: what messages add for it (" of the baseline").
+        common: the parts that can be told apart.
+
+    Raises:
+        Unexplained: with the reason.
     """
     if result.breakdown is None:
-        raise Unexplained(f"no step{whose} was explained")
-    typical, reasons = result.breakdown.typical, result.breakdown.reasons
-    parts = {name: typical.parts[name] or 0.0 for name in PARTS}
+        raise Unexplained(f"no step{words} was explained")
+    typical = result.breakdown.typical
+    reasons = result.breakdown.reasons
     if typical.exposed_seconds is None or typical.parts["other"] is None:
-        raise Unexplained(f"parts of the step{whose} are unknown: {reasons.get('other') or reasons.get('wait')}")
-    if together:
-        told_apart = sum(parts.pop(name) for name in EXPOSED)
-        parts[COMMUNICATION] = told_apart if result.breakdown.wait_known else typical.exposed_seconds
-    for name, other in merged.items():
+        raise Unexplained(f"parts of the step{words} are unknown: {reasons.get('other') or reasons.get('wait')}")
+    parts = {name: typical.parts[name] or 0.0 for name in PARTS}
+    if common.communication_together:
+        sum_of_parts = sum(parts.pop(name) for name in EXPOSED)
+        parts[COMMUNICATION] = sum_of_parts if result.breakdown.wait_known else typical.exposed_seconds
+    for name, other in common.merged.items():
         parts[other] += parts.pop(name)
-    if decoding is not None:
-        waited = parts.pop("data_wait")
-        parts |= {"loading": waited * (1 - decoding), "decoding": waited * decoding}
-    step = _believable(_step_seconds(result), f"the light step{whose}", " s")
-    _believable(sum(parts.values()), f"the explained step{whose}", " s")
+    decoding_share = result.loader.decoding_share
+    if common.decoding_known and decoding_share is not None:
+        data_wait = parts.pop("data_wait")
+        parts["loading"] = data_wait * (1 - decoding_share)
+        parts["decoding"] = data_wait * decoding_share
+    step = _believable(_step_seconds(result), f"the light step{words}", " s")
+    _believable(sum(parts.values()), f"the explained step{words}", " s")
     return unprofiled(parts, step, result.trial.train.device)
 
 
@@ -330,10 +382,10 @@ def mean_log(result: TrialResult) -> float:
 
 def _steps(result: TrialResult) -> float:
     """K, for all images of an epoch; for one image times the share that is trained where that is what costs are of."""
-    if result.of_rates and result.batch_known:
-        return result.trial.data.fraction / result.trial.global_batch
     if result.of_rates:
-        raise Unexplained("how many images a step takes is not told")
+        if not result.batch_known:
+            raise Unexplained("how many images a step takes is not told")
+        return result.trial.data.fraction / result.trial.global_batch
     steps = result.effective_steps
     if steps is None:
         raise Unexplained("how many steps an epoch has is unknown")
@@ -342,11 +394,14 @@ def _steps(result: TrialResult) -> float:
 
 def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
     """q: images of a rank's optimizer step, of the trial against the reference."""
-    ours, theirs = trial.trial.train, reference.trial.train
-    return ours.micro_batch * ours.grad_accum / (theirs.micro_batch * theirs.grad_accum)
+    train = trial.trial.train
+    reference_train = reference.trial.train
+    images = train.micro_batch * train.grad_accum
+    return images / (reference_train.micro_batch * reference_train.grad_accum)
 
 
 def _believable(value: float, what: str, unit: str = "") -> float:
+    """Return the value; Unexplained is raised where only a broken clock can have measured it."""
     if not _LEAST < value < _MOST:
         raise Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
     return value

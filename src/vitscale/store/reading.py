@@ -406,8 +406,8 @@ class _Loading:
 
     def _read_packed(self, names: Sequence[str]) -> None:
         """Read those of the runs with these folders that packs hold and that are not read yet."""
-        packed = [name for name in names if name in self._index.packs and name not in self._runs]
-        packs = sorted({self._index.packs[name] for name in packed})
+        unread_names = [name for name in names if name not in self._runs]
+        packs = sorted({self._index.packs[name] for name in unread_names if name in self._index.packs})
         wanted = frozenset(names)
         for pack, content in zip(packs, read_each(packs, wanted), strict=True):
             if isinstance(content, StoreError):

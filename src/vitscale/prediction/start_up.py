@@ -107,7 +107,7 @@ def _engine(trial: Trial) -> tuple[Any, ...]:
     train = trial.train
     # As text: a DeepSpeed file is a dict, which is no key.
     wrapper = train.model_dump_json(include=set(WRAPPER_FIELDS))
-    return (trial.model.model_dump_json(), train.precision, train.compile, wrapper)
+    return (trial.model.model_dump_json(), train.precision, train.compile, train.compile_mode, wrapper)
 
 
 def _batch(trial: Trial) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ Trials that several curves share (strong-micro and strong-global at one rank) ex
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,8 +258,10 @@ def _check_need(train: TrainSection, name: str) -> None:
     other_field, needed_values = need
     value = getattr(train, other_field)
     if value not in needed_values:
-        valid = " or ".join(f'"{needed}"' for needed in needed_values)
-        raise _idle(f"train.{name}", f"train.{other_field} = {shown(value)}", remedy=f"set {other_field} = {valid}")
+        valid = " or ".join(json.dumps(needed) for needed in needed_values)
+        raise _idle(
+            f"train.{name}", f"train.{other_field} = {_as_written(value)}", remedy=f"set {other_field} = {valid}"
+        )
 
 
 def _idle(field: str, cause: str, *, remedy: str) -> RequestError:
@@ -409,11 +412,15 @@ def _check_engine(train: TrainSpec, swept: dict[str, Any]) -> None:
             raise
         assignments = []
         for field, value in swept.items():
-            toml_value = shown(value) if isinstance(value, str) else str(value).lower()
-            assignments.append(f"{field.removeprefix('train.')} = {toml_value}")
+            assignments.append(f"{field.removeprefix('train.')} = {_as_written(value)}")
         table = f"{{ {', '.join(assignments)} }}"
         together = f"To sweep only what goes together, list tables in [sweep]: train = [{table}, ...]"
         raise RequestError(str(error), next_step=together) from None
+
+
+def _as_written(value: object) -> str:
+    """Return a study's value as its file has it: 'sgd', 16, true."""
+    return shown(value) if isinstance(value, str) else str(value).lower()
 
 
 def _check_references(path: Path, train: TrainSpec) -> None:

@@ -37,7 +37,7 @@ class FieldTraits:
     role: Role = ""
     affects_step_time: bool = False
     """Whether it decides how long a step takes although its role is neither wrapper nor batch."""
-    needs: tuple[str, tuple[str, ...]] | None = None
+    needs: tuple[str, tuple[str | bool, ...]] | None = None
     """Another field of its section, and the values of that one with which this one has a meaning: ("optimizer",
     ("sgd",)) for the momentum."""
     swept: bool = True

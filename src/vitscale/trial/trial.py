@@ -32,6 +32,7 @@ LearningRateScaling = Literal["none", "linear", "sqrt"]
 AccelerateBackend = Literal["ddp", "fsdp2", "deepspeed"]
 Offload = Literal["none", "optimizer", "parameters"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
+CompileMode = Literal["default", "reduce-overhead"]
 BatchNormScope = Literal["local", "synchronised"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
@@ -88,6 +89,7 @@ ADE20K_CLASSES = 150
 _REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
 """Fields of [train] in records of earlier versions that had no effect but with an optimizer that is gone too."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
+COMPILE_MODES = {"default": "compiled without CUDA graphs", "reduce-overhead": "CUDA graphs"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
 
@@ -220,6 +222,11 @@ class TrainFields(Spec):
         FieldTraits(role="execution", affects_step_time=True, curve_words=switch("compile")),
     ] = False
     """Compile each block by torch.compile."""
+    compile_mode: Annotated[
+        CompileMode,
+        FieldTraits(role="execution", affects_step_time=True, needs=("compile", (True,)), curve_words=COMPILE_MODES),
+    ] = "default"
+    """torch.compile's mode: `reduce-overhead` replays a block's kernels as CUDA graphs."""
     batch_norm: Annotated[BatchNormScope | None, FieldTraits(curve_words=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
     deepspeed_config: Annotated[Any, wrapper_option()] = None

@@ -84,6 +84,8 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     missing = dict(NOT_COVERED)
     if trial.train.compile:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
+    if trial.train.compile_mode == "reduce-overhead":
+        missing["cuda-graphs"] = "CUDA graphs keep their activations and gradients from step to step"
     if (vit := _classifier(trial)) is not None:
         of_ranks = [
             [item for names, held in rank for item in moments(*held).items() if item[0] in names]

@@ -19,7 +19,7 @@ from vitscale.importers.importing import import_logs
 from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
 from vitscale.pages.outputs import Reported, package_figures
 from vitscale.runner.one_run import refuse_elsewhere
-from vitscale.schedulers import LocalHost, made
+from vitscale.schedulers import LocalHost, make_scheduler
 from vitscale.study.sections import LaunchSection, SlurmSection
 from vitscale.trial.trial import DataSpec
 
@@ -123,7 +123,7 @@ def planned(folder: Path) -> object:
 
 
 def scheduled(folder: Path) -> object:
-    return made("flux", LaunchSection(), SlurmSection(), None, folder)
+    return make_scheduler("flux", LaunchSection(), SlurmSection(), None, folder)
 
 
 def read(folder: Path) -> object:

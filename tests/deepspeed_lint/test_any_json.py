@@ -15,7 +15,7 @@ from vitscale.present.data import envelope, finding_fields
 from vitscale.present.document import About, Document, Finding, Paragraph, Severity
 from vitscale.present.terminal import lines
 
-NAMES = sorted({name for key in Release(None)._facts for name in key.split(".")})
+NAMES = sorted({name for key in Release(None)._fact_by_key for name in key.split(".")})
 KEYS = st.sampled_from(NAMES) | st.text(max_size=8) | st.text("[]\\/\x1b\u202e\n.", max_size=6)
 SCALARS = (
     st.none()

@@ -273,7 +273,7 @@ def test_the_bundle_has_all_but_names(checked: tuple[Path, Any, Any], monkeypatc
     fields = training.training_fields(results, found, missing, findings)
     path = results / "bundle.tar.gz"
     note = f"by ada.lovelace on {host}.example.org, {results}"
-    bundles.write_bundle(results, path, redact=True, beside=fields | {"note": note})
+    bundles.write_bundle(results, path, redact=True, answer=fields | {"note": note})
     with tarfile.open(path) as archive:
         texts = {
             member.name: (archive.extractfile(member) or io.BytesIO()).read().decode()

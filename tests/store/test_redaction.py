@@ -153,7 +153,7 @@ def test_a_log_that_is_cut_ends_with_a_whole_line(tmp_path: Path, monkeypatch: p
 
 def redacted(folder: Path) -> dict[str, str]:
     """Every file of the redacted bundle of folder/results, tables decoded, by name."""
-    write_bundle(folder / "results", folder / "bundle.tar.gz", redact=True, beside={"seen": "nothing"})
+    write_bundle(folder / "results", folder / "bundle.tar.gz", redact=True, answer={"seen": "nothing"})
     texts = {}
     with tarfile.open(folder / "bundle.tar.gz") as archive:
         for member in archive:

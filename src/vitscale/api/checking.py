@@ -167,5 +167,5 @@ def check_training(
     )
     findings = training.training_findings(proofs)
     bundle = results / "bundle.tar.gz"
-    write_bundle(results, bundle, redact=True, beside=training.training_fields(results, proofs, missing, findings))
+    write_bundle(results, bundle, redact=True, answer=training.training_fields(results, proofs, missing, findings))
     return TrainingCheckResult(results, bundle, proofs, missing, findings)

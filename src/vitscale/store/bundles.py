@@ -60,7 +60,7 @@ def write_bundle(
     path: Path,
     *,
     redact: bool,
-    beside: Mapping[str, Any] | None = None,
+    answer: Mapping[str, Any] | None = None,
     unread: Sequence[Unread] = (),
 ) -> Mapping[str, str]:
     """Write a results folder as a bundle; a run still going on is in it as far as it has come.
@@ -69,7 +69,7 @@ def write_bundle(
         results: the folder.
         path: the file, which is replaced; its folder is made where missing.
         redact: whether names, paths, addresses and variables get stand-ins (`Redactor`).
-        beside: an answer about the results, as JSON: answer.json.
+        answer: an answer about the results, as JSON: answer.json.
         unread: what cannot be read of the results. Packs among it are left out, for nobody could read or redact them;
             the manifest names them, and who reads the bundle learns of them.
 
@@ -94,7 +94,7 @@ def write_bundle(
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
             digests: dict[str, str] = {}
-            for member in _members(results, files, beside, redact=redact):
+            for member in _members(results, files, answer, redact=redact):
                 digests[member.name] = hashlib.sha256(member.content).hexdigest()
                 _add(archive, member)
             _add_run_folders(archive, results / "runs")
@@ -131,33 +131,33 @@ def _files(results: Path) -> Iterator[Path]:
 
 
 def _members(
-    results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
+    results: Path, files: Mapping[str, Path], answer: Mapping[str, Any] | None, *, redact: bool
 ) -> Iterator[_Member]:
     """Yield the files of a bundle, without its manifest.
 
     Args:
         results: the results folder.
         files: name in the bundle -> file in the folder.
-        beside: an answer about the results; None: none.
+        answer: an answer about the results; None: none.
         redact: whether names, paths, addresses and variables get stand-ins.
     """
     if redact:
-        yield from _redacted_members(results, files, beside)
+        yield from _redacted_members(results, files, answer)
         return
-    if beside is not None:
-        yield _Member("answer.json", json.dumps(beside, indent=1).encode())
+    if answer is not None:
+        yield _Member("answer.json", json.dumps(answer, indent=1).encode())
     for name, file in files.items():
         with open_regular(file) as opened:
             yield _Member(name, opened.read())
 
 
-def _redacted_members(results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None) -> Iterator[_Member]:
+def _redacted_members(results: Path, files: Mapping[str, Path], answer: Mapping[str, Any] | None) -> Iterator[_Member]:
     """Yield the files of a bundle with stand-ins, as `_members` does."""
     redactor = Redactor()
     _learn(redactor, files, results)
-    if beside is not None:
-        redactor.learn_from(json.dumps(beside))
-        yield _Member("answer.json", json.dumps(redactor.value(beside), indent=1).encode())
+    if answer is not None:
+        redactor.learn_from(json.dumps(answer))
+        yield _Member("answer.json", json.dumps(redactor.value(answer), indent=1).encode())
     redact_by_suffix = {".json": redactor.json_text, ".jsonl": redactor.lines, ".txt": redactor.text}
     for name, file in files.items():
         if file.suffix == ".parquet":

@@ -162,12 +162,13 @@ def _runs(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
     """
     frame = pack.frame
     records = iter(_rank_records(pack, _steps_by_row(frame)))
-    rows = (_RunRow(*row) for row in zip(*(frame[name].to_list() for name in _RunRow._fields), strict=True))
+    columns = [frame[name].to_list() for name in _RunRow._fields]
+    rows = itertools.starmap(_RunRow, zip(*columns, strict=True))
     for folder, rows_of_run in itertools.groupby(rows, key=lambda row: row.folder):
-        first, *others = rows_of_run
+        first, *further_rows = rows_of_run
         if first.header is None or first.trial is None or first.outcome is None:
             raise ValueError(f"{folder} has no header")
-        ranks = tuple(next(records) for row in (first, *others) if row.rank is not None)
+        ranks = tuple(next(records) for row in (first, *further_rows) if row.rank is not None)
         header = _header(first.header, first.trial, path)
         yield folder, Run(header=header, outcome=_outcome(first.outcome, path), ranks=ranks)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -43,18 +43,20 @@ _LONGEST_REASON = 300
 """Letters of a reason that a bundle, which may be anybody's, gives."""
 
 
-class RunKey(NamedTuple):
-    """A run of the plan, of which there may be several attempts."""
-
-    trial_id: str
-    repeat: int
+RunKey: TypeAlias = tuple[str, int]
+"""(trial identity, repeat): a run of the plan, of which there may be several attempts."""
 
 
 class _FolderName(NamedTuple):
     """A run folder's name: "0123456789ab-r2-a0" is the first attempt at repeat 2."""
 
-    key: RunKey
+    trial_id: str
+    repeat: int
     attempt: int
+
+    @property
+    def key(self) -> RunKey:
+        return self.trial_id, self.repeat
 
 
 def _parse_folder_name(name: str) -> _FolderName | None:
@@ -62,7 +64,7 @@ def _parse_folder_name(name: str) -> _FolderName | None:
     match = RUN_FOLDER.fullmatch(name)
     if match is None:
         return None
-    return _FolderName(RunKey(match["trial"], int(match["repeat"])), int(match["attempt"]))
+    return _FolderName(match["trial"], int(match["repeat"]), int(match["attempt"]))
 
 
 class EndedAttempt(NamedTuple):
@@ -270,11 +272,11 @@ class RunIndex:
             if parsed is None:
                 self.problems.append(f"runs/{name} is no run of vitscale: left out")
                 continue
-            key, attempt = parsed
-            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
+            key = parsed.key
+            self.attempts[key] = max(parsed.attempt, self.attempts.get(key, -1))
             outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
             if outcome is not None and name not in deleted:
-                ended.setdefault(key, []).append(_NumberedAttempt(attempt, EndedAttempt(name, outcome)))
+                ended.setdefault(key, []).append(_NumberedAttempt(parsed.attempt, EndedAttempt(name, outcome)))
         for key, attempts in ended.items():
             *earlier, last = [item.ended for item in sorted(attempts, key=lambda item: item.number)]
             self.finished[key] = last
@@ -370,11 +372,11 @@ class _Loading:
     def _read_unpacked(self) -> list[str]:
         """Read the wanted runs that no pack holds; return the folders of all wanted runs, packed ones too."""
         names = []
-        for key, ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
+        for (trial_id, _), ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
             name = ended.folder
-            if key.trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
+            if trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
                 self._problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
-            elif self._is_wanted(key.trial_id):
+            elif self._is_wanted(trial_id):
                 names.append(name)
                 if name not in self._runs and name not in self._index.packs:
                     self._read_run(name, ended.outcome)
@@ -406,8 +408,8 @@ class _Loading:
 
     def _read_packed(self, names: Sequence[str]) -> None:
         """Read those of the runs with these folders that packs hold and that are not read yet."""
-        packed = [name for name in names if name in self._index.packs and name not in self._runs]
-        packs = sorted({self._index.packs[name] for name in packed})
+        unread_names = [name for name in names if name not in self._runs]
+        packs = sorted({self._index.packs[name] for name in unread_names if name in self._index.packs})
         wanted = frozenset(names)
         for pack, content in zip(packs, read_each(packs, wanted), strict=True):
             if isinstance(content, StoreError):
@@ -434,8 +436,8 @@ class _Loading:
 
     def _report_attempts(self) -> None:
         """Name attempts that were tried again, and say how many runs were interrupted."""
-        for key, attempts in self._index.earlier.items():
-            if key.trial_id in self._study.trials and self._is_wanted(key.trial_id):
+        for (trial_id, _), attempts in self._index.earlier.items():
+            if trial_id in self._study.trials and self._is_wanted(trial_id):
                 self._problems += [
                     f"runs/{attempt.folder} is not used, for it was tried again: {attempt.outcome.reason}"
                     for attempt in attempts
@@ -445,7 +447,7 @@ class _Loading:
             parsed = _parse_folder_name(name)
             if parsed is None or parsed.key in self._index.finished:
                 continue
-            if parsed.key.trial_id in self._study.trials:
+            if parsed.trial_id in self._study.trials:
                 interrupted.add(parsed.key)
         if interrupted:
             count = counted(len(interrupted), "run")

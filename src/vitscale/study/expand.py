@@ -149,15 +149,17 @@ def expand(
             curve_points.append(CurvePoint(gpus=plan.world.size, trial_id=identity))
         labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
         curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(curve_points)))
+    factory_digests = {}
+    for identity, item in planned.items():
+        if item.factory_digest is not None:
+            factory_digests[identity] = item.factory_digest
     return Expansion(
         curves=tuple(curves),
-        trials={identity: plan.trial for identity, plan in planned.items()},
-        fingerprints={identity: plan.summary.fingerprint for identity, plan in planned.items()},
-        train_samples={identity: plan.summary.train_samples for identity, plan in planned.items()},
+        trials={identity: item.trial for identity, item in planned.items()},
+        fingerprints={identity: item.summary.fingerprint for identity, item in planned.items()},
+        train_samples={identity: item.summary.train_samples for identity, item in planned.items()},
         notes=_notes(file, points, summaries.values()),
-        factory_digests={
-            identity: plan.factory_digest for identity, plan in planned.items() if plan.factory_digest is not None
-        },
+        factory_digests=factory_digests,
     )
 
 
@@ -185,7 +187,9 @@ def _checked_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_s
 
 def _notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: Iterable[Summary]) -> tuple[str, ...]:
     """Return all notes on a study, each once: on its data, its micro-batches, and rank counts that it leaves out."""
-    notes = [note for summary in summaries for note in summary.notes]
+    notes: list[str] = []
+    for summary in summaries:
+        notes += summary.notes
     for point in points:
         notes += _micro_step_notes(point)
     distributed = [gpus for gpus in sorted(set(file.study.scaling.gpus)) if gpus > 1]
@@ -296,7 +300,8 @@ def _settled(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint:
         RequestError: it asks for something that cannot be.
     """
     study = point.study
-    ranks = _rank_counts(study, split_varies=any(field.startswith("parallel.") for field in point.labels))
+    split_varies = any(field.startswith("parallel.") for field in point.labels)
+    ranks = _rank_counts(study, split_varies=split_varies)
     _refuse_idle_values(study, point.set_fields)
     study, script_digest = _with_script(path, study, point.set_fields)
     study, config = resolve.with_deepspeed_config(path, study, point.set_fields)
@@ -306,15 +311,17 @@ def _settled(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint:
     precision = resolve.precision_of(study, device, hosts.machine)
     threads = resolve.threads_of(study, device, hosts.machine, hosts.most_per_node, hosts.begun_with)
     located = user_model.located(path, study.model)
+    model = located
     is_known_to_script_alone = located.unknown and script_digest is not None
+    if not is_known_to_script_alone:  # whatever the number of classes, all else must be right
+        model = model_spec.resolve(located, dataset_classes=1)
     settings = _CurveSettings(
         path=path,
         study=study,
         swept={field: point.labels[field] for field in study.sweep if field.startswith("train.")},
         train=_train_values(study, device, precision, config, point.set_fields),
         deepspeed_config=config,
-        # Whatever the number of classes, all else must be right.
-        model=located if is_known_to_script_alone else model_spec.resolve(located, dataset_classes=1),
+        model=model,
         fewest_data_ranks=RankLayout.of(min(ranks), study.parallel).data,
         most_data_ranks=RankLayout.of(max(ranks), study.parallel).data,
         ranks_per_node=study.scaling.gpus_per_node or hosts.slots,

@@ -116,7 +116,10 @@ class StudyFile:
     @property
     def swept_fields(self) -> frozenset[str]:
         """The dotted fields that the sweep varies, including those in its tables."""
-        return frozenset(field for choice in self._all_choices() for field in choice)
+        fields: set[str] = set()
+        for choice in self._all_choices():
+            fields.update(choice)
+        return frozenset(fields)
 
     def points(self) -> Iterator[SweepPoint]:
         """Yield each point of the sweep; the study itself where nothing is swept.

@@ -222,7 +222,7 @@ class Study(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_script(cls, values: Any) -> Any:
+    def _filled_for_script(cls, values: Any) -> Any:
         """Fill in engine, model and data for a script, which distributes training itself and knows model and data."""
         if not isinstance(values, dict):
             return values
@@ -278,9 +278,9 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[FieldValues]]:
     for key, choices_of_key in choices_by_key.items():
         for field in _fields_in(choices_of_key):
             if field in key_by_field:
-                both = f"sweep.{shown(key_by_field[field])} and sweep.{shown(key)}"
+                keys = f"sweep.{shown(key_by_field[field])} and sweep.{shown(key)}"
                 raise RequestError(
-                    f"{both} both vary {field}", next_step="Give all values of a field under one of the two"
+                    f"{keys} both vary {field}", next_step="Give all values of a field under one of the two"
                 )
             key_by_field[field] = key
     return list(choices_by_key.values())
@@ -346,21 +346,21 @@ def _table_fields(section: str, table: Any) -> FieldValues:
     Raises:
         RequestError: it is no table or an empty one, or has a key that cannot be swept.
     """
-    named = f"sweep.{shown(section)}"
+    subject = f"sweep.{shown(section)}"
     fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
     if not isinstance(table, dict):
         raise RequestError(
-            f"{named} names a section, and holds {shown(table)}",
+            f"{subject} names a section, and holds {shown(table)}",
             next_step=f"Give tables of fields that go together, as {{{fields[0]} = ...}}, or sweep one field, as "
             f'"{section}.{fields[0]}" = [...]',
         )
     if not table:
         raise RequestError(
-            f"{named} holds an empty table", next_step="Give each table at least one field, or leave it out"
+            f"{subject} holds an empty table", next_step="Give each table at least one field, or leave it out"
         )
     for key in table:
         if key not in fields and key not in SWEEPABLE:
-            what = f"{named}: {shown(key)} is no field of [{section}] that can be swept"
+            what = f"{subject}: {shown(key)} is no field of [{section}] that can be swept"
             raise RequestError(what, valid=fields, hint=nearest(key, fields))
     # A field of another section goes by its dotted name: for instance an engine and a split that it takes.
     return {key if key in SWEEPABLE else f"{section}.{key}": value for key, value in table.items()}

@@ -41,7 +41,7 @@ def batch_arithmetic(view: ConfigurationView) -> Iterator[FileFinding]:
 class _Trainers(NamedTuple):
     """GPUs, or groups of GPUs that share sequences, that train different images."""
 
-    count: int | None
+    number: int | None
     """None where the number of GPUs is not known."""
     noun: str
 
@@ -81,20 +81,20 @@ def _check_global_batch(view: ConfigurationView, sizes: dict[str, int], trainers
     has_all = has_micro and ACCUMULATION in sizes
     if total % per_trainer:
         message = f"{total:,} is no multiple of {product}: no number of GPUs makes it close"
-        fix = _to_multiple(total, per_trainer * (trainers.count or 1), has_micro=has_micro)
+        fix = _to_multiple(total, per_trainer * (trainers.number or 1), has_micro=has_micro)
         yield _finding(view, "error", GLOBAL, message, fix)
-    elif trainers.count is None:
+    elif trainers.number is None:
         if has_all:
             message = f"With {product} the file runs on exactly {total // per_trainer:,} {trainers.noun}"
             fix = remove(GLOBAL, f"Leave {GLOBAL} out to run on any number, or say --gpus")
             yield _finding(view, "note", GLOBAL, message, fix)
-    elif total % (per_trainer * trainers.count):
-        step = per_trainer * trainers.count
-        message = f"{total:,} is no multiple of {product} on {trainers.count:,} {trainers.noun} ({step:,})"
+    elif total % (per_trainer * trainers.number):
+        step = per_trainer * trainers.number
+        message = f"{total:,} is no multiple of {product} on {trainers.number:,} {trainers.noun} ({step:,})"
         yield _finding(view, "error", GLOBAL, message, _to_multiple(total, step, has_micro=has_micro))
-    elif has_all and total != per_trainer * trainers.count:
+    elif has_all and total != per_trainer * trainers.number:
         message = (
-            f"{total:,} is not {product} x {trainers.count:,} {trainers.noun} = {per_trainer * trainers.count:,}; it "
+            f"{total:,} is not {product} x {trainers.number:,} {trainers.noun} = {per_trainer * trainers.number:,}; it "
             f"closes on {total // per_trainer:,}"
         )
         fix = remove(GLOBAL, f"Leave {GLOBAL} or {ACCUMULATION} out: it follows from the others")

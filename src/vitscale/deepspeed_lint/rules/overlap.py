@@ -47,7 +47,7 @@ def good_bucket(parameters: int) -> int:
     Example: 8,000,000 for 86,567,656 parameters.
     """
     tenth = max(parameters // 10, 1_000_000)
-    unit = 10 ** (len(str(tenth)) - 1)
+    unit: int = 10 ** (len(str(tenth)) - 1)
     return tenth // unit * unit
 
 

@@ -77,11 +77,11 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
                 fix=Remedy(f"Write {value:.0f}", {key: int(value)}),
                 source=view.source("runtime/engine.py (deepspeed_io)"),
             )
-    for key in keys_in(view):
-        fact = view.release.fact(key.dotted) or ""
+    for file_key in keys_in(view):
+        fact = view.release.fact(file_key.dotted) or ""
         is_in_model = fact.partition(" ")[0] in _CHECKED_FACTS
-        if is_in_model and key.dotted not in _READ_AS_THEY_ARE and key.value != "auto":
-            yield from _check_as_pydantic(view, key, fact)
+        if is_in_model and file_key.dotted not in _READ_AS_THEY_ARE and file_key.value != "auto":
+            yield from _check_as_pydantic(view, file_key, fact)
 
 
 def _check_as_pydantic(view: ConfigurationView, key: KeyInFile, fact: str) -> Iterator[FileFinding]:

@@ -79,7 +79,7 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
         if len(values) == 1:
             shared[name] = values.pop()
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
-    hidden = noted.keys() | {name for name in shared if name in _HIDDEN_WHERE_SHARED}
+    hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
     columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
     cells = [tuple(doc.Cell(row[column.name]) for column in columns) for row in rows]
     return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cells)),), tuple(_table_notes(trials, noted)))

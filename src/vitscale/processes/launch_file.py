@@ -19,7 +19,7 @@ from pydantic import Field
 
 from vitscale.base.files import read_record
 from vitscale.base.interpreter import safe_path
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 
 NAME = "launch.json"
 TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - the variable's name

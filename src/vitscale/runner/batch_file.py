@@ -29,7 +29,7 @@ from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.private_values import is_private
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 
 _NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
 

@@ -53,7 +53,7 @@ def outcome_of(evidence: RunEvidence) -> Outcome:
     verdict = RunVerdict("completed", "")
     if not evidence.completed:
         verdict = next(said for judge in JUDGES if (said := judge(evidence)) is not None)
-    groups = evidence.layout.groups_of(verdict.rank) if evidence.layout and verdict.rank is not None else ""
+    groups = evidence.layout.groups_in_words(verdict.rank) if evidence.layout and verdict.rank is not None else ""
     guilty = ending.statuses.get(verdict.rank) if verdict.rank is not None else None
     return Outcome(
         kind=verdict.kind,

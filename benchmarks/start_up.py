@@ -120,10 +120,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     from vitscale import runner
-    from vitscale.runner.one_run import RunTask, run_task
+    from vitscale.runner.one_run import run_task
     from vitscale.schedulers import LocalHost
     from vitscale.schedulers.prepared import PreparedProcesses
     from vitscale.store import write_study
+    from vitscale.store.reading import RunKey
 
     kinds = {"forked": Runs(), "anew": Runs()}
     with tempfile.TemporaryDirectory() as kept, PreparedProcesses() as prepared:
@@ -138,7 +139,7 @@ def main() -> int:
         for pair in range(options.pairs):
             for turn, kind in enumerate(("forked", "anew") if pair % 2 else ("anew", "forked")):
                 context = plan.in_folder(results)
-                task = RunTask(trial_id, 2 * pair + turn)
+                task = RunKey(trial_id, 2 * pair + turn)
                 kept_ready = prepared if kind == "forked" else None
                 outcome = run_task(context, LocalHost(), task, 0, lambda _steps, _phase: None, kept_ready)
                 if outcome.kind != "completed":

@@ -349,7 +349,7 @@ def _enter(arguments: list[str]) -> None:
 
     from vitscale.lab import enter
 
-    def go_on(command: list[str], parent_lives: int) -> NoReturn:
+    def go_on(command: list[str], parent_pipe: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         raise _EnteredError
 

@@ -12,12 +12,13 @@ from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.runner import job as driver
 from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
-from vitscale.runner.one_run import RunContext, RunTask, new_attempt, unstarted
+from vitscale.runner.one_run import RunContext, new_attempt, unstarted
 from vitscale.runner.todo import outstanding
 from vitscale.schedulers.base import Cause, JobState, LocalHost
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, write_outcome
 from vitscale.store import write_study as write_study_record
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind
 
 
@@ -60,7 +61,7 @@ class Array:
         self.nodes = Nodes()
         self.most_elements = 1000
 
-        def run_task(context: RunContext, _where: object, task: RunTask, attempt: int, *_: object) -> Outcome:
+        def run_task(context: RunContext, _where: object, task: RunKey, attempt: int, *_: object) -> Outcome:
             self.done.append(task.repeat)
             return self.ended(task.repeat, attempt, self.kind)
 
@@ -68,7 +69,7 @@ class Array:
 
     def ended(self, repeat: int, attempt: int, kind: OutcomeKind) -> Outcome:
         outcome = unstarted(kind, "")
-        write_outcome(new_attempt(self.context, RunTask(self.trial, repeat), attempt), outcome)
+        write_outcome(new_attempt(self.context, RunKey(self.trial, repeat), attempt), outcome)
         return outcome
 
     def run(self, elements: Sequence[int], *, retry_failed: bool = True) -> None:
@@ -111,7 +112,7 @@ def test_out_of_memory_in_this_job_skips_its_other_runs(array: Array) -> None:
     array.run([0, 1])
     assert array.done == [1]
     finished = RunIndex(array.results).finished
-    assert [finished[array.trial, repeat][1].kind for repeat in range(3)] == ["completed", "oom", "skipped"]
+    assert [finished[RunKey(array.trial, repeat)][1].kind for repeat in range(3)] == ["completed", "oom", "skipped"]
 
 
 def test_out_of_memory_in_a_run_that_is_not_done_again_skips_the_others(array: Array) -> None:
@@ -119,7 +120,7 @@ def test_out_of_memory_in_a_run_that_is_not_done_again_skips_the_others(array: A
     array.run([0, 1], retry_failed=False)
     assert array.done == []
     finished = RunIndex(array.results).finished
-    assert [finished[array.trial, repeat][1].kind for repeat in range(3)] == ["skipped", "skipped", "oom"]
+    assert [finished[RunKey(array.trial, repeat)][1].kind for repeat in range(3)] == ["skipped", "skipped", "oom"]
 
 
 def test_a_job_that_is_preempted_begins_no_run_and_its_runs_are_done_again(array: Array) -> None:

@@ -12,9 +12,10 @@ import pytest
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError
 from vitscale.runner import Plan, plan
-from vitscale.runner.one_run import RunTask, unstarted
+from vitscale.runner.one_run import unstarted
 from vitscale.runner.todo import AddedRuns, Lineup
 from vitscale.schedulers import Hostfile
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome
 
 HOSTS = 8
@@ -36,18 +37,18 @@ def study(folder: Path, seeds: int, gpus: list[int], hosts: int = HOSTS, **measu
 class Ran(NamedTuple):
     """One run of a simulated study."""
 
-    task: RunTask
+    task: RunKey
     began: float
     ended: float
     hosts: frozenset[str]
 
 
 def simulated(
-    plan: Plan, seconds: Callable[[RunTask], float], outcome: Callable[[Ran], Outcome] | None = None
+    plan: Plan, seconds: Callable[[RunKey], float], outcome: Callable[[Ran], Outcome] | None = None
 ) -> list[Ran]:
     """The study as the driver's loop has it, but that a run takes what `seconds` says; in the order of beginning."""
     assert isinstance(plan.scheduler, Hostfile)
-    outcomes: dict[tuple[str, int], Outcome] = {}
+    outcomes: dict[RunKey, Outcome] = {}
     lineup = Lineup(plan, plan.scheduler, plan.tasks, AddedRuns(plan, Path("none"), outcomes, plan.tasks))
     now, ran, under_way = 0.0, list[Ran](), list[Ran]()
     while True:
@@ -69,7 +70,7 @@ def beside(run: Ran, ran: list[Ran]) -> list[Ran]:
     return [other for other in ran if other is not run and other.began < run.ended and run.began < other.ended]
 
 
-def nodes(plan: Plan, task: RunTask) -> int:
+def nodes(plan: Plan, task: RunKey) -> int:
     return plan.record.trials[task.trial_id].world.nodes
 
 
@@ -104,7 +105,7 @@ def occupancy(plan: Plan, ran: list[Ran]) -> tuple[float, float]:
     return host_seconds(ran) / (HOSTS * whole), (host_seconds(ran) - host_seconds(alone)) / (HOSTS * left)
 
 
-def durations(plan: Plan, spread: float) -> Mapping[RunTask, float]:
+def durations(plan: Plan, spread: float) -> Mapping[RunKey, float]:
     """Each trial takes its own time, and each of its runs about that."""
     random_times = random.Random(7)
     of_trial = {trial_id: random_times.uniform(1 - spread, 1 + spread) for trial_id in plan.record.trials}

@@ -21,11 +21,12 @@ from vitscale.runner import Plan, Report, RunOptions, batch_file, one_run, plan
 from vitscale.runner import run as drive
 from vitscale.runner.driver import AllocationOverError, Interrupted
 from vitscale.runner.evidence import Ending
-from vitscale.runner.one_run import RunTask, run_task
+from vitscale.runner.one_run import run_task
 from vitscale.runner.preview import command_list
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Cause, Hostfile, Job, LocalHost
 from vitscale.schedulers.base import SchedulerSilentError
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, RunHeader
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
@@ -245,7 +246,7 @@ def test_a_finished_run_cannot_be_begun_anew(make: Make) -> None:
     study.run()
     before = tree(study.results / "runs")
     with pytest.raises(FileExistsError):
-        run_task(study.plan.in_folder(study.results), LocalHost(), RunTask(study.trial, 0), 0, print)
+        run_task(study.plan.in_folder(study.results), LocalHost(), RunKey(study.trial, 0), 0, print)
     assert tree(study.results / "runs") == before
 
 

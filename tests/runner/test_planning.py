@@ -15,12 +15,13 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
-from vitscale.runner.one_run import RunTask, new_attempt
+from vitscale.runner.one_run import new_attempt
 from vitscale.runner.planning import Plan, check_folder, plan
 from vitscale.runner.todo import outstanding
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.trial.trial import DataSpec
 
@@ -61,7 +62,7 @@ def test_the_order_is_random_but_the_same_again(tmp_path: Path) -> None:
     changes: dict[str, dict[str, Any]] = {"measure": {"repeats": 10}, "scaling": {"gpus": [1, 2, 4]}}
     first = planned(tmp_path, changes).tasks
     assert planned(tmp_path, changes).tasks == first
-    in_order = [RunTask(trial, repeat) for trial in planned(tmp_path, changes).expansion.trials for repeat in range(10)]
+    in_order = [RunKey(trial, repeat) for trial in planned(tmp_path, changes).expansion.trials for repeat in range(10)]
     assert list(first) != in_order
     other = planned(tmp_path, {**changes, "measure": {"repeats": 10, "order_seed": 1}}).tasks
     assert other != first

@@ -17,11 +17,12 @@ from vitscale.errors import StoreError
 from vitscale.runner import Plan, Report, RunOptions, driver
 from vitscale.runner import run as drive
 from vitscale.runner.driver import DiskFullError
-from vitscale.runner.one_run import RunContext, RunTask, unstarted
+from vitscale.runner.one_run import RunContext, unstarted
 from vitscale.runner.todo import GpuHours
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome
 
-Body = Callable[[RunContext, RunTask, int], Outcome]
+Body = Callable[[RunContext, RunKey, int], Outcome]
 """Does one run: the context, which run it is, and how many were begun before."""
 
 
@@ -33,7 +34,7 @@ def drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rep
     def with_runs(body: Body, plan: Plan) -> Report:
         begun = iter(range(10_000))
 
-        def run_task(context: RunContext, _where: object, task: RunTask, *_: object) -> Outcome:
+        def run_task(context: RunContext, _where: object, task: RunKey, *_: object) -> Outcome:
             return body(context, task, next(begun))
 
         monkeypatch.setattr(driver, "run_task", run_task)
@@ -49,10 +50,10 @@ def completed(hours: float = 0.001) -> Outcome:
 def test_on_a_full_disk_runs_under_way_are_let_end_and_none_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drives: Callable[..., Report]
 ) -> None:
-    told, ended = threading.Event(), list[RunTask]()
+    told, ended = threading.Event(), list[RunKey]()
     monkeypatch.setattr(GpuHours, "add", lambda *_: told.set())
 
-    def body(_: RunContext, task: RunTask, before: int) -> Outcome:
+    def body(_: RunContext, task: RunKey, before: int) -> Outcome:
         if before == 0:
             return unstarted("failed", "disk full", external=True)
         assert told.wait(60)  # until the driver knows
@@ -65,9 +66,9 @@ def test_on_a_full_disk_runs_under_way_are_let_end_and_none_begins(
 
 
 def test_an_error_in_one_run_ends_the_others_in_order(tmp_path: Path, drives: Callable[..., Report]) -> None:
-    under_way, ended = threading.Barrier(3), list[RunTask]()
+    under_way, ended = threading.Barrier(3), list[RunKey]()
 
-    def body(context: RunContext, task: RunTask, before: int) -> Outcome:
+    def body(context: RunContext, task: RunKey, before: int) -> Outcome:
         under_way.wait(60)
         if before == 0:
             raise PermissionError(13, "Permission denied")
@@ -92,7 +93,7 @@ def test_no_run_begins_once_the_lock_was_deleted(tmp_path: Path, drives: Callabl
     """Another driver may have made a new one, and do the same runs."""
     lock, begun = tmp_path / "results" / "lock", list[int]()
 
-    def body(_: RunContext, task: RunTask, before: int) -> Outcome:
+    def body(_: RunContext, task: RunKey, before: int) -> Outcome:
         begun.append(before)
         kept = lock.rename(lock.with_name("kept"))
         lock.write_bytes(kept.read_bytes())

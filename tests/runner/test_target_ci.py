@@ -28,13 +28,14 @@ from vitscale.runner.batch_jobs import submit_outstanding
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.live import study_view, view_document
-from vitscale.runner.one_run import RunTask, unstarted
+from vitscale.runner.one_run import unstarted
 from vitscale.runner.plan_estimate import PlanEstimate
 from vitscale.runner.preview import command_list, plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
 from vitscale.schedulers import Hostfile
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, reading
+from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.store.results import Outcome
 from vitscale.study.sections import SlurmSection
 
@@ -166,13 +167,13 @@ def test_side_by_side_a_trial_gets_as_many_runs_as_alone(make: Make) -> None:
     assert study.run().done_now == 0
     # One of the first rounds that is under way may say that its trial wants more; when it has ended, that is known.
     outcomes = {key: outcome for key, (_, outcome) in RunIndex(study.results).finished.items()}
-    last = RunTask(study.trials[0], 2)
-    ended = outcomes.pop((last.trial_id, last.repeat))
-    del outcomes[last.trial_id, 5]
+    last = RunKey(study.trials[0], 2)
+    ended = outcomes.pop(last)
+    del outcomes[RunKey(last.trial_id, 5)]
     added = AddedRuns(study.plan, study.results, outcomes, [last])
     due = next(iter(added))
-    assert due == RunTask(last.trial_id, 5)
-    outcomes[last.trial_id, last.repeat] = outcomes[last.trial_id, 5] = ended
+    assert due == RunKey(last.trial_id, 5)
+    outcomes[last] = outcomes[RunKey(last.trial_id, 5)] = ended
     assert not added.wants(due)
 
 
@@ -391,8 +392,8 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
         return unstarted("completed", "").model_copy(update={"wall_seconds": 3600 * hours})
 
     index = RunIndex(study.results)
-    index.finished[one, 0] = ("", lasted(2.0))
-    index.earlier[one, 0] = [("", lasted(1.0))]
+    index.finished[RunKey(one, 0)] = EndedAttempt("", lasted(2.0))
+    index.earlier[RunKey(one, 0)] = [EndedAttempt("", lasted(1.0))]
     spent = GpuHours(study.plan, index, study.results)
     spent.add(two, lasted(0.75))  # 4 GPUs: 6 in all
     assert spent.refusal(one) == ""

@@ -263,58 +263,88 @@ def run_check(
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
     # Any refusal comes before anything is written.
     launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _ANY_FOLDER, RANK_MODULE)
-    started_unix_seconds = time.time()
-    check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
     checks_folder = checks.check_folder(results).absolute()
-    folder = checks_folder / check_id
-    began = time.monotonic()
+    run = _CheckRun.begin(checks_folder)
+    request_file = run.folder / "request.json"
     try:
-        folder.mkdir(parents=True)
-        write_record(folder / "request.json", request.model_dump_json())
+        run.folder.mkdir(parents=True)
+        write_record(request_file, request.model_dump_json())
     except OSError as error:
         raise StoreError(
             f"{shown(str(checks_folder))} cannot be written: {error.strerror or error}",
             next_step="Give a folder you may write to with -o",
         ) from None
     try:
-        answers = ask(target.hosts, folder / "request.json")
+        answers = ask(target.hosts, request_file)
         unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
         if unusable:
             target = target.without(unusable)
             request = _request_for_fewer_nodes(request, target.nodes)
-            write_record(folder / "request.json", request.model_dump_json())
+            write_record(request_file, request.model_dump_json())
         if unusable and not target.hosts:
             end = _End("not started", "no host is left to start one on")
         else:
             duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
             say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
-            end = _measure(target, request, folder)
-        ranks = checks.read_checked_ranks(folder, request.world.size)
-        is_complete = len(ranks) == request.world.size and all(rank.ended for rank in ranks)
-        record = checks.CheckRecord.model_validate(
-            {
-                "id": check_id,
-                "started_unix_seconds": max(0.0, started_unix_seconds),
-                "wall_seconds": time.monotonic() - began,
-                "request": request,
-                "launcher": target.launcher,
-                "scheduler": type(target.scheduler).__name__,
-                "hosts": answers,
-                "ranks": ranks,
-                "fits": fits(ranks),
-                "loader_need": None if target.trial is None else loader_need(target.trial, ranks, results),
-                "ending": end.ending,
-                "ending_reason": "" if is_complete else end.reason,
-                "guilty_rank": None if is_complete else end.rank,
-                "log": "" if is_complete else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
-                "vitscale": program.identity(),
-            }
-        )
+            end = _measure(target, request, run.folder)
+        record = _record_of(run, target, request, answers, end, results)
         return StoredCheck(record, checks.write_check(checks_folder, record))
     except KeyboardInterrupt:
         raise CheckInterrupted("interrupted: all ranks are ended, and nothing is stored") from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _CheckRun:
+    """A check under way."""
+
+    id: str
+    """Its time and six digits: "20261128T024056-a1b2c3"."""
+    folder: Path
+    """The folder of its ranks' records, which is removed in the end."""
+    started_unix_seconds: float
+    began: float
+    """The same time on the monotonic clock."""
+
+    @classmethod
+    def begin(cls, checks_folder: Path) -> _CheckRun:
+        """Return a check that begins now; nothing is written."""
+        started = time.time()
+        check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started))}-{secrets.token_hex(3)}"
+        return cls(check_id, checks_folder / check_id, started, time.monotonic())
+
+
+def _record_of(
+    run: _CheckRun,
+    target: CheckTarget,
+    request: checks.CheckRequest,
+    answers: Sequence[checks.HostAnswer],
+    end: _End,
+    results: Path | None,
+) -> checks.CheckRecord:
+    """Read what the ranks have recorded, and return the record of the check."""
+    ranks = checks.read_checked_ranks(run.folder, request.world.size)
+    is_complete = len(ranks) == request.world.size and all(rank.ended for rank in ranks)
+    return checks.CheckRecord.model_validate(
+        {
+            "id": run.id,
+            "started_unix_seconds": max(0.0, run.started_unix_seconds),
+            "wall_seconds": time.monotonic() - run.began,
+            "request": request,
+            "launcher": target.launcher,
+            "scheduler": type(target.scheduler).__name__,
+            "hosts": answers,
+            "ranks": ranks,
+            "fits": fits(ranks),
+            "loader_need": None if target.trial is None else loader_need(target.trial, ranks, results),
+            "ending": end.ending,
+            "ending_reason": "" if is_complete else end.reason,
+            "guilty_rank": None if is_complete else end.rank,
+            "log": "" if is_complete else printable(log_tail(run.folder / "log.txt"))[-_LOG_CHARACTERS:],
+            "vitscale": program.identity(),
+        }
+    )
 
 
 def _request_for_fewer_nodes(request: checks.CheckRequest, nodes: int) -> checks.CheckRequest:

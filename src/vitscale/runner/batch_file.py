@@ -22,11 +22,12 @@ from pydantic import Field
 from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
-from vitscale.runner.one_run import RunContext, RunTask, attempt_number, folder_times, new_attempt
+from vitscale.runner.one_run import RunContext, attempt_number, folder_times, new_attempt
 from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.private_values import is_private
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.fields import Spec
@@ -43,9 +44,9 @@ class BatchTask(Spec):
     """Number of its first attempt in this job."""
 
     @property
-    def task(self) -> RunTask:
+    def task(self) -> RunKey:
         """The run's trial and repeat."""
-        return RunTask(self.trial_id, self.repeat)
+        return RunKey(self.trial_id, self.repeat)
 
 
 class JobFile(Spec):
@@ -171,12 +172,12 @@ def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
     return RunState(folder, outcome)
 
 
-def run_states(results: Path, job: JobFile) -> dict[RunTask, RunState]:
+def run_states(results: Path, job: JobFile) -> dict[RunKey, RunState]:
     """Return how far a job has come with each of its runs."""
     return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
-def waiting(results: Path, job: JobFile) -> set[RunTask]:
+def waiting(results: Path, job: JobFile) -> set[RunKey]:
     """Return the runs of a job that have no outcome yet."""
     return {task for task, state in run_states(results, job).items() if state.outcome is None}
 
@@ -363,7 +364,7 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
     return is_array_known and not any((results / "jobs").glob(f"{job.name}-*_{element}.out"))
 
 
-def _has_forgotten_part(job: JobFile, without_outcome: set[RunTask], states: States) -> bool:
+def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
     unknown_tasks: list[BatchTask] = []
     for element in elements(job):

@@ -13,13 +13,14 @@ from rich.console import Console
 from vitscale.errors import StoreError, VitscaleError, shown
 from vitscale.present.units import counted
 from vitscale.runner import batch_file
-from vitscale.runner.one_run import RunContext, RunTask, next_attempt
+from vitscale.runner.one_run import RunContext, next_attempt
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Submitter
 from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
 from vitscale.store import RunIndex, write_record
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import World
 
@@ -64,7 +65,7 @@ def submit_outstanding(
         done = 0
         with StudyProgress(console) as progress:
 
-            def on_outcome(task: RunTask, outcome: Outcome) -> None:
+            def on_outcome(task: RunKey, outcome: Outcome) -> None:
                 nonlocal done
                 done += 1
                 outcomes[task] = outcome
@@ -93,7 +94,7 @@ def refuse_live_jobs(results: Path) -> None:
         )
 
 
-def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunTask]) -> list[str]:
+def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey]) -> list[str]:
     """Return the scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
@@ -165,9 +166,9 @@ def _with_job_id(results: Path, job: batch_file.JobFile, states: batch_file.Stat
 def submit_and_watch(
     context: RunContext,
     submitter: Submitter,
-    tasks: Sequence[RunTask],
+    tasks: Sequence[RunKey],
     say: batch_file.Say,
-    on_outcome: Callable[[RunTask, Outcome], None],
+    on_outcome: Callable[[RunKey, Outcome], None],
 ) -> None:
     """Submit the runs that no live job holds, and return when every task has its outcome.
 
@@ -184,7 +185,7 @@ def submit_and_watch(
     """
     results = context.results
     jobs = _jobs_with_any_of(results, set(tasks))
-    submitted_before: set[RunTask] = set()
+    submitted_before: set[RunKey] = set()
     for job in jobs:
         submitted_before |= batch_file.waiting(results, job)
     new_tasks = [task for task in tasks if task not in submitted_before]
@@ -210,7 +211,7 @@ def submit_and_watch(
         raise
 
 
-def _jobs_with_any_of(results: Path, tasks: set[RunTask]) -> list[batch_file.JobFile]:
+def _jobs_with_any_of(results: Path, tasks: set[RunKey]) -> list[batch_file.JobFile]:
     """Return the open jobs in which one of the runs has no outcome yet; closes those whose last run has ended."""
     jobs = []
     for job in batch_file.open_jobs(results):
@@ -268,7 +269,7 @@ class _Submission:
         return sum(_most_at_a_time(self.results, other) for other in (*self.jobs, job)) <= limit
 
 
-def _watch(submission: _Submission, tasks: set[RunTask], on_outcome: Callable[[RunTask, Outcome], None]) -> None:
+def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[RunKey, Outcome], None]) -> None:
     """Look at all jobs together, ever less often, until none is live; more are submitted as others end.
 
     Args:
@@ -337,8 +338,8 @@ class _Shape(NamedTuple):
 def new_jobs(
     context: RunContext,
     submitter: Submitter,
-    tasks: Iterable[RunTask],
-    attempts: Mapping[tuple[str, int], int],
+    tasks: Iterable[RunKey],
+    attempts: Mapping[RunKey, int],
     digits: Callable[[], str],
     most_elements: int,
 ) -> Iterator[batch_file.JobFile]:

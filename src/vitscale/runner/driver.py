@@ -18,7 +18,7 @@ from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import patiently
-from vitscale.runner.one_run import RunTask, next_attempt, refuse_elsewhere, run_task, skip_reason
+from vitscale.runner.one_run import next_attempt, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
@@ -26,6 +26,7 @@ from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import DISK_FULL_ERRORS, RunIndex, free_reserves, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.trial.trial import Trial
 
@@ -125,8 +126,10 @@ def _write_study(results: Path, plan: Plan) -> None:
 def _has_all_runs(study: StudyRecord, results: Path) -> bool:
     """Whether every repeat of every trial has its outcome."""
     finished = RunIndex(results).finished
-    runs = [(trial_id, repeat) for trial_id in study.trials for repeat in range(study.repeats)]
-    return all(run in finished for run in runs)
+    for trial_id in study.trials:
+        if any(RunKey(trial_id, repeat) not in finished for repeat in range(study.repeats)):
+            return False
+    return True
 
 
 def _decode_data(plan: Plan, results: Path, new_folders: list[Path], console: Console) -> None:
@@ -230,7 +233,7 @@ class _StudyRuns:
         self._spent = GpuHours(plan, index, results)
         self._unpacked = sum(outcome is not None for outcome in index.unpacked.values())
         """Finished runs that lie in folders of their own, as far as it is known without another look."""
-        self._under_way: dict[Future[Outcome], RunTask] = {}
+        self._under_way: dict[Future[Outcome], RunKey] = {}
         """Runs in threads; empty where runs go one after another."""
         self._done = 0
         self._lost_cause: Cause | None = None
@@ -302,7 +305,7 @@ class _StudyRuns:
                 self._under_way[future] = task
         return ""
 
-    def _note_end(self, task: RunTask, outcome: Outcome, progress: StudyProgress) -> None:
+    def _note_end(self, task: RunKey, outcome: Outcome, progress: StudyProgress) -> None:
         """Count a run that has ended, and pack the finished ones once there are enough."""
         self.lineup.end(task, outcome)
         self._outcomes[task] = outcome

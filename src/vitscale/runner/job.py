@@ -20,6 +20,7 @@ from vitscale.runner.one_run import RunContext, attempt_number, run_task, skip_r
 from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.store import RunIndex, read_study, refuse_links
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome
 
 
@@ -123,23 +124,23 @@ def _do_runs(
     return 0
 
 
-def _first_attempts(results: Path) -> dict[tuple[str, int], int]:
+def _first_attempts(results: Path) -> dict[RunKey, int]:
     """Return the number of the first attempt in the open jobs, for each of their runs."""
-    attempts: dict[tuple[str, int], int] = {}
+    attempts: dict[RunKey, int] = {}
     for job in batch_file.open_jobs(results):
         attempts |= {task.task: task.attempt for task in job.tasks}
     return attempts
 
 
-def _standing_outcomes(results: Path, first_attempts: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], Outcome]:
+def _standing_outcomes(results: Path, first_attempts: Mapping[RunKey, int]) -> dict[RunKey, Outcome]:
     """Return the outcomes of finished runs, by (trial, repeat), without those that open jobs do again.
 
     An outcome from before a job must not decide on the job's other runs: all begin beside the old outcomes.
     """
     outcomes = {}
-    for key, (folder_name, outcome) in RunIndex(results).finished.items():
-        if attempt_number(folder_name) >= first_attempts.get(key, 0):
-            outcomes[key] = outcome
+    for run, attempt in RunIndex(results).finished.items():
+        if attempt_number(attempt.folder) >= first_attempts.get(run, 0):
+            outcomes[run] = attempt.outcome
     return outcomes
 
 

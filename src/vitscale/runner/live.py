@@ -19,12 +19,12 @@ from vitscale.errors import StoreError, shown
 from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
-from vitscale.runner.one_run import RunTask
 from vitscale.runner.progress import describe
 from vitscale.runner.todo import may_be_added
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
+from vitscale.store.reading import RunKey
 from vitscale.store.records import ModelLine, RankRecord, ResourcesLine, StartLine
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.trial.trial import Trial, samples_used
@@ -107,8 +107,8 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
             next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` writes to",
         )
     index = RunIndex(folder)
-    finished = {run: last for run, last in index.finished.items() if RunTask(*run).trial_id in study.trials}
-    outcomes = {run: outcome for run, (_, outcome) in finished.items()}
+    finished = {run: attempt for run, attempt in index.finished.items() if run.trial_id in study.trials}
+    outcomes = {run: attempt.outcome for run, attempt in finished.items()}
     again = {run for run, outcome in outcomes.items() if outcome.external}
     runs = _planned_runs(study)
     remaining = [run for run in runs if run not in outcomes or run in again]
@@ -136,11 +136,11 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     )
 
 
-def _planned_runs(study: StudyRecord) -> list[RunTask]:
+def _planned_runs(study: StudyRecord) -> list[RunKey]:
     """Return the study's runs without those that `measure.target_ci` may add."""
-    runs: list[RunTask] = []
+    runs: list[RunKey] = []
     for trial_id in study.trials:
-        runs += [RunTask(trial_id, repeat) for repeat in range(study.repeats)]
+        runs += [RunKey(trial_id, repeat) for repeat in range(study.repeats)]
     return runs
 
 
@@ -175,18 +175,17 @@ class _LastOutcome(NamedTuple):
     end_unix_seconds: float
 
 
-def _last_outcome(study: StudyRecord, outcomes: Mapping[tuple[str, int], Outcome]) -> _LastOutcome | None:
+def _last_outcome(study: StudyRecord, outcomes: Mapping[RunKey, Outcome]) -> _LastOutcome | None:
     """Return the outcome of the run that ended last; None before the first."""
     if not outcomes:
         return None
     end_by_run = {run: outcome.started_unix_seconds + outcome.wall_seconds for run, outcome in outcomes.items()}
     last_run = max(end_by_run, key=lambda run: end_by_run[run])
-    trial_id, repeat = last_run
     outcome = outcomes[last_run]
     reason = f": {outcome.reason}" if outcome.reason else ""
     words = (
-        f"{outcome.kind} in {seconds(outcome.wall_seconds)}: {describe(study.trials[trial_id])}, "
-        f"repeat {repeat + 1}{reason}"
+        f"{outcome.kind} in {seconds(outcome.wall_seconds)}: {describe(study.trials[last_run.trial_id])}, "
+        f"repeat {last_run.repeat + 1}{reason}"
     )
     return _LastOutcome(words, end_by_run[last_run])
 
@@ -232,9 +231,9 @@ def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: f
         match = RUN_FOLDER.fullmatch(name)
         if outcome is not None or match is None or match["trial"] not in study.trials:
             continue
-        repeat = int(match["repeat"])
-        if int(match["attempt"]) == index.attempts[match["trial"], repeat]:
-            yield _open_run(folder / "runs" / name, study.trials[match["trial"]], repeat, now_seconds)
+        run = RunKey(match["trial"], int(match["repeat"]))
+        if int(match["attempt"]) == index.attempts[run]:
+            yield _open_run(folder / "runs" / name, study.trials[run.trial_id], run.repeat, now_seconds)
 
 
 def _open_run(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
@@ -353,7 +352,7 @@ def _parsed(raw: bytes) -> Any:
         return None
 
 
-def _remaining_seconds(remaining: Sequence[RunTask], outcomes: Mapping[tuple[str, int], Outcome]) -> float | None:
+def _remaining_seconds(remaining: Sequence[RunKey], outcomes: Mapping[RunKey, Outcome]) -> float | None:
     """Return how long the remaining runs will take, from the mean time of each trial's runs, or of all.
 
     None where no run has ended yet.

@@ -37,6 +37,7 @@ from vitscale.runner.watch import watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.trial import Trial, World
@@ -288,20 +289,12 @@ RANK_MODULE = "vitscale.worker"
 """The module that every rank runs."""
 
 
-class RunTask(NamedTuple):
-    """One run that is to be done. It equals (trial id, repeat), the key of runs in `RunIndex` and in mappings."""
-
-    trial_id: str
-    repeat: int
-    """Counted from 0."""
-
-
 def attempt_number(folder_name: str) -> int:
     """Return the number of the attempt in a run folder's name: 2 in "4f6a01c2-r0-a2"."""
     return int(folder_name.rpartition("-a")[2])
 
 
-def next_attempt(attempts: Mapping[tuple[str, int], int], task: tuple[str, int]) -> int:
+def next_attempt(attempts: Mapping[RunKey, int], task: RunKey) -> int:
     """Return the number of a run's next attempt, 0 for its first. Args: attempts: as in `RunIndex`."""
     return attempts.get(task, -1) + 1
 
@@ -320,13 +313,13 @@ class RunContext:
     interrupted: threading.Event = field(default_factory=threading.Event, compare=False)
     """When set, runs under way in other threads are to be ended, as by Ctrl-C."""
 
-    def run_folder(self, task: RunTask, attempt: int) -> Path:
+    def run_folder(self, task: RunKey, attempt: int) -> Path:
         """Return the folder of one attempt at a run."""
         return self.results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
 
 
 def new_attempt(
-    context: RunContext, task: RunTask, attempt: int, command: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
+    context: RunContext, task: RunKey, attempt: int, command: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
 ) -> Path:
     """Make the folder of one attempt with its trial.json, and return it.
 
@@ -359,9 +352,7 @@ def new_attempt(
     return new_run_folder(context.results, header)
 
 
-def skip_reason(
-    context: RunContext, task: RunTask, attempt: int, outcomes: Mapping[tuple[str, int], Outcome]
-) -> Outcome | None:
+def skip_reason(context: RunContext, task: RunKey, attempt: int, outcomes: Mapping[RunKey, Outcome]) -> Outcome | None:
     """Skip and record a run whose trial has run out of memory in another repeat; None where it has not.
 
     `outcomes`: those of finished runs, by (trial, repeat).
@@ -381,7 +372,7 @@ def skip_reason(
 def run_task(
     context: RunContext,
     placement: Placement,
-    task: RunTask,
+    task: RunKey,
     attempt: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None = None,
@@ -416,7 +407,7 @@ def run_task(
 def _attempt_outcome(
     context: RunContext,
     placement: Placement,
-    task: RunTask,
+    task: RunKey,
     number: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None,

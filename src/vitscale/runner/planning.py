@@ -17,9 +17,10 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
 from vitscale.runner.changed_study import changes, in_brackets, threads_of, ways_to_continue
-from vitscale.runner.one_run import RANK_MODULE, RunContext, RunTask, launch_plan
+from vitscale.runner.one_run import RANK_MODULE, RunContext, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
@@ -37,9 +38,9 @@ class Plan:
     context: RunContext
     scheduler: Placement | Submitter
     expansion: Expansion
-    tasks: tuple[RunTask, ...]
+    tasks: tuple[RunKey, ...]
     """All runs of the study in their random order, done or not, without those that `measure.target_ci` may add."""
-    alone: frozenset[RunTask] = frozenset()
+    alone: frozenset[RunKey] = frozenset()
     """Runs that have no other run beside them in a study with runs side by side (`_trials_alone`)."""
 
     @property
@@ -71,11 +72,11 @@ class Plan:
         return measure.repeats if measure.target_ci is None else max(measure.repeats, FEWEST_FOR_TARGET)
 
     @property
-    def certain_runs(self) -> tuple[RunTask, ...]:
+    def certain_runs(self) -> tuple[RunKey, ...]:
         """The runs that are made unless one fails: the fewest of every trial."""
-        runs: list[RunTask] = []
+        runs: list[RunKey] = []
         for trial_id in self.record.trials:
-            runs += [RunTask(trial_id, repeat) for repeat in range(self.fewest_repeats)]
+            runs += [RunKey(trial_id, repeat) for repeat in range(self.fewest_repeats)]
         return tuple(runs)
 
     @property
@@ -99,13 +100,13 @@ class Report:
     """The runs that one call did, and the study's state."""
 
     done_now: int
-    outcomes: dict[tuple[str, int], Outcome]
+    outcomes: dict[RunKey, Outcome]
     """Outcomes of all the study's runs that have one, by (trial, repeat)."""
     ended: str = ""
     """Why the study ended before all of its runs were done; empty where nothing ended it."""
 
     @property
-    def failures(self) -> dict[tuple[str, int], Outcome]:
+    def failures(self) -> dict[RunKey, Outcome]:
         """The runs that did not complete, except those skipped on request."""
         return {
             key: outcome
@@ -114,7 +115,7 @@ class Report:
         }
 
     @property
-    def skipped(self) -> dict[tuple[str, int], Outcome]:
+    def skipped(self) -> dict[RunKey, Outcome]:
         """The runs that were skipped on request; the next call without that request does them."""
         return {
             key: outcome for key, outcome in self.outcomes.items() if outcome.kind == "skipped" and outcome.external
@@ -228,13 +229,13 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
             )
 
 
-def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _TrialsAlone) -> list[RunTask]:
+def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _TrialsAlone) -> list[RunKey]:
     """Return all runs of a study in their order: rounds of one run of each trial, each in a random order.
 
     Seeded, so that a resumed study keeps its order. Random, so that drift favours no trial. In rounds, so that drift
     favours no repeat, and one process can fork the ranks of a whole round.
     """
-    tasks: list[RunTask] = []
+    tasks: list[RunKey] = []
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
     last_repeat = measure.repeats - 1
     for repeat in range(measure.repeats):
@@ -243,7 +244,7 @@ def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _Trial
             round_ids.sort(key=lambda trial_id: trial_id not in alone.first_round)
         elif repeat == last_repeat:
             round_ids.sort(key=lambda trial_id: trial_id in alone.last_round)
-        tasks += [RunTask(trial_id, repeat) for trial_id in round_ids]
+        tasks += [RunKey(trial_id, repeat) for trial_id in round_ids]
     return tasks
 
 
@@ -275,10 +276,10 @@ class _TrialsAlone(NamedTuple):
     first_round: frozenset[str]
     last_round: frozenset[str]
 
-    def runs(self, measure: MeasureSection) -> frozenset[RunTask]:
+    def runs(self, measure: MeasureSection) -> frozenset[RunKey]:
         """Return these runs."""
-        first = {RunTask(trial_id, 0) for trial_id in self.first_round}
-        last = {RunTask(trial_id, measure.repeats - 1) for trial_id in self.last_round}
+        first = {RunKey(trial_id, 0) for trial_id in self.first_round}
+        last = {RunKey(trial_id, measure.repeats - 1) for trial_id in self.last_round}
         return frozenset(first | last)
 
 

@@ -13,13 +13,13 @@ from vitscale.engines.names import engine_name
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import counted, rough_percent
-from vitscale.runner.one_run import RANK_MODULE, RunTask, launch_plan, next_attempt
+from vitscale.runner.one_run import RANK_MODULE, launch_plan, next_attempt
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
 from vitscale.runner.todo import may_be_added, outstanding, refuse_damaged
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
-from vitscale.store.results import Outcome
+from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
@@ -79,7 +79,7 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
         if len(values) == 1:
             shared[name] = values.pop()
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
-    hidden = noted.keys() | {name for name in shared if name in _HIDDEN_WHERE_SHARED}
+    hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
     columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
     cells = [tuple(doc.Cell(row[column.name]) for column in columns) for row in rows]
     return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cells)),), tuple(_table_notes(trials, noted)))
@@ -368,12 +368,12 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
 class _WorkInFolder(NamedTuple):
     """The runs that a results folder leaves to do."""
 
-    tasks: list[RunTask]
-    attempts: Mapping[tuple[str, int], int] = {}
+    tasks: list[RunKey]
+    attempts: Mapping[RunKey, int] = {}
     """Highest attempt number in use, by (trial, repeat)."""
-    finished: Mapping[tuple[str, int], tuple[str, Outcome]] = {}
+    finished: Mapping[RunKey, EndedAttempt] = {}
     """As in `RunIndex`."""
-    again: frozenset[RunTask] = frozenset()
+    again: frozenset[RunKey] = frozenset()
     """The tasks, where some of their runs may have outcomes already; empty without a folder."""
 
 
@@ -390,11 +390,9 @@ def _work_in(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
     return _WorkInFolder(tasks, index.attempts, index.finished, frozenset(tasks))
 
 
-def _trial_blocks(
-    plan: Plan, tasks: Sequence[RunTask], attempts: Mapping[tuple[str, int], int], results: Path
-) -> list[str]:
+def _trial_blocks(plan: Plan, tasks: Sequence[RunKey], attempts: Mapping[RunKey, int], results: Path) -> list[str]:
     """Return a block of lines for each trial: a comment, and the commands of the first of its runs."""
-    runs_by_trial: dict[str, list[RunTask]] = {}
+    runs_by_trial: dict[str, list[RunKey]] = {}
     for task in tasks:
         runs_by_trial.setdefault(task.trial_id, []).append(task)
     blocks = []

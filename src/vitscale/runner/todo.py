@@ -3,8 +3,7 @@
 And which begins next on which hosts: one after another, or side by side on separate hosts (`measure.parallel_runs`;
 docs/decisions/0031-runs-side-by-side.md has the reasons).
 
-A run is named by its trial and its repeat (from 0), as `RunTask` or as a tuple of the two. Repeat 2 of all trials is a
-round.
+A run is named by its trial and its repeat, counted from 0 (`RunKey`). One repeat of all trials is a round.
 """
 
 from __future__ import annotations
@@ -20,22 +19,15 @@ from vitscale import store
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.trials import TargetStatus, target_status
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.runner.one_run import (
-    RunContext,
-    RunTask,
-    attempt_number,
-    folder_times,
-    new_attempt,
-    next_attempt,
-    unstarted,
-)
+from vitscale.runner.one_run import RunContext, attempt_number, folder_times, new_attempt, next_attempt, unstarted
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.schedulers import Placement
 from vitscale.store import RunIndex, write_outcome
+from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.store.results import Outcome, Run, StudyRecord
 
 
-def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunTask]:
+def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
     """Return the runs still to be done.
 
     These are runs without an outcome, runs that failed for a cause outside the trial, and runs that failed for a
@@ -44,7 +36,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunT
     """
     added_repeats = range(plan.record.repeats, plan.record.max_repeats or 0)
     added = [
-        RunTask(trial_id, repeat)
+        RunKey(trial_id, repeat)
         for trial_id, repeat in sorted(index.finished)
         if trial_id in plan.record.trials and repeat in added_repeats
     ]
@@ -54,17 +46,17 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunT
     ]
 
 
-def _is_done(task: RunTask, index: RunIndex, *, retries: int, retry_failed: bool) -> bool:
+def _is_done(task: RunKey, index: RunIndex, *, retries: int, retry_failed: bool) -> bool:
     finished = index.finished.get(task)
     if finished is None:
         return False
-    folder_name, outcome = finished
+    outcome = finished.outcome
     if outcome.kind == "completed":
         return True
     if outcome.external or retry_failed:
         return False
     # A transient failure whose next attempt was interrupted, or never began.
-    is_to_be_tried_again = outcome.transient and attempt_number(folder_name) < retries
+    is_to_be_tried_again = outcome.transient and attempt_number(finished.folder) < retries
     return not is_to_be_tried_again
 
 
@@ -81,7 +73,7 @@ def refuse_damaged(results: Path, index: RunIndex) -> None:
         )
 
 
-def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
+def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
     """Return the runs, as (trial, repeat), that `vitscale run` would not do; empty for another study's folder.
 
     They have their outcome, or `measure.target_ci` does not add them any more.
@@ -92,19 +84,19 @@ def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
     study = plan.record
     remaining = frozenset(outstanding(plan, index, retry_failed=False))
     most_repeats = study.max_repeats or study.repeats
-    all_runs: set[tuple[str, int]] = set()
+    all_runs: set[RunKey] = set()
     for trial_id in study.trials:
-        all_runs.update((trial_id, repeat) for repeat in range(most_repeats))
+        all_runs.update(RunKey(trial_id, repeat) for repeat in range(most_repeats))
     addable = may_be_added(study, index.finished, remaining, results)
     return frozenset(all_runs - remaining - addable)
 
 
 def may_be_added(
     study: StudyRecord,
-    finished: Mapping[tuple[str, int], tuple[str, Outcome]],
+    finished: Mapping[RunKey, EndedAttempt],
     again: Collection[tuple[str, int]],
     results: Path | None,
-) -> frozenset[tuple[str, int]]:
+) -> frozenset[RunKey]:
     """Return the runs, as (trial, repeat), that `measure.target_ci` may still add.
 
     There are none of a trial with a run that failed, or whose runs are enough.
@@ -119,12 +111,12 @@ def may_be_added(
         return frozenset()
     done_repeats: dict[str, set[int]] = {trial_id: set() for trial_id in study.trials}
     failed_trials: set[str] = set()
-    for (trial_id, repeat), (_, outcome) in finished.items():
-        if trial_id not in done_repeats or (trial_id, repeat) in again:
+    for run, attempt in finished.items():
+        if run.trial_id not in done_repeats or run in again:
             continue
-        done_repeats[trial_id].add(repeat)
-        if outcome.kind != "completed":
-            failed_trials.add(trial_id)
+        done_repeats[run.trial_id].add(run.repeat)
+        if attempt.outcome.kind != "completed":
+            failed_trials.add(run.trial_id)
     open_trials = set(study.trials) - failed_trials
     if results is not None:
         judgeable = {
@@ -132,11 +124,11 @@ def may_be_added(
         }
         open_trials -= _trials_with_enough_runs(study, judgeable, study.target_ci, study.max_repeats, results)
 
-    addable: set[tuple[str, int]] = set()
+    addable: set[RunKey] = set()
     for trial_id in open_trials:
         for repeat in range(study.repeats, study.max_repeats):
             if repeat not in done_repeats[trial_id]:
-                addable.add((trial_id, repeat))
+                addable.add(RunKey(trial_id, repeat))
     return frozenset(addable)
 
 
@@ -156,24 +148,23 @@ def _trials_with_enough_runs(
     return enough
 
 
-def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunTask]) -> dict[tuple[str, int], Outcome]:
+def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunKey]) -> dict[RunKey, Outcome]:
     """Return the outcomes of the study's trials that stand: all but those of runs that are to be done again."""
     again = frozenset(todo)
     outcomes = {}
-    for key, (_, outcome) in index.finished.items():
-        trial_id, _ = key
-        if trial_id in plan.record.trials and key not in again:
-            outcomes[key] = outcome
+    for run, attempt in index.finished.items():
+        if run.trial_id in plan.record.trials and run not in again:
+            outcomes[run] = attempt.outcome
     return outcomes
 
 
 def skip_unfit(
     context: RunContext,
-    todo: list[RunTask],
+    todo: list[RunKey],
     unfit: Mapping[str, str],
     index: RunIndex,
-    outcomes: dict[tuple[str, int], Outcome],
-) -> list[RunTask]:
+    outcomes: dict[RunKey, Outcome],
+) -> list[RunKey]:
     """Record each run of an unfit trial as skipped, once, and return the other runs.
 
     Args:
@@ -189,7 +180,8 @@ def skip_unfit(
         if reason is None:
             remaining.append(task)
             continue
-        _, outcome = index.finished.get(task, (None, None))
+        finished = index.finished.get(task)
+        outcome = finished.outcome if finished is not None else None
         is_skipped_already = outcome is not None and outcome.kind == "skipped" and outcome.external
         if outcome is None or not is_skipped_already:
             # External: the trial itself has not failed, so the next `vitscale run` does it.
@@ -211,10 +203,10 @@ class GpuHours:
         self._spent = 0.0
         self._longest: dict[str, float] = {}
         """Trial -> GPU-hours of its longest run."""
-        for (trial_id, _), (_, outcome) in index.finished.items():
-            self.add(trial_id, outcome)
-        for (trial_id, _), attempts in index.earlier.items():
-            self._spent += sum(self._hours(trial_id, outcome.wall_seconds) for _, outcome in attempts)
+        for run, attempt in index.finished.items():
+            self.add(run.trial_id, attempt.outcome)
+        for run, attempts in index.earlier.items():
+            self._spent += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
         if plan.measure.max_gpu_hours is not None:
             self._add_runs_that_were_cut_off(index, results)
 
@@ -268,7 +260,7 @@ class AddedRuns:
     """
 
     def __init__(
-        self, plan: Plan, results: Path, outcomes: Mapping[tuple[str, int], Outcome], todo: Collection[RunTask] = ()
+        self, plan: Plan, results: Path, outcomes: Mapping[RunKey, Outcome], todo: Collection[RunKey] = ()
     ) -> None:
         """`outcomes`: those of finished runs, to which the driver adds. `todo`: the runs that it does before."""
         self._plan = plan
@@ -283,12 +275,12 @@ class AddedRuns:
         self._read: dict[str, Run] = {}
         """Runs whose lines were read, by folder."""
 
-    def __iter__(self) -> Iterator[RunTask]:
+    def __iter__(self) -> Iterator[RunKey]:
         if self._rounds:
             self._judge_all_trials()
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
-                task = RunTask(trial_id, repeat)
+                task = RunKey(trial_id, repeat)
                 # A run in `todo` is done again before these, and side by side it may still be under way.
                 if task in self._todo or task in self._outcomes:
                     continue
@@ -297,7 +289,7 @@ class AddedRuns:
                     yield task
                     self._status(trial_id)  # worked out at once, for `most`
 
-    def wants(self, task: RunTask) -> bool:
+    def wants(self, task: RunKey) -> bool:
         """Whether a run that was given out is still needed, after what its trial has recorded since."""
         return task in self._todo or self._status(task.trial_id) == "open"
 
@@ -306,8 +298,8 @@ class AddedRuns:
         if not self._rounds:
             return 0
         outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in self._plan.record.trials}
-        for (trial_id, repeat), outcome in self._outcomes.items():
-            outcomes_by_trial[trial_id][repeat] = outcome
+        for run, outcome in self._outcomes.items():
+            outcomes_by_trial[run.trial_id][run.repeat] = outcome
         return sum(self._most_of(trial_id, outcomes) for trial_id, outcomes in outcomes_by_trial.items())
 
     def _judge_all_trials(self) -> None:
@@ -322,9 +314,9 @@ class AddedRuns:
         random.Random(f"{self._plan.measure.order_seed} {repeat}").shuffle(order)  # noqa: S311 - an order, not a secret
         return order
 
-    def _awaits_earlier_run(self, task: RunTask) -> bool:
+    def _awaits_earlier_run(self, task: RunKey) -> bool:
         """Whether a run of an earlier round of this trial is done again by the driver, and has not ended yet."""
-        earlier_runs = [RunTask(task.trial_id, repeat) for repeat in range(task.repeat)]
+        earlier_runs = [RunKey(task.trial_id, repeat) for repeat in range(task.repeat)]
         return any(run in self._todo and run not in self._outcomes for run in earlier_runs)
 
     def _most_of(self, trial_id: str, outcomes: Mapping[int, Outcome]) -> int:
@@ -336,7 +328,7 @@ class AddedRuns:
         if any(outcome.kind != "completed" for outcome in outcomes.values()):
             return 0
         return sum(
-            1 for repeat in self._rounds if repeat not in outcomes and RunTask(trial_id, repeat) not in self._todo
+            1 for repeat in self._rounds if repeat not in outcomes and RunKey(trial_id, repeat) not in self._todo
         )
 
     def _status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
@@ -344,7 +336,7 @@ class AddedRuns:
 
         `trial_runs`: its runs; None: those read before, and any that have ended since.
         """
-        outcomes = sum(outcome_trial_id == trial_id for outcome_trial_id, _ in self._outcomes)
+        outcomes = sum(run.trial_id == trial_id for run in self._outcomes)
         judgement = self._judgements.get(trial_id)
         if judgement is None or judgement.outcomes != outcomes:
             if trial_runs is None:
@@ -365,7 +357,7 @@ class AddedRuns:
 class NextRun(NamedTuple):
     """A run that may begin now, and its hosts."""
 
-    task: RunTask
+    task: RunKey
     placement: Placement
 
 
@@ -377,24 +369,24 @@ class Lineup:
     but no more of them than there are hosts. Runs that must be alone come first or last in their round (`planning`).
     """
 
-    def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunTask], added: AddedRuns) -> None:
+    def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunKey], added: AddedRuns) -> None:
         """`todo`: the runs to do first; those of `added` come after them."""
         self.most = plan.measure.parallel_runs or 1
         """Most runs at a time."""
-        self.under_way: set[RunTask] = set()
+        self.under_way: set[RunKey] = set()
         self._plan = plan
         self._placement = placement
         self._hosts = placement.pool() if self.most > 1 else ()
         """Hosts to be divided among runs; empty where runs go one after another, each on the whole placement."""
         self._position = {host.name: position for position, host in enumerate(self._hosts)}
         self._added = added
-        self._coming: Iterator[RunTask] = chain(todo, added)
+        self._coming: Iterator[RunKey] = chain(todo, added)
         """Runs that were not looked at yet."""
-        self._waiting: list[RunTask] = []
+        self._waiting: list[RunKey] = []
         """Runs from `_coming` that could not begin when they were looked at."""
-        self._overtaken: Counter[RunTask] = Counter()
+        self._overtaken: Counter[RunKey] = Counter()
         """Run that waits -> how many later ones have begun before it."""
-        self._busy_hosts: dict[RunTask, frozenset[str]] = {}
+        self._busy_hosts: dict[RunKey, frozenset[str]] = {}
         """Run under way -> names of its hosts."""
         self._failures: Counter[str] = Counter()
         """Host -> how many runs failed because of it."""
@@ -421,7 +413,7 @@ class Lineup:
             position += 1
         return None
 
-    def begin(self, task: RunTask, placement: Placement) -> None:
+    def begin(self, task: RunKey, placement: Placement) -> None:
         """Note that a run from `next` begins on the hosts of its placement."""
         self._overtaken.update(self._waiting[: self._waiting.index(task)])
         self._waiting.remove(task)
@@ -429,7 +421,7 @@ class Lineup:
         hosts = placement.pool() if self._hosts else ()
         self._busy_hosts[task] = frozenset(host.name for host in hosts)
 
-    def end(self, task: RunTask, outcome: Outcome) -> None:
+    def end(self, task: RunKey, outcome: Outcome) -> None:
         """Note that a run has ended and free its hosts. Hosts that failed are given again only as a last choice."""
         self.under_way.remove(task)
         hosts = self._busy_hosts.pop(task)
@@ -444,13 +436,13 @@ class Lineup:
         self._waiting.append(task)
         return True
 
-    def _must_wait(self, task: RunTask) -> bool:
+    def _must_wait(self, task: RunKey) -> bool:
         """Whether a run must wait, whichever hosts are free."""
         if task in self._plan.alone and self.under_way:
             return True
         return any(task.trial_id == other.trial_id for other in self.under_way)
 
-    def _free_placement(self, task: RunTask) -> Placement | None:
+    def _free_placement(self, task: RunKey) -> Placement | None:
         """Return a placement on free hosts for this run alone; None where too few are free.
 
         Hosts are taken in the hostfile's order from a random one on, so that no trial always gets the same host, and

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -43,20 +43,18 @@ _LONGEST_REASON = 300
 """Letters of a reason that a bundle, which may be anybody's, gives."""
 
 
-RunKey: TypeAlias = tuple[str, int]
-"""(trial identity, repeat): a run of the plan, of which there may be several attempts."""
+class RunKey(NamedTuple):
+    """A run of the plan, of which there may be several attempts."""
+
+    trial_id: str
+    repeat: int
 
 
 class _FolderName(NamedTuple):
     """A run folder's name: "0123456789ab-r2-a0" is the first attempt at repeat 2."""
 
-    trial_id: str
-    repeat: int
+    key: RunKey
     attempt: int
-
-    @property
-    def key(self) -> RunKey:
-        return self.trial_id, self.repeat
 
 
 def _parse_folder_name(name: str) -> _FolderName | None:
@@ -64,7 +62,7 @@ def _parse_folder_name(name: str) -> _FolderName | None:
     match = RUN_FOLDER.fullmatch(name)
     if match is None:
         return None
-    return _FolderName(match["trial"], int(match["repeat"]), int(match["attempt"]))
+    return _FolderName(RunKey(match["trial"], int(match["repeat"])), int(match["attempt"]))
 
 
 class EndedAttempt(NamedTuple):
@@ -272,11 +270,11 @@ class RunIndex:
             if parsed is None:
                 self.problems.append(f"runs/{name} is no run of vitscale: left out")
                 continue
-            key = parsed.key
-            self.attempts[key] = max(parsed.attempt, self.attempts.get(key, -1))
+            key, attempt = parsed
+            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
             outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
             if outcome is not None and name not in deleted:
-                ended.setdefault(key, []).append(_NumberedAttempt(parsed.attempt, EndedAttempt(name, outcome)))
+                ended.setdefault(key, []).append(_NumberedAttempt(attempt, EndedAttempt(name, outcome)))
         for key, attempts in ended.items():
             *earlier, last = [item.ended for item in sorted(attempts, key=lambda item: item.number)]
             self.finished[key] = last
@@ -372,11 +370,11 @@ class _Loading:
     def _read_unpacked(self) -> list[str]:
         """Read the wanted runs that no pack holds; return the folders of all wanted runs, packed ones too."""
         names = []
-        for (trial_id, _), ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
+        for key, ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
             name = ended.folder
-            if trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
+            if key.trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
                 self._problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
-            elif self._is_wanted(trial_id):
+            elif self._is_wanted(key.trial_id):
                 names.append(name)
                 if name not in self._runs and name not in self._index.packs:
                     self._read_run(name, ended.outcome)
@@ -436,8 +434,8 @@ class _Loading:
 
     def _report_attempts(self) -> None:
         """Name attempts that were tried again, and say how many runs were interrupted."""
-        for (trial_id, _), attempts in self._index.earlier.items():
-            if trial_id in self._study.trials and self._is_wanted(trial_id):
+        for key, attempts in self._index.earlier.items():
+            if key.trial_id in self._study.trials and self._is_wanted(key.trial_id):
                 self._problems += [
                     f"runs/{attempt.folder} is not used, for it was tried again: {attempt.outcome.reason}"
                     for attempt in attempts
@@ -447,7 +445,7 @@ class _Loading:
             parsed = _parse_folder_name(name)
             if parsed is None or parsed.key in self._index.finished:
                 continue
-            if parsed.trial_id in self._study.trials:
+            if parsed.key.trial_id in self._study.trials:
                 interrupted.add(parsed.key)
         if interrupted:
             count = counted(len(interrupted), "run")

@@ -9,9 +9,9 @@ from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
-from vitscale.engines import ENGINES, of_engine
+from vitscale.engines import of_engine
 from vitscale.engines.checks import check, computation
-from vitscale.engines.names import variant_name
+from vitscale.engines.variants import PROPOSED, EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Series
@@ -22,7 +22,7 @@ from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.script import placeholders
-from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
+from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec, Trial
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
@@ -126,9 +126,6 @@ def _host_counts(limit: int) -> set[int]:
     return {count for count in counts if count <= limit}
 
 
-_ENGINES = [(name, variant.zero_stage) for name, facts in ENGINES.items() for variant in facts.variants]
-"""Engines that are looked at though nobody measured them, each with its ZeRO stage. Engines say
-so themselves: one that only stands for another, or needs more to be set up, leaves it out."""
 _SMALLER = 4
 """Powers of two by which micro-batches go below the smallest measured one."""
 _LARGER = 3
@@ -164,7 +161,7 @@ class Candidates:
 def candidates(
     comparable: ComparableSeries, counts: Sequence[tuple[int, int]], *, hosts_given: bool = False
 ) -> Candidates:
-    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count.
+    """Every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
     What was measured at one of the rank counts is among them.
 
@@ -173,7 +170,7 @@ def candidates(
         counts: (ranks, ranks on each host), as `rank_counts` has them.
         hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
-    engines, refused = _engines(comparable)
+    variants, refused = _variants(comparable)
     micro_batches = _micro_batches(comparable)
     trainable = _Trainable.of(comparable)
     combinations: list[Candidate] = []
@@ -184,12 +181,12 @@ def candidates(
         if not shares:
             indivisible.append(gpus)
         keeps_by_batch = _batches(shares, micro_batches)
-        for engine, stage in engines:
-            if of_engine(engine).alone and gpus > 1:
+        for variant in variants:
+            if of_engine(variant.engine).alone and gpus > 1:
                 continue
             for (micro_batch, accum), keeps in keeps_by_batch.items():
                 for checkpointing in trainable.checkpointing(micro_batch, accum):
-                    combinations.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
+                    combinations.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
                     keeps_batch.append(keeps)
 
     measured = _measured_candidates(comparable, trainable, dict(counts), hosts_given)
@@ -298,14 +295,14 @@ def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, i
         comparable: the series to advise about.
         counts: (ranks, ranks on each host), as `rank_counts` has them.
     """
-    engines, _ = _engines(comparable)
+    variants, _ = _variants(comparable)
     micro_batches = _micro_batches(comparable)
     trial = comparable.trial
     combinations: list[Candidate] = []
     splits = list(_splits(trial.model, max((per_node for _, per_node in counts), default=1)))
     splits += _measured_splits(comparable).difference([NO_SPLIT, *splits])
-    for engine, stage in engines:
-        train = with_engine(trial.train, engine, stage)
+    for variant in variants:
+        train = with_variant(trial.train, variant)
         # With enough micro-batches for every schedule.
         long_train = train.model_copy(update={"grad_accum": _MOST_ALONG})
         for parallel in splits:
@@ -318,7 +315,7 @@ def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, i
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
                     combinations += [
-                        Candidate(gpus, per_node, engine, stage, micro_batch, accum, again, None, parallel)
+                        Candidate(gpus, per_node, variant, micro_batch, accum, again, None, parallel)
                         for again in (False, True)
                     ]
     return Candidates(tuple(combinations), (True,) * len(combinations))
@@ -396,12 +393,12 @@ def _on_instances(comparable: ComparableSeries, instance: Instance, counts: Sequ
     trainable = _Trainable.of(comparable)
     for gpus in counts:
         batches = _study_batches(comparable, gpus, micro_batches)
-        for engine, stage in sorted(comparable.engines):
-            if of_engine(engine).alone and gpus > 1:
+        for variant in sorted(comparable.variants):
+            if of_engine(variant.engine).alone and gpus > 1:
                 continue
             for micro_batch, accum in batches:
                 for checkpointing in trainable.checkpointing(micro_batch, accum):
-                    yield Candidate(gpus, instance.gpus, engine, stage, micro_batch, accum, checkpointing, instance)
+                    yield Candidate(gpus, instance.gpus, variant, micro_batch, accum, checkpointing, instance)
 
 
 def _study_batches(
@@ -436,45 +433,61 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
     return frozenset(shares)
 
 
-def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    """(engines that can train this, measured ones first; why others cannot)."""
-    kept: list[tuple[str, int]] = sorted(comparable.engines)
-    refused = {}
+class _Variants(NamedTuple):
+    """Variants of engines, by whether they can train what was measured."""
+
+    trainable: list[EngineVariant]
+    """Measured ones first."""
+    refused: dict[str, str]
+    """Name of a variant -> why it cannot."""
+
+
+def _variants(comparable: ComparableSeries) -> _Variants:
+    """The measured variants, and those that are looked at though nobody measured them."""
+    trainable = sorted(comparable.variants)
+    refused: dict[str, str] = {}
+    train = comparable.trial.train
     # A script distributes training itself; no other engine has the optimizer of the user's own DeepSpeed file.
-    own = comparable.trial.train.script is not None or comparable.trial.train.optimizer == "deepspeed_config"
-    for engine, stage in () if own else _ENGINES:
-        if (engine, stage) in comparable.engines:
+    allows_no_other = train.script is not None or train.optimizer == "deepspeed_config"
+    for variant in () if allows_no_other else PROPOSED:
+        if variant in comparable.variants:
             continue
-        name = variant_name(engine, {"zero_stage": stage})
-        train = with_engine(comparable.trial.train, engine, stage)
-        try:
-            check(train)
-        except RequestError as error:
-            refused[name] = str(error)
-            continue
-        trial = comparable.trial.model_copy(update={"train": train})
-        if computation(trial) != computation(comparable.trial):
-            refused[name] = "it trains otherwise than what was measured"
-        elif messages(trial) is None:
-            refused[name] = "no run used it, and what it sends for this model is unavailable"
+        reason = _refusal(comparable.trial, variant)
+        if reason:
+            refused[variant.name] = reason
         else:
-            kept.append((engine, stage))
-    return kept, refused
+            trainable.append(variant)
+    return _Variants(trainable, refused)
 
 
-def as_configured(own: TrainSpec, candidate: Candidate) -> TrainSpec:
-    """How a candidate would train, where what is measured trains as `own`."""
-    train = with_engine(own, candidate.engine, candidate.zero_stage)
+def _refusal(measured: Trial, variant: EngineVariant) -> str:
+    """Why an unmeasured variant cannot train what was measured; empty where it can."""
+    train = with_variant(measured.train, variant)
+    try:
+        check(train)
+    except RequestError as error:
+        return str(error)
+    trial = measured.model_copy(update={"train": train})
+    if computation(trial) != computation(measured):
+        return "it trains otherwise than what was measured"
+    if messages(trial) is None:
+        return "no run used it, and what it sends for this model is unavailable"
+    return ""
+
+
+def as_configured(measured: TrainSpec, candidate: Candidate) -> TrainSpec:
+    """How a candidate would train, where what is measured trains as `measured`."""
+    train = with_variant(measured, candidate.variant)
     changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
     return train.model_copy(update=changes)
 
 
-def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
+def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
     """The same training under another wrapper at its defaults; unchanged under the one it has."""
-    if (train.engine, train.zero_stage) == (engine, zero_stage):
+    if EngineVariant.of_train(train) == variant:
         return train
-    defaults = {name: TrainSpec.model_fields[name].default for name in OF_THE_WRAPPER - {"engine"}}
-    return train.model_copy(update=defaults | {"engine": engine, "zero_stage": zero_stage})
+    defaults = {name: TrainSpec.model_fields[name].default for name in WRAPPER_FIELDS - {"engine"}}
+    return train.model_copy(update=defaults | variant.changes)
 
 
 def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:

@@ -118,13 +118,11 @@ def forecast_table(
     shares_model = np.array([candidate.parallel.ranks_per_model > 1 for candidate in combinations], dtype=bool)
     fits = ~(rough.oom_chance > MOST_OOM_CHANCE) & ~(shares_model & np.isnan(rough.memory_bytes))
     needless = _needless(combinations, rough.oom_chance, comparable.trial.train.activation_checkpointing)
-    measured = np.array(
-        [(candidate.engine, candidate.zero_stage) in comparable.engines for candidate in combinations], dtype=bool
-    )
+    measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
     contends = _contends(
         known & fits & ~needless,
         np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
-        [(candidate.engine, candidate.zero_stage, candidate.gpus, bool(kept), bool(large), candidate.instance)
+        [(candidate.variant, candidate.gpus, bool(kept), bool(large), candidate.instance)
          for candidate, kept, large in zip(combinations, keeps_batch, large_batch, strict=True)],
         epoch_seconds,
         epoch_seconds * np.nan_to_num(to_same_loss, nan=1.0),
@@ -181,7 +179,7 @@ def _nearest_series(comparable: ComparableSeries, combinations: Sequence[Candida
     names: list[str] = []
     for candidate in combinations:
         # All that decides which series it is worked out from.
-        origin = (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
+        origin = (candidate.variant, candidate.micro_batch, candidate.parallel)
         if origin not in name_by_origin:
             name_by_origin[origin] = comparable.nearest(candidate).name
         names.append(name_by_origin[origin])
@@ -323,7 +321,7 @@ def _start_ups(comparable: ComparableSeries, combinations: Sequence[Candidate]) 
     for candidate in combinations:
         batch = (candidate.micro_batch, candidate.grad_accum)
         hosts = (candidate.gpus, candidate.ranks_per_node)
-        wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
+        wrapper = (candidate.variant, candidate.activation_checkpointing, candidate.parallel)
         key = (*hosts, *wrapper, batch if batch in batches else None)
         if key not in startup_by_key:
             nearest_points = comparable.nearest(replace(candidate, instance=None)).points

@@ -14,6 +14,7 @@ from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, Forecast
 from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
+from vitscale.engines.variants import EngineVariant
 from vitscale.prediction import evaluating, finishing, labels, layouts, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evidence import Evidence
@@ -184,12 +185,12 @@ def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
     """The fastest option of each engine, split and instance at each rank count, measured engines first."""
-    fastest: dict[tuple[bool, str, str, int, str, int], int] = {}
+    fastest: dict[tuple[bool, str, EngineVariant, str, int], int] = {}
     for index in np.flatnonzero(choosing.shown):
         option = choosing.view.candidates[index]
         rented = "" if option.instance is None else option.instance.name
         split = str(option.parallel)
-        key = (not choosing.view.measured[index], rented, option.engine, option.zero_stage, split, option.gpus)
+        key = (not choosing.view.measured[index], rented, option.variant, split, option.gpus)
         if key not in fastest or choosing.seconds[index] < choosing.seconds[fastest[key]]:
             fastest[key] = int(index)
     return tuple(choosing.option(fastest[key]) for key in sorted(fastest))
@@ -260,17 +261,17 @@ def advised_from(fitted: Fitted, analysis: Analysis, request: Request) -> Advice
     option = advice.chosen
     if option is None:
         return advice
-    series = fitted.series[option.series]
-    variant = variants.variant(series, option.candidate.changes)
-    assumptions = list(_assumptions(variant, option, advice))
+    fitted_series = fitted.series[option.series]
+    changed_series = variants.variant(fitted_series, option.candidate.changes)
+    assumptions = list(_assumptions(changed_series, option, advice))
     if option.startup_assumed:
         assumptions.append(option.startup_assumed)
     assumptions += _assumptions_about_failures(interrupted.get(option.series), option)
-    variance_shares = spread_by_part(variant, option.candidate)
+    variance_shares = spread_by_part(changed_series, option.candidate)
     return replace(
         advice,
-        measurements=measurements(option, series.series, evidence.network, variance_shares),
-        step_shares=step_shares(variant, option.candidate),
+        measurements=measurements(option, fitted_series.series, evidence.network, variance_shares),
+        step_shares=step_shares(changed_series, option.candidate),
         assumptions=tuple(assumptions),
     )
 
@@ -327,18 +328,24 @@ def _assumptions_about_failures(
     return interruptions.assumed(option.nodes)
 
 
-def _assumptions(variant: variants.PredictionVariant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
-    """Assumptions of the option as it would be run; none where it was measured."""
+def _assumptions(changed_series: variants.PredictionVariant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
+    """Assumptions of the option as it would be run; none where it was measured.
+
+    Args:
+        changed_series: the fitted series, with what the option changes of it.
+        option: the option.
+        advice: the advice, for what was asked.
+    """
     if option.label == "measured":
         return ()
     candidate = option.candidate
-    points = variant.fitted.points
+    points = changed_series.fitted.points
     largest_measured = max(point.gpus for point in points)
     extends_measured_hosts = candidate.gpus > largest_measured and candidate.instance is None
     are_hosts_assumed = extends_measured_hosts and advice.asked.ranks_per_node is None and layouts.host_size(points)[1]
     batch = {"micro_batch": candidate.micro_batch, "grad_accum": candidate.grad_accum, "micro_batches": None}
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
-    train = variant.trial.train.model_copy(update=batch)
-    trial = variant.trial.model_copy(update={"world": world, "train": train})
+    train = changed_series.trial.train.model_copy(update=batch)
+    trial = changed_series.trial.model_copy(update={"world": world, "train": train})
     layout = layouts.SeriesLayout(trial, images=None, steps_per_epoch=None, host_size_assumed=are_hosts_assumed)
-    return labels.assumptions(variant, layout)
+    return labels.assumptions(changed_series, layout)

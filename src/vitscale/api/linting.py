@@ -81,11 +81,11 @@ def lint(
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     if isinstance(config, Mapping):
-        setting = deepspeed_lint.setting_of(model, parameters, gpus, deepspeed)
+        setting = deepspeed_lint.lint_target(model, parameters, gpus, deepspeed)
         return LintResult(_NO_FILE, deepspeed_lint.lint(dict(config), setting), setting)
     file = path_of(config)
     _refuse_study(file)
-    setting = deepspeed_lint.setting_of(model, parameters, gpus, deepspeed)
+    setting = deepspeed_lint.lint_target(model, parameters, gpus, deepspeed)
     return LintResult(str(file), deepspeed_lint.lint_file(file, setting), setting)
 
 

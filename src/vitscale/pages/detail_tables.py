@@ -11,7 +11,7 @@ from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.analysis.trials import CheckpointCost
-from vitscale.pages.charts.accuracy import images_panel, reach, reached, seconds_panel, unlike_images
+from vitscale.pages.charts.accuracy import images_panel, reach, reached, seconds_panel, unequal_images
 from vitscale.pages.charts.time import PART_NAMES, parts_of, unknown_parts
 from vitscale.pages.tables import TrialColumn, grouped_table, interval_cell
 from vitscale.present import units
@@ -130,7 +130,7 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
         ("epochs", _of(lambda trial: trial if trial.convergence else None, _epochs)),
         ("held-out accuracy", _of(lambda trial: trial.last_epoch, lambda last: last.held_out_accuracy, _score)),
     ]
-    if images is not None and unlike_images(analysis, curves):
+    if images is not None and unequal_images(analysis, curves):
         at_images = _of(_learnt, lambda own: accuracy_at_images(own, images), _score)
         columns.append((images_panel(images), at_images))
     if seconds is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
-from vitscale.analysis import Analysis, by_mode
+from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
+from vitscale.analysis.runs.environments import RunEnvironment
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.pages import answers, detail_tables, methods, prediction_words, sentences
 from vitscale.pages.answers import bullets, engine_sentences
@@ -25,12 +27,43 @@ from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.unread import beginning_with_unread
 from vitscale.store.redaction import NOT_SHOWN, without_secrets
+from vitscale.store.results import StudyRecord
 
 _LONGEST_DETAIL = 20_000
+"""Characters at the end of a failed run's output that are shown at most, before their lines are counted."""
 _MOST_DETAIL_LINES = 40
 _MOST_WAITING = 5
+"""Number of trials that have not run yet beyond which only some are named."""
 _MOST_FAILED = 5
 """Number of trials with failed runs beyond which their section is folded."""
+
+
+class ChartInputs(NamedTuple):
+    """The results that charts are drawn from."""
+
+    analysis: Analysis
+    forecast: Forecast | None
+    advice: Advice | None
+    measured_curves: list[CurveResult]
+    """Curves of which at least one trial has a run."""
+
+
+CHARTS: Mapping[str, Callable[[ChartInputs], doc.Figure | None]] = {
+    "scaling": lambda inputs: scaling.scaling_chart(inputs.analysis, inputs.measured_curves),
+    "waterfall": lambda inputs: _waterfall_chart(inputs.analysis),
+    "breakdown": lambda inputs: time.breakdown_chart(inputs.analysis, inputs.measured_curves),
+    "timeline": lambda inputs: timeline.timeline_chart(inputs.analysis),
+    "training": lambda inputs: accuracy.training_chart(inputs.analysis, inputs.measured_curves),
+    "accuracy": lambda inputs: accuracy.accuracy_chart(inputs.analysis, inputs.measured_curves),
+    "resources": lambda inputs: resources.resource_chart(inputs.analysis, inputs.measured_curves),
+    "resolution": lambda inputs: resources.resolution_chart(inputs.analysis),
+    "start-up": lambda inputs: resources.startup_chart(inputs.analysis),
+    "prediction": lambda inputs: _prediction_chart(inputs.analysis, inputs.forecast),
+    "advice": lambda inputs: None if inputs.advice is None else advice_chart(inputs.advice),
+}
+"""Name of a chart -> the function that draws it, None where it has no data; in the order of the report."""
+PICTURES_ALONE: frozenset[str] = frozenset()
+"""Names of charts that no section of the report shows: they are written as pictures alone (`--format svg`)."""
 
 
 def report_document(
@@ -40,7 +73,7 @@ def report_document(
     results: Path | None = None,
     brought: Sequence[doc.Figure] = (),
 ) -> doc.Document:
-    """The whole report on a results folder.
+    """Lay out the whole report on a results folder.
 
     Args:
         analysis: the results.
@@ -49,241 +82,298 @@ def report_document(
         results: the folder, for commands and paths of logs.
         brought: charts from other packages.
     """
-    drawn = charts(analysis, forecast, advice)
-    first = (
-        answers.how_it_scales(analysis, drawn.get("scaling")),
+    figures = charts(analysis, forecast, advice)
+    answer_sections = (
+        answers.how_it_scales(analysis, figures.get("scaling")),
         answers.what_to_choose(analysis),
-        answers.why_not_better(analysis, drawn.get("waterfall")),
+        answers.why_not_better(analysis, figures.get("waterfall")),
         answers.what_next(analysis, advice, results),
         answers.can_it_be_trusted(analysis),
     )
-    rest = (
+    folded_sections = (
         _every_configuration(analysis),
         _not_completed(analysis, results),
-        _time(analysis, drawn),
-        _engines(analysis),
-        _accuracy(analysis, drawn),
-        _resources(analysis, drawn),
-        _ahead(forecast, advice, drawn),
+        _where_the_time_goes(analysis, figures),
+        _engine_against_engine(analysis),
+        _accuracy(analysis, figures),
+        _resources(analysis, figures),
+        _prediction_and_advice(forecast, advice, figures),
         _section("From other packages", brought),
-        _runs(analysis, results),
+        _every_run(analysis, results),
         _environment(analysis),
         _section("Unused records", [bullets(analysis.problems)]),
         _reproduce(analysis),
         methods.methods_section(analysis),
     )
-    document = doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
+    sections = [*answer_sections, *(section for section in folded_sections if section is not None)]
+    document = doc.Document(analysis.study.name, tuple(sections))
     return beginning_with_unread(document, analysis.unread)
 
 
 def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
-    """Name to chart, for all that have data, in the order of the report."""
-    measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].run_figures for point in c.points)]
+    """Draw all charts (`CHARTS`) that have data, by name."""
+    measured_curves = [curve for curve in analysis.curves if _has_run(analysis, curve)]
+    inputs = ChartInputs(analysis, forecast, advice, measured_curves)
+    figures = {name: draw(inputs) for name, draw in CHARTS.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _has_run(analysis: Analysis, curve: CurveResult) -> bool:
+    return any(analysis.trials[point.trial_id].run_figures for point in curve.points)
+
+
+def _waterfall_chart(analysis: Analysis) -> doc.Figure | None:
+    """Draw where efficiency is lost, with the best measured trial in front."""
     best = best_measured(analysis)
-    figures = (
-        scaling.scaling_chart(analysis, measured),
-        time.waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),
-        time.breakdown_chart(analysis, measured),
-        timeline.timeline_chart(analysis),
-        accuracy.training_chart(analysis, measured),
-        accuracy.accuracy_chart(analysis, measured),
-        resources.resource_chart(analysis, measured),
-        resources.resolution_chart(analysis),
-        resources.startup_chart(analysis),
-        prediction.prediction_chart(analysis, forecast) if forecast is not None else None,
-        advice_chart(advice) if advice is not None else None,
-    )
-    return {chart.name: chart for chart in figures if chart is not None}
+    return time.waterfall_chart(analysis.waterfalls, chosen="" if best is None else best.trial_id)
+
+
+def _prediction_chart(analysis: Analysis, forecast: Forecast | None) -> doc.Figure | None:
+    return None if forecast is None else prediction.prediction_chart(analysis, forecast)
 
 
 def _section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
-    known = tuple(block for block in blocks if block is not None)
-    return doc.Section(title, known, folded=True) if known else None
+    """Fold the blocks that are not None under a title; None where all are."""
+    present = tuple(block for block in blocks if block is not None)
+    return doc.Section(title, present, folded=True) if present else None
 
 
 def _every_configuration(analysis: Analysis) -> doc.Section | None:
+    """A table for each batch policy, below what the policy means."""
     blocks: list[doc.Block] = []
-    for mode, own in mode_tables(analysis).items():
-        blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), own]
+    for mode, table in mode_tables(analysis).items():
+        blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), table]
     return _section("Every configuration", blocks)
 
 
 def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | None:
+    """List the trials that have not run yet, then each that ended otherwise than completed or has a failed run."""
+    trials = list(analysis.trials.values())
     blocks: list[doc.Block] = []
-    waiting = [trial_label(analysis, t) for t in analysis.trials.values() if t.outcome is None and not t.failures]
+    waiting = [trial_label(analysis, trial) for trial in trials if trial.outcome is None and not trial.failures]
     if waiting:
         blocks.append(doc.Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING)}."))
-    for trial in analysis.trials.values():
-        if trial.outcome in ("completed", None) and not trial.failures:
-            continue
-        name = trial_label(analysis, trial)
-        if not trial.failures:
-            blocks.append(doc.Paragraph(f"{name}: {trial.outcome}.", "bad"))
-        for failure in trial.failures:
-            blocks.append(
-                doc.Paragraph(f"{name}, repeat {failure.repeat + 1}: {failure.kind}: {failure.reason}", "bad")
-            )
-            if failure.log:
-                blocks.append(doc.Code((_path(results, failure.log),)))
-            if failure.detail:
-                lines = tuple(failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:])
-                rank = "" if failure.rank is None else f" of rank {failure.rank}"
-                blocks.append(doc.Section(f"What was said last{rank}", (doc.Code(lines),), folded=True))
-    many = sum(bool(trial.failures) for trial in analysis.trials.values()) > _MOST_FAILED
-    return doc.Section("Trials that did not complete", tuple(blocks), folded=many) if blocks else None
-
-
-def _path(results: Path | None, inside: str) -> str:
-    return doc.plain(inside if results is None else str(results / inside))
-
-
-def _time(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
-    if not any(trial.run_figures for trial in analysis.trials.values()):
+    for trial in trials:
+        blocks += _failure_blocks(trial_label(analysis, trial), trial, results)
+    if not blocks:
         return None
-    explained = any(trial.breakdown for trial in analysis.trials.values())
-    remarks = [
-        "" if explained else "No step was explained, so its parts are unknown.",
-        *sentences.unexplained(analysis),
-    ]
-    meaning = (
-        "Of explained steps, on a GPU without what explaining adds: the parts never overlap and add up to the step. "
-        "Exposed communication is time in which a "
-        "rank computes nothing because a collective is not done: waiting for the slowest rank, and the transfer (wire)."
-    )
+    failed = [trial for trial in trials if trial.failures]
+    return doc.Section("Trials that did not complete", tuple(blocks), folded=len(failed) > _MOST_FAILED)
+
+
+def _failure_blocks(name: str, trial: TrialResult, results: Path | None) -> list[doc.Block]:
+    """Say why each run of a trial failed, with its log; empty for a trial that completed or has not run yet."""
+    if not trial.failures:
+        is_well = trial.outcome in ("completed", None)
+        return [] if is_well else [doc.Paragraph(f"{name}: {trial.outcome}.", "bad")]
+    blocks: list[doc.Block] = []
+    for failure in trial.failures:
+        reason = f"{name}, repeat {failure.repeat + 1}: {failure.kind}: {failure.reason}"
+        blocks.append(doc.Paragraph(reason, "bad"))
+        if failure.log:
+            blocks.append(doc.Code((_path(results, failure.log),)))
+        if failure.detail:
+            rank = "" if failure.rank is None else f" of rank {failure.rank}"
+            last_lines = failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:]
+            code = doc.Code(tuple(last_lines))
+            blocks.append(doc.Section(f"What was said last{rank}", (code,), folded=True))
+    return blocks
+
+
+def _path(results: Path | None, path_in_folder: str) -> str:
+    """The path of a file of the results folder, without control characters; relative where the folder is unknown."""
+    return doc.plain(path_in_folder if results is None else str(results / path_in_folder))
+
+
+def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+    """The parts of a step and of start-up; None without a run."""
+    trials = analysis.trials.values()
+    if not any(trial.run_figures for trial in trials):
+        return None
+    meaning = None
+    remarks = sentences.unexplained(analysis)
+    if any(trial.breakdown for trial in trials):
+        text = (
+            "Of explained steps, on a GPU without what explaining adds: the parts never overlap and add up to the "
+            "step. Exposed communication is time in which a "
+            "rank computes nothing because a collective is not done: waiting for the slowest rank, and the transfer "
+            "(wire)."
+        )
+        meaning = doc.Paragraph(text, "quiet")
+    else:
+        remarks = ("No step was explained, so its parts are unknown.", *remarks)
     return _section(
         "Where the time goes",
         (
-            doc.Paragraph(meaning, "quiet") if explained else None,
+            meaning,
             bullets([*remarks, sentences.explaining_cost(analysis)]),
-            drawn.get("breakdown"),
-            drawn.get("timeline"),
-            drawn.get("start-up"),
+            figures.get("breakdown"),
+            figures.get("timeline"),
+            figures.get("start-up"),
             detail_tables.four_figures(analysis),
             detail_tables.parts_table(analysis),
         ),
     )
 
 
-def _accuracy(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
-    figures = [
-        drawn.get("training"),
-        drawn.get("accuracy"),
-        *(detail_tables.accuracy_table(analysis, own) for own in by_mode(analysis.curves).values()),
-    ]
+def _accuracy(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+    """What training has learnt: charts, and a table for each batch policy; None where nothing is known."""
+    tables = [detail_tables.accuracy_table(analysis, curves) for curves in by_mode(analysis.curves).values()]
+    blocks = [figures.get("training"), figures.get("accuracy"), *tables]
+    if not any(blocks):
+        return None
     meaning = (
         "A larger global batch takes fewer steps an epoch, and beyond the gradient noise scale each of them teaches "
         "less: throughput alone says nothing of the time to an accuracy."
     )
-    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *figures)) if any(figures) else None
+    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *blocks))
 
 
-def _resources(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
-    figures = (drawn.get("resolution"), drawn.get("resources"))
-    return _section("Resources", (*figures, resolution_table(analysis), detail_tables.resource_table(analysis)))
+def _resources(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+    return _section(
+        "Resources",
+        (
+            figures.get("resolution"),
+            figures.get("resources"),
+            resolution_table(analysis),
+            detail_tables.resource_table(analysis),
+        ),
+    )
 
 
-def _engines(analysis: Analysis) -> doc.Section | None:
-    compared = comparison_tables(analysis)
+def _engine_against_engine(analysis: Analysis) -> doc.Section | None:
+    """Curves that differ in one thing, and the bytes that each engine sends."""
+    tables = comparison_tables(analysis)
     meaning = (
         "How many times as fast an epoch is as that of one curve, at equal rank count, of curves that differ in one "
         "thing: a swept field, or an engine with its options. An interval that holds 1 shows no difference. Every pair "
         "stands in the JSON."
     )
-    told = [*engine_sentences(analysis), sentences.equality(analysis)]
-    told += [sentences.multiplicity(analysis), sentences.scope(analysis)]
-    return _section(
-        "Engine against engine",
-        (bullets(told), doc.Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
+    texts = [
+        *engine_sentences(analysis),
+        sentences.equality(analysis),
+        sentences.multiplicity(analysis),
+        sentences.scope(analysis),
+    ]
+    blocks = (
+        bullets(texts),
+        doc.Paragraph(meaning, "quiet") if tables else None,
+        *tables,
+        traffic_table(analysis),
     )
+    return _section("Engine against engine", blocks)
 
 
-def _ahead(forecast: Forecast | None, advice: Advice | None, drawn: dict[str, doc.Figure]) -> doc.Section | None:
+def _prediction_and_advice(
+    forecast: Forecast | None, advice: Advice | None, figures: Mapping[str, doc.Figure]
+) -> doc.Section | None:
     blocks: list[doc.Block | None] = []
     if forecast is not None:
-        tables, alike = prediction_tables(forecast)
-        blocks += [
-            doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
-            bullets(prediction_words.scores(forecast)),
-            drawn.get("prediction"),
-            *tables,
-            bullets(
-                (
-                    *alike,
-                    prediction_words.network(forecast.evidence),
-                    *prediction_words.labels(forecast.predictions),
-                    prediction_words.ASK_FOR_MORE,
-                )
-            ),
-        ]
+        blocks += _prediction_blocks(forecast, figures.get("prediction"))
     if advice is not None:
-        chosen = [
-            f"{advised.question(advice, answer).capitalize()}: {advised.in_short(answer.option)}: "
-            f"{advised.time(answer.option.seconds)}, {answer.option.label}."
-            for answer in advice.answers
-        ]
-        blocks += [drawn.get("advice"), bullets((*chosen, *advised.notes(advice)))]
+        blocks += [figures.get("advice"), bullets((*_advice_sentences(advice), *advised.notes(advice)))]
     return _section("Prediction and advice", blocks)
 
 
-def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
+def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[doc.Block | None]:
+    """What is predicted: how well it was predicted before, the chart, the tables, and what they rest on."""
+    tables, notes = prediction_tables(forecast)
+    basis = (
+        *notes,
+        prediction_words.network(forecast.evidence),
+        *prediction_words.labels(forecast.predictions),
+        prediction_words.ASK_FOR_MORE,
+    )
+    return [
+        doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
+        bullets(prediction_words.scores(forecast)),
+        figure,
+        *tables,
+        bullets(basis),
+    ]
+
+
+def _advice_sentences(advice: Advice) -> list[str]:
+    """ "Fastest: ddp on 8 ranks: 3.2 h, predicted.": one for each answer."""
+    texts = []
+    for answer in advice.answers:
+        question = advised.question(advice, answer).capitalize()
+        option = answer.option
+        texts.append(f"{question}: {advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}.")
+    return texts
+
+
+def _every_run(analysis: Analysis, results: Path | None) -> doc.Section | None:
+    """A table with a row for each run, grouped by trial; None without a run."""
     measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     if not measured:
         return None
-    step = units.time_unit(run.step_seconds for trial in measured for run in trial.run_figures)
-    epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.run_figures)
+    step_unit = units.time_unit(run.step_seconds for trial in measured for run in trial.run_figures)
+    epoch_unit = units.time_unit(run.epoch_seconds for trial in measured for run in trial.run_figures)
     columns = [
-        doc.Column("repeat"), doc.Column("timed steps"), doc.Column("step", step.sign), doc.Column("epoch", epoch.sign),
-        doc.Column("images/s"), doc.Column("start-up", "s"), doc.Column("memory"), doc.Column("log", words=True),
+        doc.Column("repeat"), doc.Column("timed steps"), doc.Column("step", step_unit.sign),
+        doc.Column("epoch", epoch_unit.sign), doc.Column("images/s"), doc.Column("start-up", "s"),
+        doc.Column("memory"), doc.Column("log", words=True),
     ]  # fmt: skip
-    rows: dict[str, list[Sequence[str]]] = {}
+    rows_by_trial: dict[str, list[Sequence[str]]] = {}
     for trial in measured:
-        rows.setdefault(f"{trial_label(analysis, trial)}, batch {batch_text(trial)}", []).extend(
-            (
-                str(record.header.repeat + 1), f"{run.timed_steps:,}", step.text(run.step_seconds),
-                epoch.text(run.epoch_seconds), units.number(run.images_per_second),
-                units.number(start_up.seconds), units.size(run.peak_bytes), _path(results, record.header.log),
+        label = f"{trial_label(analysis, trial)}, batch {batch_text(trial)}"
+        rows = rows_by_trial.setdefault(label, [])
+        for run, start_up, record in zip(trial.run_figures, trial.start_ups, trial.recorded_runs, strict=True):
+            row = (
+                str(record.header.repeat + 1),
+                f"{run.timed_steps:,}",
+                step_unit.text(run.step_seconds),
+                epoch_unit.text(run.epoch_seconds),
+                units.number(run.images_per_second),
+                units.number(start_up.seconds),
+                units.size(run.peak_bytes),
+                _path(results, record.header.log),
             )
-            for run, start_up, record in zip(trial.run_figures, trial.start_ups, trial.recorded_runs, strict=True)
-        )  # fmt: skip
-    return _section("Every run", (doc.table(columns, rows, label="trial"),))
+            rows.append(row)
+    return _section("Every run", (doc.table(columns, rows_by_trial, label="trial"),))
 
 
 def _environment(analysis: Analysis) -> doc.Section | None:
-    """The different surroundings of the study's runs, each with the number of its trials."""
-    around = Counter(trial.environment.without_clock for trial in analysis.trials.values() if trial.environment)
-    tables = [
-        doc.table(
-            (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True)),
-            [
-                ("device", ", ".join(environment.devices)),
-                ("host", ", ".join(environment.hosts)),
-                ("driver", ", ".join(environment.drivers) or "none recorded"),
-                *((name, ", ".join(values)) for name, values in environment.hardware),
-                ("CPU quota", ", ".join(f"{quota:g} cores" for quota in environment.quotas) or "none"),
-                ("git revision", environment.git_revision or "none recorded"),
-                ("versions", ", ".join(f"{name} {version}" for name, version in environment.versions)),
-                ("transport settings", ", ".join(f"{name}={value}" for name, value in environment.settings) or "none"),
-            ],
-        )
-        for environment, trials in around.items()
+    """A table for each environment in which the study's trials ran, with the number of its trials."""
+    environments = [trial.environment.without_clock for trial in analysis.trials.values() if trial.environment]
+    tables = [_environment_table(environment, trials) for environment, trials in Counter(environments).items()]
+    return _section("Environment", tables or [doc.Paragraph("No completed run has recorded its environment.")])
+
+
+def _environment_table(environment: RunEnvironment, trials: int) -> doc.Table:
+    columns = (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True))
+    quotas = ", ".join(f"{quota:g} cores" for quota in environment.quotas)
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions)
+    settings = ", ".join(f"{name}={value}" for name, value in environment.settings)
+    rows = [
+        ("device", ", ".join(environment.devices)),
+        ("host", ", ".join(environment.hosts)),
+        ("driver", ", ".join(environment.drivers) or "none recorded"),
+        *((name, ", ".join(values)) for name, values in environment.hardware),
+        ("CPU quota", quotas or "none"),
+        ("git revision", environment.git_revision or "none recorded"),
+        ("versions", versions),
+        ("transport settings", settings or "none"),
     ]
-    return _section("Environment", [*tables] or [doc.Paragraph("No completed run has recorded its environment.")])
+    return doc.table(columns, rows)
 
 
 def _reproduce(analysis: Analysis) -> doc.Section | None:
+    """How to get these results again: the study's text without secrets, the command, and versions."""
     study = without_secrets(analysis.study)
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
-    again = ["vitscale", "run", f"{study.name}.toml", *study.overrides]
-    how = f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."
+    blocks: list[doc.Block] = [doc.Paragraph(_how_to_reproduce(study)), doc.Code(tuple(study.text.splitlines()))]
+    if versions:
+        blocks.append(doc.Paragraph(f"Measured with {versions}.", "quiet"))
+    return _section("Reproduce", blocks)
+
+
+def _how_to_reproduce(study: StudyRecord) -> str:
+    if study.imported is not None:
+        return "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
+    command = shlex.join(["vitscale", "run", f"{study.name}.toml", *study.overrides])
+    how = f"Save this as {study.name}.toml, then: {command}; vitscale report RESULTS."
     if NOT_SHOWN in f"{study.text} {study.overrides}":
         how += f" Put in what is {NOT_SHOWN}: secrets, which stand in study.json."
-    if study.imported is not None:
-        how = "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
-    return _section(
-        "Reproduce",
-        (
-            doc.Paragraph(how),
-            doc.Code(tuple(study.text.splitlines())),
-            doc.Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
-        ),
-    )
+    return how

@@ -156,7 +156,7 @@ _STEP: list[tuple[Column, Show]] = [
     (Column("exposed wire"), lambda p: _seconds(known(p, "wire_seconds"), bounded=False)),
     (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(known(p, "norm_seconds"))),
     (Column("bubble"), lambda p: _if_any(known(p, "bubble_seconds"))),
-    (Column("the rest"), lambda p: _if_any(known(p, "rest_seconds") if prediction_words.tells_rest(p) else None)),
+    (Column("the rest"), lambda p: _if_any(known(p, "rest_seconds") if prediction_words.has_rest(p) else None)),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
     (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),

@@ -241,6 +241,10 @@ class StepClock(Generic[Mark]):
         seconds, self._began = now - self._began, now
         return [(mark, seconds, float(loss))]
 
+    def seconds_since_mark(self) -> float:
+        """Returns the seconds since the end of the latest step, or since `start`. The device has done its work."""
+        return time.perf_counter() - self._began
+
     def drain(self) -> list[tuple[Mark, float, float]]:
         """Waits for the device and returns what is left. Only between epochs."""
         return []
@@ -264,6 +268,14 @@ class CudaStepClock(StepClock[Mark]):
         begin, self._last = self._last or self._event(), self._event()
         self._pending.append((mark, begin, self._last, pinned))
         return self._passed()
+
+    @override
+    def seconds_since_mark(self) -> float:
+        if self._last is None:
+            return 0.0
+        event = self._event()
+        event.synchronize()
+        return self._last.elapsed_time(event) / 1000
 
     @override
     def drain(self) -> list[tuple[Mark, float, float]]:

@@ -145,7 +145,7 @@ def _tell_the_only_rank(launch: LaunchFile | None) -> None:
     """Sets the variables of a group of one: a script finds its group by variables even where it is alone."""
     port = launch.master_port if launch is not None else None
     address = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or 29500)}
-    for name, value in (TORCH.telling(0, 1, 0) | address).items():
+    for name, value in (TORCH.variables(0, 1, 0) | address).items():
         os.environ.setdefault(name, value)
 
 

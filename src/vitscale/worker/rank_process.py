@@ -61,7 +61,7 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
     start_up = None
     if launch is not None and launch.host_id and launch.host_id == launch_file.host_id():
         start_up = max(0.0, (arrived_ns - launch.started_ns) / 1e9)
-    family = next((family for family in FAMILIES if family.given(os.environ)), None)
+    family = next((family for family in FAMILIES if family.are_in(os.environ)), None)
     if family is None:
         return RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=start_up)
     names = (family.rank, family.world_size, family.local_rank)
@@ -71,7 +71,7 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
         said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
         sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
     if family is not TORCH and launch is not None:
-        os.environ |= TORCH.telling(rank, world_size, local_rank)
+        os.environ |= TORCH.variables(rank, world_size, local_rank)
         if launch.master_address is not None and launch.master_port is not None:
             os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
     return RankInfo(rank, world_size, local_rank, start_up)

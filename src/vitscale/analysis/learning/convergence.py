@@ -28,7 +28,7 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.step_schedule import has_two_batch_sizes
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
@@ -420,7 +420,7 @@ def _reason_for_few_norms(run: Run, steps: Sequence[Sequence[GradientLine]], kno
         known_steps: how many of them have norms on all ranks.
     """
     if not steps:
-        reason = norms_unknown(run.header.trial)
+        reason = why_no_gradient_norms(run.header.trial)
         return reason or "no step took the gradients' norms: the run has too few steps for it"
     for lines in steps:
         for line in lines:

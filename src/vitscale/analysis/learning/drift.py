@@ -1,7 +1,7 @@
 """Does an engine compute what the others do? Its loss, step by step, against that of a trial that does the same work.
 
 Trials show the same loss at every optimizer step, but for rounding, if they differ only in how training is distributed
-(`trial.OF_THE_WRAPPER`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
+(`trial.WRAPPER_FIELDS`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
 The reference is the run without a wrapper; where the study has none, the trial that most others agree with. How far
 rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
 """
@@ -22,9 +22,9 @@ from vitscale.analysis.trials import Drift, TrialFigures
 from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.rank_batches import micro_batches
-from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
+from vitscale.trial.trial import LOCATION_FIELDS, TrainSpec, Trial
 
 STEPS = 20
 """Number of first optimizer steps that are compared: later ones amplify rounding."""
@@ -210,7 +210,7 @@ _WIDEST = 0.01
 """A tolerance beyond this says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
 """Most trials that are tried as the reference."""
-_FIELDS_OF_NO_MATTER = set(fields_where(TrainSpec, lambda fact: fact.role))
+_FIELDS_OF_NO_MATTER = set(fields_where(TrainSpec, lambda traits: traits.role))
 """Fields of `TrainSpec` that leave the loss of the first steps as it is, or that enter by what they amount to."""
 _TRAINING_SECTIONS = (
     "scheduler",
@@ -273,7 +273,7 @@ def _computation_key(result: TrialFigures) -> str:
     content: dict[str, Any] = {
         "model": trial.model.model_dump(mode="json", exclude=unread_model_fields),
         "digest": [trial.model_digest, trial.weights_digest],
-        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
+        "data": trial.data.model_dump(mode="json", exclude={*LOCATION_FIELDS, "workers", "source"}),
         "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
         "train": train.model_dump(mode="json", exclude=_FIELDS_OF_NO_MATTER),
         "global_batch": trial.global_batch,

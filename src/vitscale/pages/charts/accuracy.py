@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
-from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
+from vitscale.analysis.learning.convergence import (
+    Convergence,
+    Reach,
+    accuracy_at_images,
+    accuracy_at_seconds,
+    common_reach,
+)
 from vitscale.pages.charts import axes
 from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
+from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
@@ -19,159 +29,285 @@ _DOTTED = [2, 3]
 _FURTHEST_NOISE = 8
 """A noise scale further than this factor from the batches is only told in words: drawn, it would squeeze them."""
 _MOST_STEPS_DRAWN = 200
+TrainingFigure = Literal["loss", "accuracy"]
+
+
+class _CourseOfTraining(NamedTuple):
+    """A figure over the training of some curves."""
+
+    figure: TrainingFigure
+    x_title: Literal["epoch", "optimizer step"]
+    rows: list[axes.ChartRow]
 
 
 def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Loss and accuracy by epoch, a view for each batch policy and rank count; with only one epoch the loss by step."""
+    """Draw loss and accuracy by epoch, a view for each batch policy and rank count; of one epoch the loss by step."""
     views: list[FigureView] = []
-    for mode, own in by_mode(curves).items():
-        told = [(name, "epoch", by_epoch(analysis, own, name)) for name in ("loss", "accuracy")]
-        told = [each for each in told if max((row["x"] for row in each[2]), default=0) > 1]
-        for name, x_title, rows in told or [("loss", "optimizer step", by_step(analysis, own))]:
-            for gpus in sorted({row["gpus"] for row in rows}):
-                some = [row for row in rows if row["gpus"] == gpus]
-                views.append(_training_view(mode, name, x_title, gpus, some))
+    for mode, mode_curves in by_mode(curves).items():
+        for course in _courses(analysis, mode_curves):
+            for gpus in sorted({row["gpus"] for row in course.rows}):
+                rows = [row for row in course.rows if row["gpus"] == gpus]
+                views.append(_training_view(mode, course._replace(rows=rows), gpus))
     return axes.series_figure("training", "Loss and accuracy", views)
 
 
-def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.ChartRow]:
-    """`loss` or `accuracy`, train and held-out, per epoch; epochs count from 1."""
+def _courses(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_CourseOfTraining]:
+    """What to draw by epoch; where no figure has a second epoch, the loss by step."""
+    figures: tuple[TrainingFigure, ...] = ("loss", "accuracy")
+    courses = [_CourseOfTraining(figure, "epoch", by_epoch(analysis, curves, figure)) for figure in figures]
+    with_epochs = [course for course in courses if any(row["x"] > 1 for row in course.rows)]
+    return with_epochs or [_CourseOfTraining("loss", "optimizer step", by_step(analysis, curves))]
+
+
+def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
+    """Rows of a figure on training and held-out images, per epoch; epochs count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
         for epoch in trial.epochs:
-            some = f" ({epoch.runs} of {len(trial.run_figures)} runs)" if epoch.runs < len(trial.run_figures) else ""
-            some += "" if epoch.complete else _UNFINISHED
+            remark = ""
+            if epoch.runs < len(trial.run_figures):
+                remark += f" ({epoch.runs} of {len(trial.run_figures)} runs)"
+            if not epoch.complete:
+                remark += _UNFINISHED
             for split, prefix in (("train", "train"), ("held-out", "held_out")):
                 value = getattr(epoch, f"{prefix}_{figure}")
                 if value is not None:
                     row = {"series": curve.name, "gpus": point.gpus, "x": epoch.epoch + 1, "split": split}
-                    rows.append(row | {"value": value, "shown": f"{value:.4g}{some}"})
+                    rows.append(row | {"value": value, "shown": f"{value:.4g}{remark}"})
     return rows
 
 
 def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """Training loss per optimizer step, for evenly spaced steps of each trial."""
+    """Rows of the training loss per optimizer step, for evenly spaced steps of each trial; steps count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
         known = [(step, loss) for step, loss in trial.loss_by_step if loss is not None]
-        for step, loss in known[:: -(-len(known) // _MOST_STEPS_DRAWN) or 1]:
+        stride = max(1, math.ceil(len(known) / _MOST_STEPS_DRAWN))
+        for step, loss in known[::stride]:
             row = {"series": curve.name, "gpus": point.gpus, "x": step + 1, "split": "train"}
             rows.append(row | {"value": loss, "shown": f"{loss:.4g}"})
     return rows
 
 
-def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[axes.ChartRow]) -> FigureView:
-    names = list(dict.fromkeys(row["series"] for row in rows))
+def _training_view(mode: Mode, course: _CourseOfTraining, gpus: int) -> FigureView:
+    """Draw a figure over training at one rank count."""
+    figure, x_title, rows = course
     splits = list(dict.fromkeys(row["split"] for row in rows))
-    last_x = max(int(row["x"]) for row in rows)
-    ticks = sorted({1, *range(0, last_x + 1, max(1, round(last_x / 5)))} - {0})
-    x = axes.quantity("x", x_title, axis={"values": ticks, "format": "d", "grid": False}, scale={"nice": False})
-    format_ = {"format": "%" if name == "accuracy" else "~r", "tickCount": 5}
-    y = axes.quantity("value", name, scale={"zero": name == "accuracy"}, axis=format_)
-    stroke = {"title": None, "orient": "top", "symbolType": "stroke", "symbolSize": 250, "symbolStrokeWidth": 2}
-    scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
-    dash = axes.nominal("split", scale=scale, legend=stroke if len(splits) > 1 else None)
-    # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
-    for row in rows:
-        index = names.index(row["series"])
-        row["weight"] = 1.6 + 2.4 * (len(names) - 1 - index) / max(1, len(names) - 1)
-    plot = axes.Plot({"rows": rows})
-    weight = axes.quantity("weight", scale=None, legend=None)
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
-    plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
-    if x_title == "epoch":
-        told = axes.tooltip(series="curve", split="data", x=x_title, shown=name)
-        mark = {"type": "point", "size": 32, "filled": True, "opacity": 1}
-        plot.add("rows", mark, x=x, y=y, color=colour, shape=shape, tooltip=told)
-    last = [row for row in rows if row["x"] == last_x and row["split"] == splits[-1]]
-    values = sorted(row["value"] for row in last)
-    spread = f"{values[0]:.4g}" + (f" to {values[-1]:.4g}" if len(values) > 1 else "") if values else units.UNKNOWN
-    unfinished = any(row["shown"].endswith(_UNFINISHED) for row in rows)
-    at = f"{x_title} {last_x}{', which is unfinished in some runs,' if unfinished else ''}"
-    summary = f"{splits[-1]} {name} at {at} on {units.ranks(gpus)}: {spread}."
-    summary = summary[:1].upper() + summary[1:]
+    is_unfinished = any(row["shown"].endswith(_UNFINISHED) for row in rows)
+    plot = _training_plot(course, splits)
+    summary = _training_summary(course, splits[-1], gpus, is_unfinished=is_unfinished)
+    notes = []
+    if len(splits) > 1:
+        notes.append("solid: train, dashed: held-out")
+    if is_unfinished:
+        notes.append("last: a part of an epoch")
     kind = "" if x_title == "epoch" else "-by-step"
     return FigureView(
-        f"{mode}-{name}{kind}-{gpus}",
-        {
+        name=f"{mode}-{figure}{kind}-{gpus}",
+        choices={
             "batch policy": ControlOption(mode, mode),
-            "measure": ControlOption(name, f"{name} by {x_title}"),
+            "measure": ControlOption(figure, f"{figure} by {x_title}"),
             "ranks": ControlOption(str(gpus), units.ranks(gpus)),
         },
-        f"{name[:1].upper()}{name[1:]} by {x_title}, {mode}, {units.ranks(gpus)}",
-        "; ".join(["solid: train, dashed: held-out"] * (len(splits) > 1) + ["last: a part of an epoch"] * unfinished),
-        plot.spec(summary, 220),
-        {"series": "curve", "split": "data", "x": x_title, "shown": name},
-        summary,
+        title=f"{axes.capitalised(figure)} by {x_title}, {mode}, {units.ranks(gpus)}",
+        subtitle="; ".join(notes),
+        spec=plot.spec(summary, 220),
+        columns={"series": "curve", "split": "data", "x": x_title, "shown": figure},
+        summary=summary,
     )
 
 
+def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plot:
+    """Draw a line for each curve, solid on training images and dashed on held-out ones; adds `weight` to the rows."""
+    figure, x_title, rows = course
+    names = axes.series_names(rows)
+    last_x = max(int(row["x"]) for row in rows)
+    multiples = range(0, last_x + 1, max(1, round(last_x / 5)))
+    ticks = sorted({1, *multiples} - {0})
+    x = axes.quantity("x", x_title, axis={"values": ticks, "format": "d", "grid": False}, scale={"nice": False})
+    is_accuracy = figure == "accuracy"
+    y_axis = {"format": "%" if is_accuracy else "~r", "tickCount": 5}
+    y = axes.quantity("value", figure, scale={"zero": is_accuracy}, axis=y_axis)
+    legend = {"title": None, "orient": "top", "symbolType": "stroke", "symbolSize": 250, "symbolStrokeWidth": 2}
+    scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
+    dash = axes.nominal("split", scale=scale, legend=legend if len(splits) > 1 else None)
+    # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
+    for row in rows:
+        row["weight"] = 1.6 + 2.4 * _share_of_later(row["series"], names)
+    weight = axes.quantity("weight", scale=None, legend=None)
+    colour = axes.colour_encoding(names)
+    plot = axes.Plot({"rows": rows})
+    plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
+    if x_title == "epoch":
+        shown = axes.tooltip(series="curve", split="data", x=x_title, shown=figure)
+        point = {"type": "point", "size": 32, "filled": True, "opacity": 1}
+        plot.add("rows", point, x=x, y=y, color=colour, shape=axes.shape_encoding(names), tooltip=shown)
+    return plot
+
+
+def _share_of_later(name: str, names: Sequence[str]) -> float:
+    """The share of the other series that are drawn after one: 1 for the first, 0 for the last."""
+    return (len(names) - 1 - names.index(name)) / max(1, len(names) - 1)
+
+
+def _training_summary(course: _CourseOfTraining, split: str, gpus: int, *, is_unfinished: bool) -> str:
+    """ "Held-out loss at epoch 3 on 2 ranks: 0.31 to 0.34."."""
+    last_x = max(int(row["x"]) for row in course.rows)
+    values = sorted(row["value"] for row in course.rows if row["x"] == last_x and row["split"] == split)
+    if not values:
+        spread = units.UNKNOWN
+    elif len(values) == 1:
+        spread = f"{values[0]:.4g}"
+    else:
+        spread = f"{values[0]:.4g} to {values[-1]:.4g}"
+    unfinished = ", which is unfinished in some runs," if is_unfinished else ""
+    moment = f"{course.x_title} {last_x}{unfinished}"
+    return axes.capitalised(f"{split} {course.figure} at {moment} on {units.ranks(gpus)}: {spread}.")
+
+
 def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Held-out accuracy by global batch and by ranks where these vary; what a target took where it was reached."""
+    """Draw held-out accuracy by global batch and by ranks where these vary; what a target took where it was reached."""
     views: list[FigureView] = []
-    for mode, own in by_mode(curves).items():
-        rows = accuracies(analysis, own)
-        for field, title in (("batch", "global batch"), ("gpus", "ranks")):
-            if len({row[field] for row in rows}) > 1:
-                for index, panel in sorted({(row["place"], row["panel"]) for row in rows}):
-                    some = [row for row in rows if row["panel"] == panel]
-                    noise = noise_scales(analysis, own) if field == "batch" else []
-                    views.append(
-                        _accuracy_view(mode, field, title, ControlOption(f"accuracy-{index}", panel), some, noise)
-                    )
-        for quantity_, what in (("seconds", "time"), ("images", "images")):
-            if some := [row for row in targets(analysis, own) if row["quantity"] == quantity_]:
-                choice = ControlOption(f"target-{quantity_}", f"{what} to an accuracy of {some[0]['target']}")
-                views.append(_accuracy_view(mode, "batch", "global batch", choice, some, []))
+    for mode, mode_curves in by_mode(curves).items():
+        rows = accuracies(analysis, mode_curves)
+        noise = noise_scales(analysis, mode_curves)
+        for along in (_BY_BATCH, _BY_RANKS):
+            if len({row[along.field] for row in rows}) > 1:
+                views += _panel_views(mode, along, rows, noise if along is _BY_BATCH else [])
+        views += _target_views(mode, targets(analysis, mode_curves))
     return axes.series_figure("accuracy", "Held-out accuracy", views)
+
+
+class _Along(NamedTuple):
+    """What the points of a view are placed along."""
+
+    field: Literal["batch", "gpus"]
+    title: str
+
+
+_BY_BATCH = _Along("batch", "global batch")
+_BY_RANKS = _Along("gpus", "ranks")
+
+
+def _panel_views(
+    mode: Mode, along: _Along, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]
+) -> list[FigureView]:
+    """Draw the accuracy at the end, after equal images and after equal seconds, a view each."""
+    panels = sorted({(row["place"], row["panel"]) for row in rows})
+    views = []
+    for number, panel in panels:
+        measure = ControlOption(f"accuracy-{number}", panel)
+        panel_rows = [row for row in rows if row["panel"] == panel]
+        views.append(_accuracy_view(mode, along, measure, panel_rows, noise))
+    return views
+
+
+def _target_views(mode: Mode, rows: Sequence[axes.ChartRow]) -> list[FigureView]:
+    """Draw the time and the images that the target accuracy took, a view each."""
+    views = []
+    for quantity, subject in (("seconds", "time"), ("images", "images")):
+        quantity_rows = [row for row in rows if row["quantity"] == quantity]
+        if quantity_rows:
+            label = f"{subject} to an accuracy of {quantity_rows[0]['target']}"
+            measure = ControlOption(f"target-{quantity}", label)
+            views.append(_accuracy_view(mode, _BY_BATCH, measure, quantity_rows, noise=[]))
+    return views
 
 
 def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     """How far all trials of these curves can be compared."""
-    ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
-    return common_reach(course for trial_id in ids if (course := analysis.trials[trial_id].convergence) is not None)
+    trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
+    courses = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
+    return common_reach(course for course in courses if course is not None)
 
 
 def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """One row per trial and panel with an accuracy; equal images only where trials differ in their images."""
-    limits, of_the_end = reach(analysis, curves), _end_panel(analysis, curves)
+    limits = reach(analysis, curves)
+    if not unequal_images(analysis, curves):
+        limits = replace(limits, images=None)
+    end_panel = _end_panel(analysis, curves)
     rows = []
-    for row, trial in _trials(analysis, curves):
-        course = trial.convergence
-        if course is None:
+    for row, trial in _trial_rows(analysis, curves):
+        if trial.convergence is None:
             continue
-        low, high = _range(trial)
-        last = trial.last_epoch
-        end = last.held_out_accuracy if last and (last.complete or of_the_end == AT_THE_END) else None
-        panels = [(of_the_end, end, low, high)]
-        if limits.images is not None and unlike_images(analysis, curves):
-            panels.append((images_panel(limits.images), accuracy_at_images(course, limits.images), None, None))
-        if limits.seconds is not None:
-            panels.append((seconds_panel(limits.seconds), accuracy_at_seconds(course, limits.seconds), None, None))
-        for index, (panel, value, lowest, highest) in enumerate(panels):
-            if value is not None:
-                bounds = "" if lowest is None or highest is None else f"{lowest:.1%} to {highest:.1%} over runs"
-                told = {"shown": f"{value:.1%}", "bounds": bounds}
-                rows.append(
-                    row | {"panel": panel, "place": index, "value": value, "low": lowest, "high": highest} | told
-                )
+        for index, panel in enumerate(_panels(trial, trial.convergence, end_panel, limits)):
+            if panel.value is not None:
+                rows.append(row | _panel_fields(panel, index))
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.ChartRow, TrialResult]]:
-    placed = []
+class _Panel(NamedTuple):
+    """The accuracy of a trial at one moment of its training."""
+
+    title: str
+    value: float | None
+    lowest: float | None = None
+    """The accuracy of the trial's lowest run; None where only one is known."""
+    highest: float | None = None
+
+
+def _panels(trial: TrialResult, course: Convergence, end_panel: str, limits: Reach) -> list[_Panel]:
+    """The accuracies of a trial at the end and within `limits`, whose images or seconds may be None."""
+    last = trial.last_epoch
+    is_end_known = last is not None and (last.complete or end_panel == AT_THE_END)
+    end = last.held_out_accuracy if last is not None and is_end_known else None
+    panels = [_Panel(end_panel, end, *_range_over_runs(trial))]
+    if limits.images is not None:
+        panels.append(_Panel(images_panel(limits.images), accuracy_at_images(course, limits.images)))
+    if limits.seconds is not None:
+        panels.append(_Panel(seconds_panel(limits.seconds), accuracy_at_seconds(course, limits.seconds)))
+    return panels
+
+
+def _panel_fields(panel: _Panel, index: int) -> axes.ChartRow:
+    bounds = ""
+    if panel.lowest is not None and panel.highest is not None:
+        bounds = f"{panel.lowest:.1%} to {panel.highest:.1%} over runs"
+    return {
+        "panel": panel.title,
+        "place": index,
+        "value": panel.value,
+        "low": panel.lowest,
+        "high": panel.highest,
+        "shown": f"{panel.value:.1%}",
+        "bounds": bounds,
+    }
+
+
+class _TrialRow(NamedTuple):
+    """A trial, and the fields of its rows."""
+
+    row: axes.ChartRow
+    trial: TrialResult
+
+
+def _trial_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_TrialRow]:
+    """The trials along some curves, each with its series: the curve without its batch size."""
+    trial_rows = []
     for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
-            where = {"series": family, "curve": curve.name, "gpus": point.gpus, "ranks": units.ranks(point.gpus)}
-            placed.append((where | {"batch": trial.trial.global_batch, "trial": trial.trial_id}, trial))
-    return placed
+            row = {
+                "series": family,
+                "curve": curve.name,
+                "gpus": point.gpus,
+                "ranks": units.ranks(point.gpus),
+                "batch": trial.trial.global_batch,
+                "trial": trial.trial_id,
+            }
+            trial_rows.append(_TrialRow(row, trial))
+    return trial_rows
 
 
 def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
-    """What accuracies of the end are of: where a run goes on for a part of an epoch, what that changed is not told."""
-    runs = [run for curve in curves for point in curve.points for run in analysis.trials[point.trial_id].run_figures]
-    return AT_THE_END if all(run.last_epoch is run.epochs[-1] for run in runs if run.epochs) else _AFTER_WHOLE_EPOCHS
+    """The moment of an accuracy at the end: what a part of an epoch after the last whole one changed is unknown."""
+    for curve in curves:
+        for point in curve.points:
+            for run in analysis.trials[point.trial_id].run_figures:
+                if run.epochs and run.last_epoch is not run.epochs[-1]:
+                    return _AFTER_WHOLE_EPOCHS
+    return AT_THE_END
 
 
 def images_panel(images: int) -> str:
@@ -187,10 +323,10 @@ def seconds_panel(seconds: float) -> str:
 def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """The median gradient noise scale of each family's trials, where any is known."""
     by_family: dict[str, dict[str, float]] = {}
-    for row, trial in _trials(analysis, curves):
-        convergence = trial.convergence
-        if convergence is not None and convergence.noise_scale_images is not None:
-            by_family.setdefault(row["series"], {})[trial.trial_id] = convergence.noise_scale_images.value
+    for row, trial in _trial_rows(analysis, curves):
+        course = trial.convergence
+        if course is not None and course.noise_scale_images is not None:
+            by_family.setdefault(row["series"], {})[trial.trial_id] = course.noise_scale_images.value
     return [
         {"series": family, "batch": statistics.median(scales.values()), "trials": len(scales)}
         for family, scales in by_family.items()
@@ -200,19 +336,31 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes
 def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
     rows = []
-    for row, trial in _trials(analysis, curves):
+    for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
         if course is None or course.target_accuracy is None:
             continue
-        told = {"target": units.percent(course.target_accuracy, 1), "reached": reached(trial)}
-        for quantity_, interval in (("seconds", course.seconds_to_target), ("images", course.images_to_target)):
-            if interval is not None:
-                shown = units.seconds(interval.value) if quantity_ == "seconds" else units.number(interval.value)
-                low, high = (None, None) if interval.note else (interval.low, interval.high)
-                figures = {"value": interval.value, "low": low, "high": high, "note": interval.note}
-                of = {"quantity": quantity_, "panel": "", "shown": shown, "bounds": f"reached by {reached(trial)}"}
-                rows.append(row | told | of | figures)
+        target = {"target": units.percent(course.target_accuracy, 1), "reached": reached(trial)}
+        if course.seconds_to_target is not None:
+            rows.append(row | target | _target_fields("seconds", trial, course.seconds_to_target, units.seconds))
+        if course.images_to_target is not None:
+            rows.append(row | target | _target_fields("images", trial, course.images_to_target, units.number))
     return rows
+
+
+def _target_fields(
+    quantity: str, trial: TrialResult, interval: Estimate, show: Callable[[float], str]
+) -> axes.ChartRow:
+    return {
+        "quantity": quantity,
+        "panel": "",
+        "shown": show(interval.value),
+        "bounds": f"reached by {reached(trial)}",
+        "value": interval.value,
+        "low": None if interval.note else interval.low,
+        "high": None if interval.note else interval.high,
+        "note": interval.note,
+    }
 
 
 def reached(trial: TrialResult) -> str:
@@ -220,86 +368,152 @@ def reached(trial: TrialResult) -> str:
     course = trial.convergence
     if course is None or course.target_accuracy is None:
         return units.UNKNOWN
-    there = sum(run.epochs is not None for run in course.target_runs)
-    return f"{there} of {len(course.target_runs)} runs"
+    runs = [run for run in course.target_runs if run.epochs is not None]
+    return f"{len(runs)} of {len(course.target_runs)} runs"
 
 
-def _range(trial: TrialResult) -> tuple[float | None, float | None]:
-    """The lowest and the highest run at the end of its training."""
-    last = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
-    known = [value for value in last if value is not None]
-    return (min(known), max(known)) if len(known) > 1 else (None, None)
+class _Range(NamedTuple):
+    """The lowest and the highest value of some runs; both None of one run alone."""
+
+    lowest: float | None = None
+    highest: float | None = None
 
 
-def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
+def _range_over_runs(trial: TrialResult) -> _Range:
+    """The range of the accuracy over runs, at the end of their training."""
+    accuracies_at_end = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
+    known = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
+    return _Range(min(known), max(known)) if len(known) > 1 else _Range()
+
+
+def unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
     """Whether some runs trained on more images than others; if not, the end is at equal images."""
-    courses = [analysis.trials[point.trial_id].convergence for curve in curves for point in curve.points]
-    return len({images for course in courses if course is not None for images in course.trained_images}) > 1
+    image_counts: set[int] = set()
+    for curve in curves:
+        for point in curve.points:
+            course = analysis.trials[point.trial_id].convergence
+            if course is not None:
+                image_counts.update(course.trained_images)
+    return len(image_counts) > 1
 
 
 def _accuracy_view(
     mode: Mode,
-    field: str,
-    title: str,
+    along: _Along,
     measure: ControlOption,
     rows: Sequence[axes.ChartRow],
     noise: Sequence[axes.ChartRow],
 ) -> FigureView:
-    """A line per family and rank count where batches are swept, else per family; by ranks a line per curve."""
-    of_time = measure.value == "target-seconds"
-    unit = units.time_unit(row["value"] for row in rows)
-    drawn = [row | {"line": _line(row, rows)} for row in (axes.scaled(rows, unit.factor) if of_time else rows)]
-    if field == "gpus":
-        drawn = [row | {"series": row["curve"], "line": row["curve"]} for row in drawn]
-    names = list(dict.fromkeys(row["series"] for row in drawn))
+    """Draw a line per family and rank count where batches are swept, else per family; by ranks a line per curve.
+
+    Args:
+        mode: the batch policy.
+        along: what the points are placed along.
+        measure: "target-seconds", "target-images" or "accuracy-" and a number.
+        rows: the points.
+        noise: the noise scales, which are drawn where they are near the batches.
+    """
+    is_to_target = measure.value.startswith("target")
+    y_title = "images trained on" if is_to_target else measure.label
+    drawn = list(rows)
+    if measure.value == "target-seconds":
+        unit = units.time_unit(row["value"] for row in rows)
+        drawn = axes.scaled(rows, unit.factor)
+        y_title = f"time of training ({unit.sign})"
+    drawn = [row | _line_fields(row, along, rows) for row in drawn]
+    positions = [row[along.field] for row in drawn]
+    lowest_noise = min(positions) / _FURTHEST_NOISE
+    highest_noise = max(positions) * _FURTHEST_NOISE
+    near_noise = [row for row in noise if lowest_noise <= row["batch"] <= highest_noise]
+    x_title = f"{along.title} (images)" if along is _BY_BATCH else along.title
+    x = axes.ticked_axis(along.field, x_title, positions, number=",d")
+    y_axis = {"format": "~s" if is_to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
+    y = axes.quantity("value", y_title, scale={"zero": is_to_target}, axis=y_axis)
+    plot = _accuracy_plot(drawn, near_noise, measure, x, y)
+    notes = []
+    if axes.has_intervals(drawn):
+        notes.append("bars: 95 % intervals" if is_to_target else "bars: lowest and highest run")
+    if near_noise:
+        notes.append("dotted: gradient noise scale")
+    summary = _accuracy_summary(measure, rows, noise)
+    return FigureView(
+        name=_accuracy_view_name(mode, along, measure),
+        choices={
+            "batch policy": ControlOption(mode, mode),
+            "measure": measure,
+            "along": ControlOption(along.field, along.title),
+        },
+        title=f"{measure.label}, {mode}"
+        if is_to_target
+        else f"Held-out accuracy, {measure.label}, by {along.title}, {mode}",
+        subtitle="; ".join(notes),
+        spec=plot.spec(summary, 220),
+        columns={
+            "series": "curve",
+            "ranks": "ranks",
+            "batch": "global batch",
+            "shown": measure.label,
+            "bounds": "runs",
+        },
+        summary=summary,
+    )
+
+
+def _line_fields(row: axes.ChartRow, along: _Along, rows: Sequence[axes.ChartRow]) -> axes.ChartRow:
+    """The line of a point: its curve by ranks; else its family, at its rank count where batches are swept."""
+    if along is _BY_RANKS:
+        return {"line": row["curve"], "series": row["curve"]}
+    same_ranks = [other for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])]
+    has_several_batches = len({other["batch"] for other in same_ranks}) > 1
+    return {"line": f"{row['series']} {row['ranks']}" if has_several_batches else str(row["series"])}
+
+
+def _accuracy_plot(
+    rows: list[axes.ChartRow],
+    noise: list[axes.ChartRow],
+    measure: ControlOption,
+    x: axes.ChartSpec,
+    y: axes.ChartSpec,
+) -> axes.Plot:
+    """Draw the points in their lines, with bars and noise scales; adds `weight` and `size` to the rows."""
+    names = axes.series_names(rows)
     # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
-    for row in drawn:
-        left = (len(names) - 1 - names.index(row["series"])) / max(1, len(names) - 1)
-        row["weight"], row["size"] = 1.6 + 1.8 * left, 50 + 80 * left
-    at = sorted({row[field] for row in drawn})
-    x = axes.along(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
-    to_target = measure.value.startswith("target")
-    axis_title = f"time of training ({unit.sign})" if of_time else "images trained on" if to_target else measure.label
-    axis = {"format": "~s" if to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
-    y = axes.quantity("value", axis_title, scale={"zero": to_target}, axis=axis)
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
-    near = [row for row in noise if at[0] / _FURTHEST_NOISE <= row["batch"] <= at[-1] * _FURTHEST_NOISE]
-    plot = axes.Plot({"rows": drawn})
-    if near:
-        plot.datasets["noise"] = near
+    for row in rows:
+        share_of_later = _share_of_later(row["series"], names)
+        row["weight"] = 1.6 + 1.8 * share_of_later
+        row["size"] = 50 + 80 * share_of_later
+    colour = axes.colour_encoding(names)
+    plot = axes.Plot({"rows": rows})
+    if noise:
+        plot.datasets["noise"] = noise
         plot.add("noise", {"type": "rule", "strokeDash": _DOTTED, "strokeWidth": 1.6}, x=x, color=colour)
-    if any(row["low"] is not None for row in drawn):
+    if axes.has_intervals(rows):
         axes.add_bars(plot, "rows", x, colour)
     weight = axes.quantity("weight", scale=None, legend=None)
-    line: axes.ChartSpec = {"detail": {"field": "line", "type": "nominal"}, "strokeWidth": weight}
-    plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, **line)
-    told = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
+    line = {"field": "line", "type": "nominal"}
+    plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, detail=line, strokeWidth=weight)
+    shown = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
     size = axes.quantity("size", scale=None, legend=None)
     point = {"type": "point", "filled": True, "opacity": 1}
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=told)
-    values = sorted(rows, key=lambda row: row["value"])
-    ends = values[0]["shown"] + (f" to {values[-1]['shown']}" if len(values) > 1 else "")
-    summary = f"{measure.label[:1].upper()}{measure.label[1:]}: {ends}."
+    shape = axes.shape_encoding(names)
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=shown)
+    return plot
+
+
+def _accuracy_view_name(mode: Mode, along: _Along, measure: ControlOption) -> str:
+    """ "weak-accuracy-1-by-ranks", "strong-micro-time-to-target-by-batch"."""
+    kind = measure.value.replace("accuracy-0", "accuracy").replace("target-seconds", "time-to-target")
+    return f"{mode}-{kind}-by-{'ranks' if along is _BY_RANKS else along.field}"
+
+
+def _accuracy_summary(measure: ControlOption, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]) -> str:
+    """ "At the end of training: 61.2% to 71.0%. Gradient noise scale (...): ddp 512."."""
+    by_value = sorted(rows, key=lambda row: row["value"])
+    spread = by_value[0]["shown"]
+    if len(by_value) > 1:
+        spread += f" to {by_value[-1]['shown']}"
+    summary = f"{axes.capitalised(measure.label)}: {spread}."
     if noise:
         scales = ", ".join(f"{row['series']} {units.number(row['batch'])}" for row in noise)
         summary += f" Gradient noise scale (images, median of trials): {scales}."
-    kind = measure.value.replace("accuracy-0", "accuracy").replace("target-seconds", "time-to-target")
-    return FigureView(
-        f"{mode}-{kind}-by-{'ranks' if field == 'gpus' else field}",
-        {"batch policy": ControlOption(mode, mode), "measure": measure, "along": ControlOption(field, title)},
-        f"Held-out accuracy, {measure.label}, by {title}, {mode}" if not to_target else f"{measure.label}, {mode}",
-        "; ".join(
-            [*(["bars: 95 % intervals" if to_target else "bars: lowest and highest run"] if any(
-                row["low"] is not None for row in drawn) else []),
-             *(["dotted: gradient noise scale"] if near else [])]
-        ),
-        plot.spec(summary, 220),
-        {"series": "curve", "ranks": "ranks", "batch": "global batch", "shown": measure.label, "bounds": "runs"},
-        summary,
-    )  # fmt: skip
-
-
-def _line(row: axes.ChartRow, rows: Sequence[axes.ChartRow]) -> str:
-    """The line of a row: its family at its rank count; its family alone where batches are not swept."""
-    batches = {other["batch"] for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])}
-    return f"{row['series']} {row['ranks']}" if len(batches) > 1 else str(row["series"])
+    return summary

@@ -16,9 +16,9 @@ from vitscale.pages.charts.axes import (
     ChartRow,
     ChartSpec,
     Plot,
-    colour_of,
+    colour_encoding,
     quantity,
-    shape_of,
+    shape_encoding,
     tooltip,
 )
 from vitscale.prediction.configurations import Candidate
@@ -53,7 +53,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     axis = {"format": "~r", "labelOverlap": True, "tickCount": 6}
     x = quantity("time", f"time of the whole work ({unit.sign})", scale=scale, axis=axis)
     y = quantity("spent", costs, scale=scale, axis=axis)
-    colour, shape = colour_of(names), shape_of(names)
+    colour, shape = colour_encoding(names), shape_encoding(names)
     told = tooltip(what="configuration", shown_time="time", shown_spent=costs, eff="efficiency", told="known by")
     plot = Plot({"rows": rows, "front": in_front, "picked": picked})
     band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}

@@ -8,10 +8,11 @@ Colours are those that colour-blind readers can tell apart, shapes survive greys
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.scaling import curve_name
@@ -49,19 +50,24 @@ COMMUNICATION_COLOUR = "#8C2D04"
 # Step rounding is no part of a step: steps are whole, and the data need not divide.
 ROUNDING_COLOUR = "#999933"
 IDEAL_COLOUR = "#8a8f98"
-SOLID, DASHED = [1, 0], [5, 4]
+SOLID = [1, 0]
+DASHED = [5, 4]
 SINGLE_RUN = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
 """The mark of one run beside its trial's."""
 
 
 ChartRow = dict[str, Any]
+"""A point, bar or line end: name of a field to its value."""
 ChartSpec = dict[str, Any]
+"""A piece of Vega-Lite."""
 
-WIDTH, HEIGHT = 560, 215
+WIDTH = 560
+"""Pixels of a picture; a page draws as wide as there is room."""
+HEIGHT = 215
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
 """Sorts an axis of users' names: Vega-Lite would put a list of the names into an expression."""
-_MANY = 6
+_MOST_IN_LARGE_LEGEND = 6
 """Number of series above which the legend is set small, or it would be taller than the chart."""
 _SYMBOL_ROOM = 30
 """Pixels of a legend's column that its symbol and the gap to the next take."""
@@ -77,15 +83,22 @@ class Plot:
     layers: list[ChartSpec] = field(default_factory=list)
 
     def add(self, rows: str, mark: ChartSpec, only: str = "", **encoding: Any) -> None:
-        """Adds a layer that draws a dataset; `only` is an expression of ours that its rows must fulfil."""
+        """Add a layer that draws a dataset.
+
+        Args:
+            rows: name of the dataset.
+            mark: what is drawn for each of its rows.
+            only: an expression of ours that a row must fulfil; empty: all rows are drawn.
+            encoding: channel of Vega-Lite, such as `x` or `color`, to what it shows.
+        """
         layer: ChartSpec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
         if only:
             layer["transform"] = [{"filter": only}]
         self.layers.append(layer)
 
     def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
-        """The finished Vega-Lite; numbers that JSON does not know are null."""
-        whole: ChartSpec = finite(
+        """Return the finished Vega-Lite; numbers that JSON does not know are null."""
+        spec: ChartSpec = finite(
             {
                 "$schema": _SCHEMA,
                 "width": WIDTH,
@@ -96,110 +109,159 @@ class Plot:
                 "layer": self.layers,
             }
         )
-        return whole
+        return spec
 
 
 def series_figure(name: str, title: str, views: Sequence[FigureView]) -> Figure | None:
-    """Views whose curves can be switched off by their series; None without a view."""
-    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
-    return Figure(name, title, tuple(views), tuple(names)) if views else None
+    """Make a figure whose curves can be switched off by their series; None without a view."""
+    if not views:
+        return None
+    rows = itertools.chain.from_iterable(view.rows for view in views)
+    return Figure(name, title, tuple(views), series=tuple(series_names(rows)))
+
+
+def series_names(rows: Iterable[ChartRow]) -> list[str]:
+    """Names of the series of some rows, each once, in the order of the rows."""
+    return list(dict.fromkeys(row["series"] for row in rows))
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital at its beginning; the rest stays, so that names keep theirs."""
+    return text[:1].upper() + text[1:]
+
+
+def has_intervals(rows: Iterable[ChartRow]) -> bool:
+    """Whether a row has an interval, from `low` to `high`."""
+    return any(row["low"] is not None for row in rows)
 
 
 def quantity(name: str, title: str | None = None, **more: Any) -> ChartSpec:
-    """The encoding of a number."""
-    return {"field": name, "type": "quantitative", **({} if title is None else {"title": title}), **more}
+    """Encode a number: the field `name` of a row."""
+    encoding: ChartSpec = {"field": name, "type": "quantitative"}
+    if title is not None:
+        encoding["title"] = title
+    return encoding | more
 
 
 def nominal(name: str, title: str | None = None, **more: Any) -> ChartSpec:
-    """The encoding of text."""
+    """Encode text: the field `name` of a row."""
     return {"field": name, "type": "nominal", "title": title, **more}
 
 
 def tooltip(**fields: str) -> list[ChartSpec]:
-    """What a reader sees at a mark: field to heading."""
+    """Encode what a reader sees at a mark: field to heading."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in fields.items()]
 
 
-def along(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> ChartSpec:
-    """A horizontal axis with a tick at each value that occurs; with `log` in base 2, where all values are above 0."""
+def ticked_axis(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> ChartSpec:
+    """Encode a horizontal axis with a tick at each value that occurs.
+
+    Args:
+        name: the field of a row.
+        title: the axis' title.
+        values: the values, in any order.
+        log: whether the axis is logarithmic to base 2, where all values are above 0.
+        number: the format of the ticks' labels.
+    """
     ticks = sorted({*values})
-    logarithmic = log and ticks[0] > 0
-    scale = {"type": "log", "base": 2} if logarithmic else {"zero": False}
+    is_logarithmic = log and ticks[0] > 0
+    scale = {"type": "log", "base": 2} if is_logarithmic else {"zero": False}
     axis = {"values": ticks, "format": number, "grid": False, "labelOverlap": True}
     return quantity(name, title, scale={**scale, "nice": False, "padding": 18}, axis=axis)
 
 
-def colour_of(names: Sequence[str], *, ordered: bool = False) -> ChartSpec:
-    """Each series' colour, by its place among `names`; `ordered`: from dark to light."""
-    colours: ChartSpec = {"range": [SERIES_COLOURS[index % len(SERIES_COLOURS)] for index in range(len(names))]}
+def colour_encoding(names: Sequence[str], *, ordered: bool = False) -> ChartSpec:
+    """Encode each series' colour, by its position among `names`; `ordered`: from dark to light."""
     if ordered:
-        colours = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
+        colours: ChartSpec = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
+    else:
+        colours = {"range": [SERIES_COLOURS[index % len(SERIES_COLOURS)] for index in range(len(names))]}
     return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names))
 
 
-def shape_of(names: Sequence[str]) -> ChartSpec:
-    """Each series' shape, by its place among `names`."""
+def shape_encoding(names: Sequence[str]) -> ChartSpec:
+    """Encode each series' shape, by its position among `names`."""
     shapes = [SERIES_SHAPES[index % len(SERIES_SHAPES)] for index in range(len(names))]
     return nominal("series", scale={"domain": list(names), "range": shapes}, legend=_legend(names))
 
 
 def _legend(names: Sequence[str]) -> ChartSpec:
-    longest, many = max((len(name) for name in names), default=0), len(names) > _MANY
-    columns = 6 if longest < 8 else 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
-    room = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
-    small = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
-    return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": room, **small}
+    """Lay out the legend of some series in as many columns as their names leave room for."""
+    is_small = len(names) > _MOST_IN_LARGE_LEGEND
+    longest = max((len(name) for name in names), default=0)
+    columns = _legend_columns(longest, is_small=is_small)
+    label_pixels = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
+    legend = {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": label_pixels}
+    if is_small:
+        legend |= {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6}
+    return legend
+
+
+def _legend_columns(longest: int, *, is_small: bool) -> int:
+    """Number of columns of a legend whose longest name has `longest` characters."""
+    if longest < 8:
+        return 6
+    if longest < 20:
+        return 3
+    return 2 if longest < (40 if is_small else 30) else 1
 
 
 def add_curves(
     plot: Plot,
     x: ChartSpec,
     y: ChartSpec,
-    told: list[ChartSpec],
+    shown: list[ChartSpec],
     *,
     one_ideal: bool = True,
     ordered: bool = False,
     joined: bool = True,
 ) -> None:
-    """Adds what a plot's datasets hold: curves of points with their intervals, and what stands beside them.
+    """Add what a plot's datasets hold: curves of points with their intervals, and what stands beside them.
 
     Args:
         plot: `rows` are joined within each `series`, hollow and apart where they `drift`; `ideal` is dashed, `runs` are
             small, `published` points hollow and grey.
         x: the axis along which points stand.
         y: the axis of their `value`.
-        told: the tooltip of a point.
+        shown: the tooltip of a point.
         one_ideal: whether all series share one ideal, else each has its own.
         ordered: whether the series have an order, which their colours keep.
         joined: whether the points of a series are joined.
     """
     rows = plot.datasets["rows"]
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = colour_of(names, ordered=ordered), shape_of(names)
+    names = series_names(rows)
+    colour = colour_encoding(names, ordered=ordered)
+    shape = shape_encoding(names)
     if plot.datasets.get("ideal"):
-        faint = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
+        line = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
         ink = {"value": IDEAL_COLOUR} if one_ideal else colour
-        plot.add("ideal", faint, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
+        plot.add("ideal", line, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
     if joined:
         plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
-    if any(row["low"] is not None for row in rows):
+    if has_intervals(rows):
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):
         plot.add("runs", SINGLE_RUN, x=x, y=y, color=colour, shape=shape)
-    for drifts in ("!datum.drift", "datum.drift") if any(row.get("drift") for row in rows) else ("",):
-        point = {"type": "point", "size": 60, "filled": drifts != "datum.drift", "opacity": 1}
-        more = [*told, *tooltip(drift="drift")] if drifts == "datum.drift" else told
-        plot.add("rows", point, drifts, x=x, y=y, color=colour, shape=shape, tooltip=more)
+    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, shown)
     if plot.datasets.get("published"):
         hollow = {"type": "point", "size": 60, "filled": False, "opacity": 1, "strokeWidth": 1.6}
-        grey = {"value": IDEAL_COLOUR}
-        plot.add(
-            "published", hollow, x=x, y=y, color=grey, shape=shape, tooltip=tooltip(what="published", shown="value")
-        )
+        published = tooltip(what="published", shown="value")
+        plot.add("published", hollow, x=x, y=y, color={"value": IDEAL_COLOUR}, shape=shape, tooltip=published)
+
+
+def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None:
+    """Add the points of `rows`; those that drift are hollow and say so in their tooltip, which is else `shown`."""
+    filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
+    if not any(row.get("drift") for row in plot.datasets["rows"]):
+        plot.add("rows", filled, **encoding, tooltip=shown)
+        return
+    hollow = filled | {"filled": False}
+    plot.add("rows", filled, "!datum.drift", **encoding, tooltip=shown)
+    plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*shown, *tooltip(drift="drift")])
 
 
 def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
-    """Adds intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
+    """Add intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
 
     Args:
         plot: the plot to add to.
@@ -208,59 +270,87 @@ def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None,
         colour: colour of the rows; None: the theme's.
         upright: whether the bars stand upright.
     """
+    rows_axis, bar_axis = ("x", "y") if upright else ("y", "x")
     ink = {} if colour is None else {"color": colour}
-    here, there = ("x", "y") if upright else ("y", "x")
-    bar = {here: beside, there: quantity("low"), f"{there}2": {"field": "high"}, **ink}
-    plot.add(rows, {"type": "rule", "strokeWidth": 1.5}, "datum.low != null", **bar)
+    rule = {"type": "rule", "strokeWidth": 1.5}
+    span: ChartSpec = {rows_axis: beside, bar_axis: quantity("low"), f"{bar_axis}2": {"field": "high"}}
+    plot.add(rows, rule, "datum.low != null", **span, **ink)
     cap = {"type": "tick", "thickness": 1.5, "size": 9, "orient": "horizontal" if upright else "vertical"}
     for end in ("low", "high"):
-        only = f"datum.{end} != null && !datum.{end}_cut"
-        plot.add(rows, cap, only, **{here: beside, there: quantity(end), **ink})
+        is_drawn = f"datum.{end} != null && !datum.{end}_cut"
+        position: ChartSpec = {rows_axis: beside, bar_axis: quantity(end)}
+        plot.add(rows, cap, is_drawn, **position, **ink)
 
 
 def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:
-    """Cuts intervals that reach beyond a picture, in place; returns whether there was one."""
+    """Cut intervals that reach beyond a picture, in place; return whether there was one."""
     for row in rows:
-        if row["low"] is not None:
-            row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
-            row["low"], row["high"] = max(row["low"], lowest), min(row["high"], highest)
+        if row["low"] is None:
+            continue
+        row["low_cut"] = row["low"] < lowest
+        row["high_cut"] = row["high"] > highest
+        row["low"] = max(row["low"], lowest)
+        row["high"] = min(row["high"], highest)
     return any(row.get("low_cut") or row.get("high_cut") for row in rows)
 
 
 def scaled(rows: Sequence[ChartRow], factor: float, *fields: str) -> list[ChartRow]:
-    """The rows with `fields`, or by default the value and its interval, multiplied."""
+    """Copies of the rows with `fields`, or by default the value and its interval, multiplied where they are known."""
     names = fields or ("value", "low", "high")
-    return [row | {name: row[name] * factor for name in names if row.get(name) is not None} for row in rows]
+    return [row | _multiplied(row, names, factor) for row in rows]
+
+
+def _multiplied(row: ChartRow, names: Sequence[str], factor: float) -> ChartRow:
+    return {name: row[name] * factor for name in names if row.get(name) is not None}
 
 
 _BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
 
 
+class KeptBatch(NamedTuple):
+    """The batch size that a curve keeps over its rank counts."""
+
+    label: str
+    """ "micro-batch 32 x 2"."""
+    images: int
+    """Images of a rank's step, or of the global batch; 0 where it is unknown."""
+
+
+class _Family(NamedTuple):
+    """A family's name, and the batch of one of its curves: two curves of a view must not share both."""
+
+    name: str
+    batch: KeptBatch
+
+
 def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
     """Each curve's name without its batch size; in full, and numbered, where two would share a name at one batch."""
-    trials = [analysis.trials[curve.points[-1].trial_id] for curve in curves]
-    batches = [kept_batch(curve, trial) for curve, trial in zip(curves, trials, strict=True)]
-    short = [
-        curve_name({field: value for field, value in curve.labels.items() if field not in _BATCH_FIELDS}, trial.trial)
-        for curve, trial in zip(curves, trials, strict=True)
+    short = [_family(analysis, curve) for curve in curves]
+    uses = Counter(short)
+    unnumbered = [
+        family if uses[family] == 1 else family._replace(name=curve.name)
+        for curve, family in zip(curves, short, strict=True)
     ]
-    unclear = {panel for panel, count in Counter(zip(short, batches, strict=True)).items() if count > 1}
-    panels = [
-        (curve.name if (name, batch) in unclear else name, batch)
-        for curve, name, batch in zip(curves, short, batches, strict=True)
-    ]
-    return [
-        f"{panel[0]} ({panels[: index + 1].count(panel)})" if panels.count(panel) > 1 else panel[0]
-        for index, panel in enumerate(panels)
-    ]
+    uses = Counter(unnumbered)
+    names = []
+    for index, family in enumerate(unnumbered):
+        number = unnumbered[: index + 1].count(family)
+        names.append(family.name if uses[family] == 1 else f"{family.name} ({number})")
+    return names
 
 
-def kept_batch(curve: CurveResult, trial: TrialResult) -> tuple[str, int]:
-    """The batch size that a curve keeps, in words and as a number of images."""
+def _family(analysis: Analysis, curve: CurveResult) -> _Family:
+    largest = analysis.trials[curve.points[-1].trial_id]
+    labels = {field: value for field, value in curve.labels.items() if field not in _BATCH_FIELDS}
+    return _Family(curve_name(labels, largest.trial), kept_batch(curve, largest))
+
+
+def kept_batch(curve: CurveResult, trial: TrialResult) -> KeptBatch:
+    """The batch size that a curve keeps, read from one of its trials."""
     train = trial.trial.train
     if not trial.batch_known:
-        return "micro-batch not told", 0
+        return KeptBatch("micro-batch not told", images=0)
     if curve.mode == "strong-global":
-        return f"global batch {trial.trial.global_batch:,}", trial.trial.global_batch
+        return KeptBatch(f"global batch {trial.trial.global_batch:,}", images=trial.trial.global_batch)
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
-    return f"micro-batch {train.micro_batch:,}{accumulated}", train.micro_batch * train.grad_accum
+    return KeptBatch(f"micro-batch {train.micro_batch:,}{accumulated}", images=train.micro_batch * train.grad_accum)

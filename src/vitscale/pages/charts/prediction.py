@@ -171,7 +171,7 @@ def _view(name: str, mode: Mode, series: ControlOption, rows: SeriesChart) -> Fi
     highest = max(row["value"] for row in points) * _FURTHEST
     span = [row["value"] for row in (*points, *bounds)] + [row[key] for row in predicted for key in _TIMES[3:]]
     what = "epoch" if rows.of_epoch else "step"
-    x = axes.along("gpus", "ranks", _ticks(points), number="~s")
+    x = axes.ticked_axis("gpus", "ranks", _ticks(points), number="~s")
     top, bottom = min(max(span) * 1.1, highest), max(min(span) / 1.1, lowest)
     scale: axes.ChartSpec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
     axis = {"tickCount": 6, "format": "~r"}

@@ -145,8 +145,8 @@ def _resource_view(
     resource: Resource, mode: Mode, rows: list[axes.ChartRow], points: list[axes.ChartRow]
 ) -> FigureView:
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
-    x = axes.along("gpus", "ranks", [row["gpus"] for row in rows])
+    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
+    x = axes.ticked_axis("gpus", "ranks", [row["gpus"] for row in rows])
     axis = {"format": resource.axis_format, "tickCount": 5}
     y = axes.quantity("value", resource.axis, scale={"zero": True}, axis=axis)
     told = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
@@ -218,8 +218,8 @@ def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
 
 def _resolution_view(panel: str, rows: list[axes.ChartRow], title: str) -> FigureView:
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = axes.colour_of(names), axes.shape_of(names)
-    x = axes.along("size", "image size (pixels)", [row["size"] for row in rows])
+    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
+    x = axes.ticked_axis("size", "image size (pixels)", [row["size"] for row in rows])
     y = axes.quantity("value", title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
     told = axes.tooltip(series="curve", size="pixels", kind="kind", shown=title, trial="trial")
     plot = axes.Plot({"rows": rows})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, ScalingPoint, TrialResult, by_mode
 from vitscale.analysis.scaling import curve_name
@@ -26,6 +27,9 @@ _HEADROOM = 1.5
 _FEW_RUNS = 3
 """Number of runs below which the runs themselves are drawn: two runs' interval is twelve times as wide as their gap."""
 _MOST_SWEPT = 3
+"""Number of swept fields that have axes."""
+_MOST_NAMED = 3
+"""Number of curves that a summary names."""
 _MOST_SIDE_BY_SIDE = 40
 """Number of curves of one rank count above which they are points again: bars would be longer than a page."""
 _STEP = 20
@@ -52,34 +56,68 @@ class Measure:
 
 
 def _gpu_hours(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
-    """With the images that `drop_last` leaves out, as what is told to be cheapest."""
-    whole = point.gpus / 3600 / (1 - trial.images_left_out)
-    return None if trial.epoch_seconds is None else trial.epoch_seconds.times(whole)
+    """Hours of all ranks for an epoch with the images that `drop_last` leaves out, as the cheapest trial is chosen."""
+    if trial.epoch_seconds is None:
+        return None
+    hours_per_second = point.gpus / 3600 / (1 - trial.images_left_out)
+    return trial.epoch_seconds.times(hours_per_second)
+
+
+def _ideal_epoch(base: Estimate, is_weak: bool, times: float) -> float:
+    return base.value if is_weak else base.value / times
+
+
+def _ideal_gpu_hours(base: Estimate, is_weak: bool, times: float) -> float:
+    return base.value * (times if is_weak else 1.0)
 
 
 MEASURES = (
     Measure(
-        "speedup", "speedup", "speedup", lambda _trial, point: point.speedup, lambda _base, _weak, times: times,
-        units.share, relative=True,
+        name="speedup",
+        label="speedup",
+        title="speedup",
+        value=lambda _trial, point: point.speedup,
+        ideal=lambda _base, _is_weak, times: times,
+        show=units.share,
+        relative=True,
     ),
     Measure(
-        "efficiency", "efficiency", "efficiency", lambda _trial, point: point.efficiency,
-        lambda _base, _weak, _times: 1.0, units.share, relative=True,
+        name="efficiency",
+        label="efficiency",
+        title="efficiency",
+        value=lambda _trial, point: point.efficiency,
+        ideal=lambda _base, _is_weak, _times: 1.0,
+        show=units.share,
+        relative=True,
     ),
     Measure(
-        "epoch-seconds", "epoch time", "epoch time", lambda trial, _point: trial.epoch_seconds,
-        lambda base, weak, times: base.value if weak else base.value / times, units.seconds, slower_is_more=True,
+        name="epoch-seconds",
+        label="epoch time",
+        title="epoch time",
+        value=lambda trial, _point: trial.epoch_seconds,
+        ideal=_ideal_epoch,
+        show=units.seconds,
+        slower_is_more=True,
         is_time=True,
     ),
     Measure(
-        "throughput", "images/s", "images per second", lambda trial, _point: trial.images_per_second,
-        lambda base, _weak, times: base.value * times, units.number,
+        name="throughput",
+        label="images/s",
+        title="images per second",
+        value=lambda trial, _point: trial.images_per_second,
+        ideal=lambda base, _is_weak, times: base.value * times,
+        show=units.number,
     ),
     Measure(
-        "gpu-hours", "GPU-hours", "GPU-hours of an epoch", _gpu_hours,
-        lambda base, weak, times: base.value * (times if weak else 1.0), units.number, slower_is_more=True,
+        name="gpu-hours",
+        label="GPU-hours",
+        title="GPU-hours of an epoch",
+        value=_gpu_hours,
+        ideal=_ideal_gpu_hours,
+        show=units.number,
+        slower_is_more=True,
     ),
-)  # fmt: skip
+)
 
 
 def _measures(analysis: Analysis) -> list[Measure]:
@@ -89,12 +127,12 @@ def _measures(analysis: Analysis) -> list[Measure]:
     known_hours = [estimate.value for estimate in hours if estimate is not None]
     unit = units.rank_time_unit(known_hours, "cpu" if is_on_cpu_alone else "cuda")
 
-    def in_unit(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
+    def rank_time(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
         estimate = _gpu_hours(trial, point)
         return None if estimate is None else estimate.times(unit.factor)
 
     return [
-        replace(measure, label=unit.sign, title=f"{unit.sign} of an epoch", value=in_unit)
+        replace(measure, label=unit.sign, title=f"{unit.sign} of an epoch", value=rank_time)
         if measure.name == "gpu-hours"
         else measure
         for measure in MEASURES
@@ -123,40 +161,49 @@ of these; or both always to base 2, so that what grows as the ranks do is a line
 
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """A view for each batch policy, measure and axis with anything known."""
+    """Draw a view for each batch policy, axis and measure with anything known."""
+    measures = _measures(analysis)
     views: list[FigureView] = []
-    for mode, own in by_mode(curves).items():
-        for axis in (RANKS, *swept_axes(own)):
-            measures = _measures(analysis)
-            views += [view for measure in measures if (view := _view(analysis, mode, own, measure, axis)) is not None]
+    for mode, mode_curves in by_mode(curves).items():
+        for axis in (RANKS, *swept_axes(mode_curves)):
+            for measure in measures:
+                view = _view(analysis, mode, mode_curves, measure, axis)
+                if view is not None:
+                    views.append(view)
     if views:
-        front = _default(views)
+        front = _front_view(views)
         views.sort(key=lambda view: view is not front)
     return axes.series_figure("scaling", "How it scales", views)
 
 
-def _default(views: Sequence[FigureView]) -> FigureView:
+def _front_view(views: Sequence[FigureView]) -> FigureView:
     """Speedup by ranks under the first policy; without a second rank count images/s by what was swept."""
-    by_ranks = [view for view in views if view.choices["measure"].value == "speedup"]
-    swept = [v for v in views if v.choices["along"].value != "ranks" and v.choices["measure"].value == "throughput"]
+    for view in views:
+        if view.choices["measure"].value == "speedup":
+            return view
     throughput = [view for view in views if view.choices["measure"].value == "throughput"]
-    return (by_ranks or swept or throughput or list(views))[0]
+    for view in throughput:
+        if view.choices["along"].value != "ranks":
+            return view
+    return (throughput or views)[0]
 
 
 def swept_axes(curves: Sequence[CurveResult]) -> list[ScalingAxis]:
-    """An axis for each swept number at each rank count, limited to the first fields."""
-    numbers: dict[str, set[float]] = {}
+    """Make an axis for each swept number at each rank count, limited to the first fields."""
+    values_by_field: dict[str, set[float]] = {}
     for curve in curves:
         for field, value in curve.labels.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and field != "train.zero_stage":
-                numbers.setdefault(field, set()).add(value)
-    fields = [field for field, values in numbers.items() if len(values) > 1][:_MOST_SWEPT]
-    counts = sorted({point.gpus for curve in curves for point in curve.points})
-    return [
-        ScalingAxis(f"{field}-{gpus}", f"{_field_name(field)}, {units.ranks(gpus)}", _field_name(field), field, gpus)
-        for field in fields
-        for gpus in counts
-    ]
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and field != "train.zero_stage":
+                values_by_field.setdefault(field, set()).add(value)
+    fields = [field for field, values in values_by_field.items() if len(values) > 1][:_MOST_SWEPT]
+    rank_counts = sorted({point.gpus for curve in curves for point in curve.points})
+    return [_swept_axis(field, gpus) for field, gpus in itertools.product(fields, rank_counts)]
+
+
+def _swept_axis(field: str, gpus: int) -> ScalingAxis:
+    name = _field_name(field)
+    return ScalingAxis(f"{field}-{gpus}", label=f"{name}, {units.ranks(gpus)}", title=name, field=field, gpus=gpus)
 
 
 def _field_name(field: str) -> str:
@@ -164,57 +211,76 @@ def _field_name(field: str) -> str:
     return {"micro batch": "micro-batch"}.get(name, name)
 
 
+class MeasuredRows(NamedTuple):
+    """What was measured of a figure along some curves."""
+
+    points: list[axes.ChartRow]
+    """A row for each point where the figure is known."""
+    runs: list[axes.ChartRow]
+    """A row for each run of a point that has too few for an interval."""
+
+
 def measured(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis = RANKS
-) -> tuple[list[axes.ChartRow], list[axes.ChartRow]]:
-    """One row per point with the figure, and one per run of each point with too few runs for an interval.
+) -> MeasuredRows:
+    """Collect the points of a figure along an axis, and the single runs of points with few.
 
     `drift` in a row says how a point's work differs from that of the others; it is empty where it does not.
     """
-    rows: list[axes.ChartRow] = []
-    runs: list[axes.ChartRow] = []
+    points: list[axes.ChartRow] = []
+    run_rows: list[axes.ChartRow] = []
     for curve, point, trial in analysis.along(curves):
         value = measure.value(trial, point)
-        at = point.gpus if not axis.field else curve.labels.get(axis.field)
-        if value is None or at is None or axis.gpus not in (0, point.gpus):
+        x = curve.labels.get(axis.field) if axis.field else point.gpus
+        is_on_axis = axis.gpus in (0, point.gpus)
+        if value is None or x is None or not is_on_axis:
             continue
-        where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
+        position = {"series": _series(curve, axis, trial), "x": x, "gpus": point.gpus}
+        runs = len(trial.run_figures)
         drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
-        told = point_row(value, measure.show, len(trial.run_figures))
-        rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
-        if _of_few(value, len(trial.run_figures)):
-            runs += [where | {"value": each, "run": number} for number, each in _of_runs(trial, value, measure)]
+        points.append(position | point_row(value, measure.show, runs) | {"trial": trial.trial_id, "drift": drift})
+        if _has_few_runs(value, runs):
+            run_rows += [position | row for row in _run_rows(trial, value, measure)]
     if axis.field:
-        rows.sort(key=lambda row: (row["series"], row["x"]))
-    return rows, runs
+        points.sort(key=lambda row: (row["series"], row["x"]))
+    return MeasuredRows(points, run_rows)
 
 
 def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.ChartRow:
     """A figure for a chart: with its interval, or with the number of runs where these are few."""
-    low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
-    end = units.form_of_ends(show)
-    bounds = f"{end(low)} to {end(high)}" if low is not None and high is not None else units.counted(runs, "run")
-    figures = {"value": value.value, "low": low, "high": high}
-    return figures | {"shown": show(value.value), "bounds": bounds, "runs": runs}
+    has_few_runs = _has_few_runs(value, runs)
+    low = None if has_few_runs else value.low
+    high = None if has_few_runs else value.high
+    bounds = units.counted(runs, "run")
+    if low is not None and high is not None:
+        show_end = units.form_of_ends(show)
+        bounds = f"{show_end(low)} to {show_end(high)}"
+    return {"value": value.value, "low": low, "high": high, "shown": show(value.value), "bounds": bounds, "runs": runs}
 
 
-def _of_few(value: Estimate, runs: int) -> bool:
+def _has_few_runs(value: Estimate, runs: int) -> bool:
+    """Whether a figure's interval, if it has one, decides nothing."""
     return bool(value.note) or runs < _FEW_RUNS
 
 
 def _series(curve: CurveResult, axis: ScalingAxis, trial: TrialResult) -> str:
+    """The name of a curve without the field that the axis shows."""
     if not axis.field:
         return curve.name
     return curve_name({name: value for name, value in curve.labels.items() if name != axis.field}, trial.trial)
 
 
-def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tuple[int, float]]:
-    """Each run's own figure, in proportion to its epoch; the point is their geometric mean."""
+def _run_rows(trial: TrialResult, value: Estimate, measure: Measure) -> list[axes.ChartRow]:
+    """Each run's figure, in proportion to its epoch; the point is their geometric mean. Empty of one run alone."""
     if trial.epoch_seconds is None or len(trial.run_figures) < 2:
         return []
-    known = [(index, run.epoch_seconds) for index, run in enumerate(trial.run_figures, 1) if run.epoch_seconds]
-    times = [(number, seconds / trial.epoch_seconds.value) for number, seconds in known]
-    return [(number, value.value * (share if measure.slower_is_more else 1 / share)) for number, share in times]
+    rows = []
+    for number, run in enumerate(trial.run_figures, 1):
+        if run.epoch_seconds:
+            share = run.epoch_seconds / trial.epoch_seconds.value
+            factor = share if measure.slower_is_more else 1 / share
+            rows.append({"value": value.value * factor, "run": number})
+    return rows
 
 
 def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
@@ -222,97 +288,186 @@ def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -
     rows = []
     for curve in curves:
         base = curve.baseline
-        value = measure.value(analysis.trials[base.trial_id], base) if base else None
-        if base is not None and value is not None:
-            level = partial(measure.ideal, value, curve.mode == "weak")
-            rows += ideal_line(curve.name, base.gpus, max(point.gpus for point in curve.points), level)
+        if base is None:
+            continue
+        value = measure.value(analysis.trials[base.trial_id], base)
+        if value is not None:
+            largest = max(point.gpus for point in curve.points)
+            rows += ideal_line(curve.name, base.gpus, largest, partial(measure.ideal, value, curve.mode == "weak"))
     return rows
 
 
 def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.ChartRow]:
-    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: N / N_base to a value."""
+    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw.
+
+    Args:
+        series: the curve's name.
+        base: the rank count of its baseline.
+        largest: its largest rank count; without one above `base` there is no line.
+        level: the figure at a multiple of the baseline's ranks.
+    """
+    if largest <= base:
+        return []
     factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
-    return [{"series": series, "x": base * times, "value": level(times)} for times in factors if largest > base]
+    return [{"series": series, "x": base * times, "value": level(times)} for times in factors]
+
+
+class _IdealRows(NamedTuple):
+    """The ideal of a view."""
+
+    rows: list[axes.ChartRow]
+    only_series: str = ""
+    """The series whose ideal alone is drawn; empty where all are, or one is that of all."""
 
 
 def _view(
     analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
 ) -> FigureView | None:
-    """None where nothing is known, or where a relative measure has only one rank count."""
-    rows, runs = measured(analysis, curves, measure, axis)
-    if not rows or (axis.field and len({row["x"] for row in rows}) < 2):
+    """Draw one measure along one axis; None where nothing is known (`_is_worth_a_view`)."""
+    points, runs = measured(analysis, curves, measure, axis)
+    if not _is_worth_a_view(points, measure, axis):
         return None
-    if measure.relative and all(row["value"] == 1.0 for row in rows) and len({row["gpus"] for row in rows}) < 2:
-        return None
-    line = [] if axis.field else ideal(analysis, curves, measure)
-    of_which = ""
-    if line and not measure.relative and len(curves) > _MOST_IDEALS:
-        of_which = line[0]["series"]
-        line = [row for row in line if row["series"] == of_which]
+    ideal_rows, only_series = _ideal_rows(analysis, curves, measure, axis)
     title = measure.title
     if measure.is_time:
-        unit = units.time_unit(row["value"] for row in rows)
-        rows, runs, line = (axes.scaled(some, unit.factor) for some in (rows, runs, line))
+        unit = units.time_unit(row["value"] for row in points)
+        points = axes.scaled(points, unit.factor)
+        runs = axes.scaled(runs, unit.factor)
+        ideal_rows = axes.scaled(ideal_rows, unit.factor)
         title = f"{measure.title} ({unit.sign})"
-    levels = [row["value"] for row in (*rows, *line)]
-    cut = axes.cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
-    summary = far_end(rows, measure.label, axis, less_is_better=measure.slower_is_more)
-    if not axis.field:
-        meaning = sentences.MODE_MEANINGS[mode]
-        summary = f"{summary} {mode}: {meaning[:1].lower()}{meaning[1:]}"
+    levels = [row["value"] for row in (*points, *ideal_rows)]
+    are_cut = axes.cut_bars(points, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
+    summary = _summary(points, mode, measure, axis)
+    is_side_by_side = 1 < len(points) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in points}) == 1
+    if is_side_by_side:
+        points.sort(key=lambda row: row["value"], reverse=not measure.slower_is_more)
+    plot = axes.Plot({"rows": points})
+    if ideal_rows:
+        plot.datasets["ideal"] = ideal_rows
+    if runs:
+        plot.datasets["runs"] = runs
     shown = axes.tooltip(
         series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
     )
-    side_by_side = 1 < len(rows) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in rows}) == 1
-    if side_by_side:
-        rows.sort(key=lambda row: row["value"], reverse=not measure.slower_is_more)
-    plot = axes.Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
-    if side_by_side:
+    if is_side_by_side:
         _add_side_by_side(plot, title, shown)
     else:
-        x, y = both_axes(rows, title, axis, _y_scale(measure, mode))
+        x, y = both_axes(points, title, axis, _y_scale(measure, mode))
         axes.add_curves(plot, x, y, shown, one_ideal=measure.relative)
-    told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
-    told += ["small: single runs"] if runs else []
-    told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
-    told += [f"{'pale' if side_by_side else 'hollow'}: drifts"] if any(row["drift"] for row in rows) else []
-    heading = f"{measure.label[:1].upper()}{measure.label[1:]}, {mode}"
-    along_name = "" if not axis.field else f"-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
+    notes = _notes(plot, only_series, are_cut=are_cut, is_side_by_side=is_side_by_side)
+    last_column = "drift" if any(row["drift"] for row in points) else "trial"
     return FigureView(
-        f"{mode}-{measure.name}{along_name}",
-        {
+        name=_view_name(mode, measure, axis),
+        choices={
             "batch policy": ControlOption(mode, mode),
             "measure": ControlOption(measure.name, measure.label),
             "along": ControlOption(axis.value, axis.label),
         },
-        heading if not axis.field else f"{heading}, by {axis.label}",
-        "; ".join(told),
-        plot.spec(summary, {"step": _STEP} if side_by_side else axes.HEIGHT),
-        {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "drift": "drift"}
-        if any(row["drift"] for row in rows)
-        else {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "trial": "trial"},
-        summary,
+        title=_view_title(mode, measure, axis),
+        subtitle="; ".join(notes),
+        spec=plot.spec(summary, {"step": _STEP} if is_side_by_side else axes.HEIGHT),
+        columns={
+            "series": "curve",
+            "x": axis.title,
+            "shown": measure.label,
+            "bounds": "95 % interval",
+            last_column: last_column,
+        },
+        summary=summary,
     )
 
 
-def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.ChartSpec]) -> None:
-    """Adds curves that have one rank count, each a bar below the other in the order of `rows`."""
+def _is_worth_a_view(points: Sequence[axes.ChartRow], measure: Measure, axis: ScalingAxis) -> bool:
+    """Whether anything is known, of a swept field at two values, of a relative measure more than baselines."""
+    if not points:
+        return False
+    if axis.field and len({row["x"] for row in points}) < 2:
+        return False
+    has_one_rank_count = len({row["gpus"] for row in points}) < 2
+    are_baselines = all(row["value"] == 1.0 for row in points)
+    return not (measure.relative and are_baselines and has_one_rank_count)
+
+
+def _ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis) -> _IdealRows:
+    """The ideal by ranks: of each curve, but only of the first one where many curves have one each."""
+    if axis.field:
+        return _IdealRows([])
+    rows = ideal(analysis, curves, measure)
+    if not rows or measure.relative or len(curves) <= _MOST_IDEALS:
+        return _IdealRows(rows)
+    first = rows[0]["series"]
+    return _IdealRows([row for row in rows if row["series"] == first], only_series=first)
+
+
+def _summary(points: Sequence[axes.ChartRow], mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
+    """Who is best at the far end; by ranks also what the batch policy means."""
+    best = far_end(points, measure.label, axis, less_is_better=measure.slower_is_more)
+    if axis.field:
+        return best
+    meaning = sentences.MODE_MEANINGS[mode]
+    return f"{best} {mode}: {meaning[:1].lower()}{meaning[1:]}"
+
+
+def _notes(plot: axes.Plot, only_series: str, *, are_cut: bool, is_side_by_side: bool) -> list[str]:
+    """What the marks of a view mean: "dashed: ideal".
+
+    Args:
+        plot: the view.
+        only_series: the series whose ideal alone is drawn; empty where all are.
+        are_cut: whether intervals end at the picture's edge.
+        is_side_by_side: whether points are bars.
+    """
+    points = plot.datasets["rows"]
+    notes = []
+    if any(row["low"] for row in points):
+        notes.append("bars: 95 % intervals (cut where no cap)" if are_cut else "bars: 95 % intervals")
+    if "runs" in plot.datasets:
+        notes.append("small: single runs")
+    if "ideal" in plot.datasets:
+        notes.append(f"dashed: ideal of {only_series}" if only_series else "dashed: ideal")
+    if any(row["drift"] for row in points):
+        notes.append("pale: drifts" if is_side_by_side else "hollow: drifts")
+    return notes
+
+
+def _view_name(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
+    """ "weak-throughput-by-micro-batch-8"."""
+    if not axis.field:
+        return f"{mode}-{measure.name}"
+    return f"{mode}-{measure.name}-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
+
+
+def _view_title(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
+    """ "Images/s, weak, by micro-batch, 8 ranks"."""
+    title = f"{axes.capitalised(measure.label)}, {mode}"
+    return f"{title}, by {axis.label}" if axis.field else title
+
+
+def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) -> None:
+    """Add curves that have one rank count, each a bar below the other in the order of `rows`.
+
+    Args:
+        plot: its `rows` get their `place`, and so do its `runs`.
+        title: title of the horizontal axis.
+        shown: the tooltip of a bar.
+    """
     rows = plot.datasets["rows"]
-    order = {row["series"]: index for index, row in enumerate(rows)}
+    places = {row["series"]: index for index, row in enumerate(rows)}
     for row in (*rows, *plot.datasets.get("runs", ())):
-        row["place"] = order[row["series"]]
+        row["place"] = places[row["series"]]
     # Fonts of a page may be wider than those by which the labels are laid out.
-    widest = min(axes.WIDTH // 2, 6 * max(len(row["series"]) for row in rows))
-    y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": widest, "minExtent": widest})
+    label_pixels = min(axes.WIDTH // 2, 6 * max(len(row["series"]) for row in rows))
+    label_axis = {"labelLimit": label_pixels, "minExtent": label_pixels}
+    y = axes.nominal("series", sort=axes.IN_ORDER, axis=label_axis)
     x = axes.quantity("value", title, scale={"zero": True, "nice": True}, axis={"tickCount": 6, "format": "~r"})
     bar = {"type": "bar", "height": _STEP // 2}
-    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=told)
+    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=shown)
     if any(row["drift"] for row in rows):
-        faint = bar | {"fillOpacity": 0.15}
-        plot.add("rows", faint, "datum.drift", x=x, y=y, tooltip=[*told, *axes.tooltip(drift="drift")])
+        pale_bar = bar | {"fillOpacity": 0.15}
+        plot.add("rows", pale_bar, "datum.drift", x=x, y=y, tooltip=[*shown, *axes.tooltip(drift="drift")])
     if plot.datasets.get("runs"):
         plot.add("runs", axes.SINGLE_RUN, x=x, y=y)
-    axes.add_bars(plot, "rows", y, None, upright=False)
+    axes.add_bars(plot, "rows", y, colour=None, upright=False)
 
 
 def _y_scale(measure: Measure, mode: Mode) -> YScale:
@@ -322,29 +477,46 @@ def _y_scale(measure: Measure, mode: Mode) -> YScale:
     return "from zero" if ideally_level else "as x"
 
 
-def both_axes(
-    rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y: YScale
-) -> tuple[axes.ChartSpec, axes.ChartSpec]:
-    """Both axes of points at the `x` of these rows; along anything but ranks, values stand from zero."""
-    at = sorted({row["x"] for row in rows})
-    along_ranks = not axis.field and not axis.is_even
-    is_wide = at[0] > 0 and at[-1] >= _WIDE_RANGE * at[0]
-    both_log = along_ranks and (y == "log2 by log2" or (y == "as x" and is_wide))
-    x_is_log = bool(axis.field) or both_log or (along_ranks and is_wide)
-    number = "d" if all(isinstance(value, int) for value in at) else "~g"
-    scale = {"type": "log", "base": 2} if both_log else {"zero": True, "nice": True}
-    x = axes.along("x", axis.title, at, log=x_is_log, number=number)
-    return x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
+class BothAxes(NamedTuple):
+    """The axes of a plot."""
+
+    x: axes.ChartSpec
+    y: axes.ChartSpec
+
+
+def both_axes(rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y: YScale) -> BothAxes:
+    """Make both axes of points at the `x` of these rows; along anything but ranks, values stand from zero.
+
+    Args:
+        rows: the points.
+        title: title of the vertical axis.
+        axis: what the points are placed along.
+        y: how values stand along ranks.
+    """
+    positions = sorted({row["x"] for row in rows})
+    are_ranks = not axis.field and not axis.is_even
+    is_wide = positions[0] > 0 and positions[-1] >= _WIDE_RANGE * positions[0]
+    y_is_log = are_ranks and (y == "log2 by log2" or (y == "as x" and is_wide))
+    x_is_log = bool(axis.field) or y_is_log or (are_ranks and is_wide)
+    are_whole = all(isinstance(position, int) for position in positions)
+    x = axes.ticked_axis("x", axis.title, positions, log=x_is_log, number="d" if are_whole else "~g")
+    y_scale = {"type": "log", "base": 2} if y_is_log else {"zero": True, "nice": True}
+    return BothAxes(x, axes.quantity("value", title, scale=y_scale, axis={"tickCount": 6, "format": "~r"}))
 
 
 def far_end(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis, *, less_is_better: bool) -> str:
-    """Who is best at the far end: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed"."""
+    """Say who is best at the far end: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed"."""
     last = max(row["x"] for row in rows)
-    there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
-    best = there if less_is_better else there[::-1]
-    named = "; ".join(f"{row['shown']} for {row['series']}" for row in best[:3])
-    more = f"; and {len(best) - 3} more" if len(best) > 3 else ""
-    where = f"{axis.title} {last:g}" + (f" on {units.ranks(axis.gpus)}" if axis.gpus else "")
+    by_value = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
+    best_first = by_value if less_is_better else by_value[::-1]
+    best = "; ".join(f"{row['shown']} for {row['series']}" for row in best_first[:_MOST_NAMED])
+    more = f"; and {len(best_first) - _MOST_NAMED} more" if len(best_first) > _MOST_NAMED else ""
+    return f"{axes.capitalised(label)} at {_location(axis, last)}: {best}{more}."
+
+
+def _location(axis: ScalingAxis, position: float) -> str:
+    """ "8 ranks"; of a swept field "micro-batch 64 on 8 ranks"."""
     if not axis.field:
-        where = units.counted(int(last), axis.title.removesuffix("s"))
-    return f"{label[:1].upper()}{label[1:]} at {where}: {named}{more}."
+        return units.counted(int(position), axis.title.removesuffix("s"))
+    on_ranks = f" on {units.ranks(axis.gpus)}" if axis.gpus else ""
+    return f"{axis.title} {position:g}{on_ranks}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
 from vitscale.pages.charts.axes import ChartRow, Plot, quantity, tooltip
@@ -15,15 +16,18 @@ from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.store.results import Run
 
-_LANE = {1: 34, 2: 34, 3: 28, 4: 28}
-"""Ranks to the height of a lane in pixels; more ranks have lower ones."""
+_LANE_PIXELS = {1: 34, 2: 34, 3: 28, 4: 28}
+"""Number of ranks -> height of a lane; more ranks have lower ones."""
+_LANE_PIXELS_OF_MANY = 20
 _MOST_TIMELINES = 12
 _MOST_RECTANGLES = 2000
 """Most rectangles on all timelines of a page together."""
-_STEPS = 3
+_MOST_STEPS = 3
 _MOST_LANES = 16
-_LEAST_SEEN = 1 / 500
+_SHORTEST_DRAWN = 1 / 500
 """Share of the longest drawn step: anything shorter would be less than a pixel."""
+_Lane = Mapping[str, list[Interval]]
+"""Part of a step -> when a rank did it, in seconds since the rank's step began."""
 
 
 @dataclass(frozen=True)
@@ -45,71 +49,124 @@ class Timeline:
     """What was left out."""
 
 
-def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
-    """The timelines of a study, each trial once, and the labels of trials for which there was no room."""
-    explained_runs: dict[str, tuple[TrialResult, Run]] = {}
+class Timelines(NamedTuple):
+    """The timelines of a study."""
+
+    drawn: list[Timeline]
+    without_room: list[str]
+    """Labels of trials for whose timelines there was no room."""
+
+
+class _ExplainedRun(NamedTuple):
+    """A run that explained steps, and its trial."""
+
+    trial: TrialResult
+    run: Run
+
+
+class _RankStep(NamedTuple):
+    """A step of one rank."""
+
+    step: int
+    rank: int
+
+
+def timelines(analysis: Analysis) -> Timelines:
+    """Make the timelines of a study, each trial once."""
+    runs_by_trial: dict[str, _ExplainedRun] = {}
     for curve in analysis.curves:
-        explained = (
-            (analysis.trials[point.trial_id], run)
-            for point in sorted(curve.points, key=lambda point: -point.gpus)
-            for run in analysis.trials[point.trial_id].recorded_runs
-            if _sound_steps(run)
-        )
-        if first := next(explained, None):
-            explained_runs.setdefault(first[0].trial_id, first)
-    drawn = list(explained_runs.values())[:_MOST_TIMELINES]
-    budget = _MOST_RECTANGLES // max(1, len(drawn))
-    left_out = [trial_label(analysis, trial) for trial, _ in list(explained_runs.values())[_MOST_TIMELINES:]]
-    timelines_drawn = [_timeline(analysis, trial, run, budget) for trial, run in drawn]
-    return [timeline for timeline in timelines_drawn if timeline.rows], left_out
+        explained = _largest_explained(analysis, curve)
+        if explained is not None:
+            runs_by_trial.setdefault(explained.trial.trial_id, explained)
+    explained_runs = list(runs_by_trial.values())
+    drawn = explained_runs[:_MOST_TIMELINES]
+    most_rectangles = _MOST_RECTANGLES // max(1, len(drawn))
+    timelines_drawn = [_timeline(analysis, trial, run, most_rectangles) for trial, run in drawn]
+    without_room = [trial_label(analysis, trial) for trial, _ in explained_runs[_MOST_TIMELINES:]]
+    return Timelines([timeline for timeline in timelines_drawn if timeline.rows], without_room)
 
 
-def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> Timeline:
+def _largest_explained(analysis: Analysis, curve: CurveResult) -> _ExplainedRun | None:
+    """The first run with sound explained steps of the curve's trial on the most ranks; None where there is none."""
+    for point in sorted(curve.points, key=lambda point: -point.gpus):
+        trial = analysis.trials[point.trial_id]
+        for run in trial.recorded_runs:
+            if _sound_steps(run):
+                return _ExplainedRun(trial, run)
+    return None
+
+
+def _timeline(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles: int) -> Timeline:
     explained = _sound_steps(run)
-    steps = _spread(explained, _STEPS)
-    straggler = trial.breakdown.straggler if trial.breakdown else None
-    ranks = _spread(sorted(rank.rank for rank in run.ranks if rank.explained), _MOST_LANES)
-    if straggler is not None and straggler.rank not in ranks:
-        ranks = sorted([*ranks[:-1], straggler.rank])
-    parts = {step: {rank: own for rank, own in lanes(run, step).items() if rank in ranks} for step in steps}
-    seconds = {(line.step, rank.rank): line.seconds for rank in run.ranks for line in rank.explained}
-    whole = {(step, rank): seconds[step, rank] for step in steps for rank in parts[step]}
-    known = sum(length(spans) for lane in parts.values() for own in lane.values() for spans in own.values())
-    unit = units.time_unit(whole.values())
+    steps = _evenly_spread(explained, _MOST_STEPS)
+    ranks = _drawn_ranks(trial, run)
+    lanes_by_step = {step: _lanes(run, step, ranks) for step in steps}
+    step_seconds = _step_seconds(run, lanes_by_step)
+    unit = units.time_unit(step_seconds.values())
+    shortest = _SHORTEST_DRAWN * max(step_seconds.values())
     rows: list[ChartRow] = []
-    seen = _LEAST_SEEN * max(whole.values())
-    for index, step in enumerate(steps):
-        for rank, own in parts[step].items():
-            for part, intervals in own.items():
-                rows += [
-                    {
-                        "panel": f"step {step + 1}",
-                        "place": index,
-                        "rank": rank,
-                        "part": PART_NAMES[part],
-                        "start": start * unit.factor,
-                        "end": end * unit.factor,
-                        "shown": units.seconds(end - start),
-                    }
-                    for start, end in intervals
-                    if end - start >= seen
-                ]
-    kept = sorted(rows, key=lambda row: row["start"] - row["end"])[:budget]
-    drawn_seconds = sum(row["end"] - row["start"] for row in kept) / unit.factor
+    for index, (step, lanes_of_step) in enumerate(lanes_by_step.items()):
+        position = {"panel": f"step {step + 1}", "place": index}
+        for rank, lane in lanes_of_step.items():
+            rows += [position | {"rank": rank} | row for row in _rectangles(lane, unit, shortest)]
+    longest = sorted(rows, key=lambda row: row["start"] - row["end"])[:most_rectangles]
+    drawn_seconds = sum(row["end"] - row["start"] for row in longest) / unit.factor
     return Timeline(
         label=trial_label(analysis, trial),
         repeat=run.header.repeat,
         steps=tuple(step + 1 for step in steps),
         ranks=tuple(ranks),
         unit=unit,
-        rows=tuple(sorted(kept, key=lambda row: (row["place"], row["rank"], row["start"]))),
-        text=tuple(
-            f"Step {step + 1}: "
-            + "; ".join(f"rank {rank}: {_sums(own, whole[step, rank])}" for rank, own in lane.items())
-            for step, lane in parts.items()
+        rows=tuple(sorted(longest, key=lambda row: (row["place"], row["rank"], row["start"]))),
+        text=tuple(_step_in_words(step, lanes_by_step[step], step_seconds) for step in steps),
+        notes=_what_is_left_out(
+            steps=len(steps),
+            explained=len(explained),
+            ranks=len(ranks),
+            world=len(run.ranks),
+            share_drawn=drawn_seconds / (_known_seconds(lanes_by_step) or 1.0),
         ),
-        notes=_left_out(len(steps), len(explained), len(ranks), len(run.ranks), drawn_seconds / (known or 1.0)),
     )
+
+
+def _drawn_ranks(trial: TrialResult, run: Run) -> list[int]:
+    """The ranks with explained steps that have a lane; the straggler always has."""
+    ranks = _evenly_spread(sorted(rank.rank for rank in run.ranks if rank.explained), _MOST_LANES)
+    straggler = trial.breakdown.straggler if trial.breakdown else None
+    if straggler is None or straggler.rank in ranks:
+        return ranks
+    return sorted([*ranks[:-1], straggler.rank])
+
+
+def _lanes(run: Run, step: int, ranks: Collection[int]) -> dict[int, _Lane]:
+    """Rank -> its lane in a step, for some ranks."""
+    return {rank: lane for rank, lane in lanes(run, step).items() if rank in ranks}
+
+
+def _step_seconds(run: Run, lanes_by_step: Mapping[int, Mapping[int, _Lane]]) -> dict[_RankStep, float]:
+    """The length of each drawn step on each drawn rank."""
+    recorded = {_RankStep(line.step, rank.rank): line.seconds for rank in run.ranks for line in rank.explained}
+    drawn = [_RankStep(step, rank) for step, lanes_of_step in lanes_by_step.items() for rank in lanes_of_step]
+    return {rank_step: recorded[rank_step] for rank_step in drawn}
+
+
+def _known_seconds(lanes_by_step: Mapping[int, Mapping[int, _Lane]]) -> float:
+    """The time of all lanes together whose part is known."""
+    drawn_lanes = [lane for lanes_of_step in lanes_by_step.values() for lane in lanes_of_step.values()]
+    return sum(length(intervals) for lane in drawn_lanes for intervals in lane.values())
+
+
+def _rectangles(lane: _Lane, unit: units.Unit, shortest: float) -> Iterator[ChartRow]:
+    """A row for each time that a rank spent on a part, if it lasted `shortest` seconds or more."""
+    for part, intervals in lane.items():
+        for start, end in intervals:
+            if end - start >= shortest:
+                yield {
+                    "part": PART_NAMES[part],
+                    "start": start * unit.factor,
+                    "end": end * unit.factor,
+                    "shown": units.seconds(end - start),
+                }
 
 
 def _sound_steps(run: Run) -> list[int]:
@@ -118,22 +175,42 @@ def _sound_steps(run: Run) -> list[int]:
     return [step for step in explained_steps(run) if step not in broken]
 
 
-def _spread(items: Sequence[int], most: int) -> list[int]:
+def _evenly_spread(items: Sequence[int], most: int) -> list[int]:
     """Up to `most` of the items, evenly spread from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
-def _sums(parts: dict[str, list[Interval]], whole: float) -> str:
-    told = {PART_NAMES[part]: length(parts[part]) for part in PART_NAMES if part in parts}
-    if (rest := whole - sum(told.values())) > _LEAST_SEEN * whole:
-        told["unknown"] = rest
-    sums = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in told.items())
-    return f"{units.seconds(whole)}: {sums}"
+def _step_in_words(step: int, lanes_of_step: Mapping[int, _Lane], step_seconds: Mapping[_RankStep, float]) -> str:
+    """ "Step 3: rank 0: 120 ms: forward 40 ms, backward 80 ms; rank 1: ..."."""
+    ranks = [
+        f"rank {rank}: {_parts_in_words(lane, step_seconds[_RankStep(step, rank)])}"
+        for rank, lane in lanes_of_step.items()
+    ]
+    return f"Step {step + 1}: {'; '.join(ranks)}"
 
 
-def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: float) -> tuple[str, ...]:
+def _parts_in_words(lane: _Lane, step_seconds: float) -> str:
+    """ "120 ms: forward 40 ms, backward 70 ms, unknown 10 ms"."""
+    seconds_by_name = {PART_NAMES[part]: length(lane[part]) for part in PART_NAMES if part in lane}
+    unknown = step_seconds - sum(seconds_by_name.values())
+    if unknown > _SHORTEST_DRAWN * step_seconds:
+        seconds_by_name["unknown"] = unknown
+    parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in seconds_by_name.items())
+    return f"{units.seconds(step_seconds)}: {parts}"
+
+
+def _what_is_left_out(*, steps: int, explained: int, ranks: int, world: int, share_drawn: float) -> tuple[str, ...]:
+    """Say what a timeline lacks.
+
+    Args:
+        steps: number of steps that are drawn.
+        explained: number of steps that could be drawn.
+        ranks: number of ranks that are drawn.
+        world: number of ranks of the run.
+        share_drawn: share of the known time that is drawn.
+    """
     notes = []
     if steps < explained:
         notes.append(f"{steps} of the {explained} explained steps are drawn")
@@ -145,18 +222,25 @@ def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: f
 
 
 def timeline_chart(analysis: Analysis) -> Figure | None:
-    """A view for each step of each curve's largest trial; None where no step was explained."""
-    chosen, left_out = timelines(analysis)
-    views = [
-        _view(number, timeline, step, index, left_out)
-        for number, timeline in enumerate(chosen, 1)
-        for index, step in enumerate(timeline.steps)
-    ]
+    """Draw a view for each step of each curve's largest trial; None where no step was explained."""
+    drawn, without_room = timelines(analysis)
+    views: list[FigureView] = []
+    for number, timeline in enumerate(drawn, 1):
+        views += [_view(timeline, number, index, without_room) for index in range(len(timeline.steps))]
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 
 
-def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequence[str]) -> FigureView:
-    rows = [row | {"rank": str(row["rank"])} for row in timeline.rows if row["place"] == order]
+def _view(timeline: Timeline, number: int, index: int, without_room: Sequence[str]) -> FigureView:
+    """Draw one step.
+
+    Args:
+        timeline: the timeline.
+        number: its number among the study's, from 1.
+        index: which of its steps, from 0.
+        without_room: labels of trials whose timelines are not drawn.
+    """
+    step = timeline.steps[index]
+    rows = [row | {"rank": str(row["rank"])} for row in timeline.rows if row["place"] == index]
     plot = Plot({"rows": rows})
     plot.add(
         "rows",
@@ -167,18 +251,17 @@ def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequ
         color=part_colours(rows),
         tooltip=tooltip(rank="rank", part="part", shown="time"),
     )
-    how = "; ".join(("each rank's own clock begins at 0 with its step", *timeline.notes))
-    more = f" No room for the timelines of: {'; '.join(left_out)}." if left_out else ""
-    summary = f"{timeline.text[order]}.{more}"
+    summary = f"{timeline.text[index]}."
+    if without_room:
+        summary += f" No room for the timelines of: {'; '.join(without_room)}."
+    run = f"{timeline.label}, repeat {timeline.repeat + 1}"
+    name = f"timeline-{number}"
     return FigureView(
-        f"timeline-{number}" + (f"-step-{step}" if order else ""),
-        {
-            "trial": ControlOption(str(number), f"{timeline.label}, repeat {timeline.repeat + 1}"),
-            "step": ControlOption(str(order), f"step {step}"),
-        },
-        f"What each rank did when: {timeline.label}, repeat {timeline.repeat + 1}, step {step}",
-        how,
-        plot.spec(summary, {"step": _LANE.get(len(timeline.ranks), 20)}),
-        {"rank": "rank", "part": "part", "shown": "time"},
-        summary,
+        name=name if index == 0 else f"{name}-step-{step}",
+        choices={"trial": ControlOption(str(number), run), "step": ControlOption(str(index), f"step {step}")},
+        title=f"What each rank did when: {run}, step {step}",
+        subtitle="; ".join(("each rank's own clock begins at 0 with its step", *timeline.notes)),
+        spec=plot.spec(summary, {"step": _LANE_PIXELS.get(len(timeline.ranks), _LANE_PIXELS_OF_MANY)}),
+        columns={"rank": "rank", "part": "part", "shown": "time"},
+        summary=summary,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, ChartRow, Plot, colour_of, cut_bars, quantity
+from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, ChartRow, Plot, colour_encoding, cut_bars, quantity
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
@@ -119,7 +119,7 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     y = quantity("value", "several hosts / one host", scale=domain, axis={"format": ".2f", "tickCount": 6})
     lines = [{"value": 1.0, "equal": True}, *({"value": bound, "equal": False} for bound in bounds)]
     plot = Plot({"rows": rows, "means": means, "lines": lines})
-    colour, band = colour_of(labels), {"y": quantity("low", scale=domain), "y2": {"field": "high"}}
+    colour, band = colour_encoding(labels), {"y": quantity("low", scale=domain), "y2": {"field": "high"}}
     plot.add("means", {"type": "rect", "opacity": 0.13}, "datum.low != null", color=colour, **band)
     rule = {"type": "rule", "color": IDEAL_COLOUR}
     plot.add("lines", rule, "datum.equal", y=y)

@@ -368,20 +368,22 @@ def rented(
     Raises:
         RequestError: none of them trains in the study's precision, or comes to the counts asked for.
     """
-    refused = {}
+    refused_gpus: dict[str, str] = {}
     for gpu in dict.fromkeys(instance.gpu for instance in instances):
         try:
             gpu.flops_per_second(comparable.trial.train.precision)
         except RequestError as error:
-            refused[gpu.name] = str(error)
+            refused_gpus[gpu.name] = str(error)
+    refused_instances: dict[str, str] = {}  # apart from GPUs: an instance may be named like its GPU
     combinations: list[Candidate] = []
     for instance in instances:
-        if instance.gpu.name in refused:
+        if instance.gpu.name in refused_gpus:
             continue
         counts = counts_of(instance, comparable.members, gpus, max_gpus)
         if not counts:
-            refused[instance.name] = "no whole number of them has a rank count that was asked for"
+            refused_instances[instance.name] = "no whole number of them has a rank count that was asked for"
         combinations += _on_instances(comparable, instance, counts)
+    refused = refused_gpus | refused_instances
     if not combinations:
         raise RequestError("no instance can train this", next_step="; ".join(dict.fromkeys(refused.values())))
     return Candidates(tuple(combinations), (True,) * len(combinations), refused)

@@ -115,9 +115,8 @@ def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
 
 def _train(train: TrainSpec) -> dict[str, Any]:
     """Fields of a [train] section that are not at their defaults; precision, device and micro-batch in any case."""
-    always = {"precision": train.precision, "device": train.device, "micro_batch": train.micro_batch}
-    if train.script is None:
-        always = {"engine": train.engine} | always
+    always: dict[str, Any] = {"engine": train.engine} if train.script is None else {}
+    always |= {"precision": train.precision, "device": train.device, "micro_batch": train.micro_batch}
     left_out = {"deepspeed_config", "engine", *always}
     changed = {
         field: value

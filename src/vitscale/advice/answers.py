@@ -232,9 +232,9 @@ class LimitShares(NamedTuple):
     """
 
     expected: FloatArray
-    """By the expected value."""
+    """Share that the expected value takes."""
     far_end: FloatArray
-    """By the far end of its interval."""
+    """Share that the far end of its interval takes."""
 
 
 Limits = Mapping[str, LimitShares]

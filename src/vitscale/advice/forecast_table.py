@@ -92,9 +92,9 @@ def forecast_table(
 
     Args:
         comparable: the series asked for, and those comparable with it.
-        candidates: what is looked at.
-        forecaster: what they are expected to take.
-        work: what is to be done.
+        candidates: the configurations to look at.
+        forecaster: makes the forecasts.
+        work: the work to be done.
         noise: the gradient noise scale.
         study_batch: the global batch whose loss `same_loss_seconds` is held against.
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
@@ -103,39 +103,18 @@ def forecast_table(
     combinations = candidates.combinations
     series = _nearest_series(comparable, combinations)
     forecasts = _Forecasts(combinations, series, forecaster)
-    rough = forecasts.of(range(len(combinations)), rough=True)
+    rough_forecast = forecasts.of(range(len(combinations)), rough=True)
+    rough = _rough_forecast_of_all(comparable, candidates, rough_forecast, work, noise, study_batch)
 
-    batch = column(combinations, "global_batch")
-    steps = whole_steps(
-        np.full(len(combinations), float(work.images)), batch, column(combinations, "micro_batch"), work.drop_last
-    )
-    keeps_batch = np.array(candidates.keeps_batch, dtype=bool)
-    large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
-    to_same_loss = images_to_same_loss(batch, study_batch, noise)
-    epoch_seconds = steps * rough.step.value
-    known = np.isfinite(epoch_seconds)
-    # Models are shared so that they fit: where nobody can say what a rank holds there is no answer.
-    shares_model = np.array([candidate.parallel.ranks_per_model > 1 for candidate in combinations], dtype=bool)
-    fits = ~(rough.oom_chance > MOST_OOM_CHANCE) & ~(shares_model & np.isnan(rough.memory_bytes))
-    needless = _needless(combinations, rough.oom_chance, comparable.trial.train.activation_checkpointing)
-    measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
-    contends = _contends(
-        known & fits & ~needless,
-        np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
-        [(candidate.variant, candidate.gpus, bool(kept), bool(large), candidate.instance)
-         for candidate, kept, large in zip(combinations, keeps_batch, large_batch, strict=True)],
-        epoch_seconds,
-        epoch_seconds * np.nan_to_num(to_same_loss, nan=1.0),
-    )  # fmt: skip
-
-    indices = np.flatnonzero(contends)
+    indices = np.flatnonzero(rough.contends)
     contenders = [combinations[index] for index in indices]
     exact = forecasts.of([int(index) for index in indices], rough=False)
     startups = _start_ups(comparable, contenders)
-    epoch_ends = np.stack([exact.step.value, exact.step.future_low, exact.step.future_high]) * steps[indices]
+    epoch_ends = np.stack([exact.step.value, exact.step.future_low, exact.step.future_high]) * rough.steps[indices]
     failures = [(interrupted or {}).get(series[index]) for index in indices]
     times = _run_times(contenders, work.epochs * epoch_ends, startups, failures)
     startup_seconds = np.array([_startup_seconds(startup) for startup in startups])
+    same_loss_seconds = startup_seconds + times.training[0] * rough.images_to_same_loss[indices]
 
     def spread(values: FloatArray) -> FloatArray:
         """Values of contenders as those of all candidates: NaN for the others."""
@@ -143,7 +122,7 @@ def forecast_table(
         values_of_all[..., indices] = values
         return values_of_all
 
-    labels = list(rough.labels)
+    labels = list(rough_forecast.labels)
     startup_by_index: dict[int, StartUpForecast | None] = {}
     for index, label, startup in zip(indices, exact.labels, startups, strict=True):
         labels[index] = label
@@ -156,12 +135,82 @@ def forecast_table(
         training=spread(times.training),
         startups=tuple(startup_by_index.get(index) for index in range(len(combinations))),
         efficiency=spread(np.stack([exact.speed.value, exact.speed.low, exact.speed.high])),
-        same_loss_seconds=spread(startup_seconds + times.training[0] * to_same_loss[indices]),
-        memory_bytes=rough.memory_bytes,
-        oom_chance=rough.oom_chance,
+        same_loss_seconds=spread(same_loss_seconds),
+        memory_bytes=rough_forecast.memory_bytes,
+        oom_chance=rough_forecast.oom_chance,
         gpus=column(combinations, "gpus"),
         price_per_gpu_hour=np.array([_price_per_gpu_hour(candidate, price_per_gpu_hour) for candidate in combinations]),
+        global_batch=rough.global_batch,
+        keeps_batch=rough.keeps_batch,
+        large_batch=rough.large_batch,
+        measured=rough.measured,
+        known=rough.known,
+        fits=rough.fits,
+        needless=rough.needless,
+        contends=rough.contends,
+        memory_known=bool(np.isfinite(rough_forecast.oom_chance).any()),
+    )
+
+
+@dataclass(frozen=True)
+class _RoughForecast:
+    """Which candidates contend by their rough forecast, and why: an array for each column, (candidates,).
+
+    Columns of the same name are described at `ForecastTable`.
+    """
+
+    steps: FloatArray
+    """Steps of an epoch."""
+    global_batch: FloatArray
+    images_to_same_loss: FloatArray
+    """As the function of this name has it."""
+    keeps_batch: BoolArray
+    large_batch: BoolArray
+    measured: BoolArray
+    known: BoolArray
+    fits: BoolArray
+    needless: BoolArray
+    contends: BoolArray
+
+
+def _rough_forecast_of_all(
+    comparable: ComparableSeries,
+    candidates: Candidates,
+    forecast: Evaluated,
+    work: Work,
+    noise: NoiseScale,
+    study_batch: int,
+) -> _RoughForecast:
+    """Finds the candidates that contend. `forecast` is the rough one; the others are those of `forecast_table`."""
+    combinations = candidates.combinations
+    batch = column(combinations, "global_batch")
+    micro_batch = column(combinations, "micro_batch")
+    steps = whole_steps(np.full(len(combinations), float(work.images)), batch, micro_batch, work.drop_last)
+    keeps_batch = np.array(candidates.keeps_batch, dtype=bool)
+    large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
+    to_same_loss = images_to_same_loss(batch, study_batch, noise)
+    epoch_seconds = steps * forecast.step.value
+    known = np.isfinite(epoch_seconds)
+    # Models are shared so that they fit: where nobody can say what a rank holds there is no answer.
+    shares_model = np.array([candidate.parallel.ranks_per_model > 1 for candidate in combinations], dtype=bool)
+    fits = ~(forecast.oom_chance > MOST_OOM_CHANCE) & ~(shares_model & np.isnan(forecast.memory_bytes))
+    needless = _needless(combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing)
+    measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
+    kinds = [
+        (candidate.variant, candidate.gpus, bool(keeps), bool(is_large), candidate.instance)
+        for candidate, keeps, is_large in zip(combinations, keeps_batch, large_batch, strict=True)
+    ]
+    contends = _contends(
+        known & fits & ~needless,
+        np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
+        kinds,
+        epoch_seconds,
+        epoch_seconds * np.nan_to_num(to_same_loss, nan=1.0),
+    )
+    return _RoughForecast(
+        steps=steps,
         global_batch=batch,
+        images_to_same_loss=to_same_loss,
         keeps_batch=keeps_batch,
         large_batch=large_batch,
         measured=measured,
@@ -169,7 +218,6 @@ def forecast_table(
         fits=fits,
         needless=needless,
         contends=contends,
-        memory_known=bool(np.isfinite(rough.oom_chance).any()),
     )
 
 

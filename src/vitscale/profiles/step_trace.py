@@ -58,7 +58,7 @@ class _StepEvent(NamedTuple):
     track: str
     name: str
     seconds: Interval
-    """From the step's beginning."""
+    """Start and end, from the step's beginning."""
     facts: Mapping[str, Any]
     """What an event of this track has beyond its time, so that reading it gives the record again."""
 

@@ -96,7 +96,7 @@ NO_LAUNCH = (
 
 
 def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> list[ExplainedLine]:
-    """The lines of one block on a host that computes.
+    """Return the lines of one block on a host that computes.
 
     Args:
         events: events of the block's profile.
@@ -225,7 +225,7 @@ def steps_on_cuda(
     first_is_whole: bool = False,
     first_begin_ns: int | None = None,
 ) -> list[ExplainedLine]:
-    """The lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
+    """Return the lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
 
     The block's first step has no line unless it is whole: it began on a device that had been waited for. Parts with
     lost events are unknown, and so are those that they would be mistaken for: without its kernel a device looks idle.
@@ -245,10 +245,9 @@ def steps_on_cuda(
     calls = _launch_calls(events, work.launches)
     communicator_names = _communicator_names(work.collectives, annotations.first_ns)
     unknown_in_block = _unknown_in_block(work, launch_times, norms, world_size)
-    first_ns = min((launch.event.start_ns for launch in work.launches), default=None)
-    if first_begin_ns is not None:
-        first_ns = first_begin_ns
-    progress = _DeviceProgress(work.launches, first_begin_ns=first_ns if first_is_whole else None)
+    if first_begin_ns is None:
+        first_begin_ns = min((launch.event.start_ns for launch in work.launches), default=None)
+    progress = _DeviceProgress(work.launches, first_begin_ns if first_is_whole else None)
 
     lines = []
     marked_steps = list(zip(steps, annotations.steps, strict=True))
@@ -258,9 +257,8 @@ def steps_on_cuda(
         inside: Interval = (begin_ns, end_ns)
         phase_marks = annotations.phases(mark)
         # Those that the step launched, as on every rank: on a stream of its own one may begin before the step does.
-        collectives = sorted(
-            _begun_in(mark, work.collectives, lambda launch: launch.launch_ns), key=lambda launch: launch.event.start_ns
-        )
+        launched_in_step = _begun_in(mark, work.collectives, lambda launch: launch.launch_ns)
+        collectives = sorted(launched_in_step, key=lambda launch: launch.event.start_ns)
         loader_waits = union(progress.on_device(phase) for phase in phase_marks if _phase_name(phase) == "data")
         lines.append(
             ExplainedLine(

@@ -8,7 +8,12 @@ from engines import jobs
 from engines.conftest import Worlds
 from engines.curves import SAMPLES, STEPS, Curve, largest_difference
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.long(2),
+    pytest.mark.xdist_group("worlds of engines"),
+    pytest.mark.ranks,
+    pytest.mark.timeout(1500),
+]
 
 EQUAL = 1e-6
 """Of the loss, in fp32 over all steps; the largest seen is 1.8e-7."""

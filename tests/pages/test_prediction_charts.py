@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prediction_factory import estimate, make_forecast, make_prediction, series_of, study
-from vitscale.pages.charts.prediction import AMDAHL, IDEAL, TRANSFERS, drawn, prediction_chart
+from vitscale.pages.charts.prediction import AMDAHL, IDEAL, TRANSFERS, prediction_chart, series_chart
 from vitscale.pages.document import charts
 from vitscale.prediction.evidence import Evidence
 from vitscale.present.document import FigureView
@@ -29,7 +29,7 @@ def test_ideal_and_amdahl_are_those_of_the_measured_points() -> None:
     # 128, 64 and 32 steps: epochs of 0.8 + 12 / N seconds, which Amdahl's law has exactly.
     steps = {gpus: [(0.8 + 12 / gpus) / (128 / gpus)] for gpus in (1, 2, 4)}
     analysis = study(steps)
-    rows = drawn(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 2, 4, 8, 16)])
+    rows = series_chart(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 2, 4, 8, 16)])
     assert nearest(bounds(rows, IDEAL), 16) == pytest.approx(12.8 / 16)
     assert nearest(bounds(rows, AMDAHL), 16) == pytest.approx(0.8 + 12 / 16)
     assert [row["value"] for row in rows.measured] == pytest.approx([12.8, 6.8, 3.8])
@@ -37,37 +37,37 @@ def test_ideal_and_amdahl_are_those_of_the_measured_points() -> None:
 
 def test_amdahl_has_no_negative_part() -> None:
     analysis = study({gpus: [0.1 * 0.9**gpus] for gpus in (1, 2, 4)})  # better than ideal
-    rows = drawn(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 16)])
+    rows = series_chart(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 16)])
     fitted = bounds(rows, AMDAHL)
     assert nearest(fitted, 16) == pytest.approx(nearest(fitted, 1) / 16)
     grows = study({gpus: [0.1 * 2**gpus] for gpus in (1, 2, 4)})  # more ranks take longer
-    fitted = bounds(drawn(grows, series_of(grows), [make_prediction(gpus) for gpus in (1, 16)]), AMDAHL)
+    fitted = bounds(series_chart(grows, series_of(grows), [make_prediction(gpus) for gpus in (1, 16)]), AMDAHL)
     assert nearest(fitted, 16) == pytest.approx(nearest(fitted, 1))
 
 
 def test_one_measured_count_has_no_amdahl_and_weak_scaling_a_level_ideal() -> None:
     one = study({4: [0.1]})
-    assert bounds(drawn(one, series_of(one), [make_prediction(8)]), AMDAHL) == {}
+    assert bounds(series_chart(one, series_of(one), [make_prediction(8)]), AMDAHL) == {}
     weak = study({1: [0.1], 2: [0.11]}, mode="weak")
-    rows = drawn(weak, series_of(weak), [make_prediction(gpus, mode="weak") for gpus in (1, 8)])
+    rows = series_chart(weak, series_of(weak), [make_prediction(gpus, mode="weak") for gpus in (1, 8)])
     assert bounds(rows, AMDAHL) == {}
     assert set(bounds(rows, IDEAL).values()) == {rows.measured[0]["value"]}
 
 
 def test_transfers_add_to_the_ideal_what_they_take_beyond_the_smallest_count() -> None:
     analysis = study()
-    rows = drawn(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 8)])
+    rows = series_chart(analysis, series_of(analysis), [make_prediction(gpus) for gpus in (1, 8)])
     ideal, transfers = bounds(rows, IDEAL), bounds(rows, TRANSFERS)
     assert transfers[1] == pytest.approx(nearest(ideal, 1))
     # 11 ms of exposed wire on one rank, 18 on eight: 7 ms more in each of 16 steps.
     assert transfers[8] == pytest.approx(nearest(ideal, 8) + 16 * 0.007)
     unknown = [make_prediction(gpus, wire_seconds=None) for gpus in (1, 8)]
-    assert bounds(drawn(analysis, series_of(analysis), unknown), TRANSFERS) == {}
+    assert bounds(series_chart(analysis, series_of(analysis), unknown), TRANSFERS) == {}
 
 
 def test_without_images_steps_are_drawn() -> None:
     analysis = study()
-    rows = drawn(analysis, series_of(analysis), [make_prediction(8, epoch_seconds=None)])
+    rows = series_chart(analysis, series_of(analysis), [make_prediction(8, epoch_seconds=None)])
     assert not rows.of_epoch
     assert rows.measured[0]["value"] == pytest.approx(0.102, rel=1e-3)
     assert rows.predicted[0]["value"] == pytest.approx(0.136)

@@ -27,7 +27,7 @@ class LintResult(VerbResult):
     findings: tuple[Finding, ...]
     """Findings, the most severe first."""
     setting: deepspeed_lint.LintTarget
-    """What the configuration was judged for: model, ranks, version of DeepSpeed."""
+    """The model, ranks and version of DeepSpeed that the configuration was judged for."""
 
     verb = "lint"
     unread = None
@@ -59,7 +59,7 @@ def lint(
     gpus: int | None = None,
     deepspeed: str | None = None,
 ) -> LintResult:
-    """Says what a DeepSpeed configuration will really do; starts nothing and needs no DeepSpeed.
+    """Find what a DeepSpeed configuration will really do; start nothing and need no DeepSpeed.
 
     Args:
         config: the JSON file that `deepspeed.initialize` gets, or what it holds.

@@ -3,7 +3,9 @@ trust it. And their short form, with which `run` and `report` end on a terminal.
 
 from __future__ import annotations
 
+import itertools
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.pages import choosing, sentences
-from vitscale.pages.charts.time import PART_NAMES, of_trial, parts_of
+from vitscale.pages.charts.axes import capitalised
+from vitscale.pages.charts.time import PART_NAMES, parts_of, waterfall_of_trial
 from vitscale.pages.choosing import best_measured, in_short
 from vitscale.pages.statements import (
     BASELINE,
@@ -47,39 +50,64 @@ from vitscale.present.estimate import Estimate
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
 _MOST_PROBLEMS = 3
+_LEAST_NAMED_SHARE = 0.01
+"""Share of a step below which a part of it is not named."""
 
 
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
-    """A sentence for each series, five at most: the best first, then those of too few runs in no order."""
-    claims = [claim(SCALING, facts) for curve in analysis.curves if (facts := scaling_of(analysis, curve)) is not None]
-    sure = [each for each in claims if each.facts.efficiency.low and not each.facts.efficiency.note]
-    ordered = sorted(sure, key=lambda each: -each.facts.efficiency.value)
-    lines = [each.text for each in (*ordered, *(each for each in claims if each not in sure))]
-    if not sure and (chosen := choosing.fastest(analysis)) is not None:
-        title = f"Fastest measured, {units.counted(len(chosen.trial.run_figures), 'run')}"
-        facts_of_choice = chosen.choice(analysis, title, in_short(analysis, chosen.trial))
-        lines.insert(0, claim(FASTEST, facts_of_choice).text)
+    """Answer with a sentence for each series, five at most: the best first, then those of too few runs in no order.
+
+    `figure`: the scaling chart; in traces, of which only steps are known, a table of steps stands in its place.
+    """
+    facts = [scaling_of(analysis, curve) for curve in analysis.curves]
+    claims = [claim(SCALING, scaling) for scaling in facts if scaling is not None]
+    sure = [statement for statement in claims if _is_sure(statement.facts.efficiency)]
+    unsure = [statement for statement in claims if not _is_sure(statement.facts.efficiency)]
+    sure.sort(key=lambda statement: -statement.facts.efficiency.value)
+    lines = [statement.text for statement in (*sure, *unsure)]
+    if not sure:
+        lines = [*_fastest_measured(analysis), *lines]
     if not claims:
-        lines.append(
-            "Speedups are unknown: no two rank counts of a curve may be compared."
-            if _several_counts(analysis)
-            else "No curve has two measured rank counts, so nothing can be said about scaling."
-        )
-    more = len(lines) - _MOST_SERIES
-    blocks = [doc.Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
-    shown = _steps_table(analysis, "What a step goes into") or figure
-    return doc.Section("How does it scale?", (*blocks, *([shown] if shown else [])))
+        lines.append(_why_no_scaling(analysis))
+    shown_lines = lines[:_MOST_SERIES]
+    if len(lines) > _MOST_SERIES:
+        shown_lines.append(f"+{len(lines) - _MOST_SERIES} more, in Every configuration")
+    blocks: list[doc.Block] = [doc.Bullets(tuple(shown_lines))]
+    picture = _steps_table(analysis, "What a step goes into") or figure
+    if picture is not None:
+        blocks.append(picture)
+    return doc.Section("How does it scale?", tuple(blocks))
+
+
+def _fastest_measured(analysis: Analysis) -> list[str]:
+    """The fastest trial with its runs and rivals; empty without a measured trial."""
+    choice = choosing.fastest(analysis)
+    if choice is None:
+        return []
+    title = f"Fastest measured, {units.counted(len(choice.trial.run_figures), 'run')}"
+    return [claim(FASTEST, choice.choice(analysis, title, in_short(analysis, choice.trial))).text]
+
+
+def _is_sure(efficiency: Estimate) -> bool:
+    """Whether an efficiency has an interval of enough runs."""
+    return bool(efficiency.low) and not efficiency.note
+
+
+def _why_no_scaling(analysis: Analysis) -> str:
+    if _has_several_rank_counts(analysis):
+        return "Speedups are unknown: no two rank counts of a curve may be compared."
+    return "No curve has two measured rank counts, so nothing can be said about scaling."
 
 
 def scaling_of(analysis: Analysis, curve: CurveResult) -> Scaling | None:
-    """A curve at its largest measured rank count; None where it has no other count than its baseline's."""
-    reached = [point for point in curve.points if point.speedup and point.efficiency]
-    if curve.baseline is None or not reached or reached[-1].gpus == curve.baseline.gpus:
+    """The facts on a curve at its largest measured rank count; None where it has no other than its baseline's."""
+    compared = [point for point in curve.points if point.speedup and point.efficiency]
+    if curve.baseline is None or not compared:
         return None
-    point = reached[-1]
-    if point.speedup is None or point.efficiency is None:
+    point = compared[-1]
+    if point.gpus == curve.baseline.gpus or point.speedup is None or point.efficiency is None:
         return None
-    has_several_policies = len({each.mode for each in analysis.curves}) > 1
+    has_several_policies = len({other.mode for other in analysis.curves}) > 1
     return Scaling(
         curve=f"{curve.name}, {curve.mode}" if has_several_policies else curve.name,
         base_gpus=curve.baseline.gpus,
@@ -91,84 +119,98 @@ def scaling_of(analysis: Analysis, curve: CurveResult) -> Scaling | None:
     )
 
 
-def _several_counts(analysis: Analysis) -> bool:
+def _has_several_rank_counts(analysis: Analysis) -> bool:
     """Whether a curve has runs of two rank counts or more, comparable or not."""
-    return any(
-        sum(bool(analysis.trials[point.trial_id].run_figures) for point in curve.points) > 1
-        for curve in analysis.curves
-    )
+    for curve in analysis.curves:
+        measured = [point for point in curve.points if analysis.trials[point.trial_id].run_figures]
+        if len(measured) > 1:
+            return True
+    return False
 
 
 def what_to_choose(analysis: Analysis) -> doc.Section:
-    """The best measured configuration, for how long a training, and the cheapest where that is another."""
-    chosen = choosing.fastest(analysis)
-    if chosen is None:
-        completed = any(trial.run_figures for trial in analysis.trials.values())
-        why = "no trial tells an epoch time or images/s" if completed else "no trial has completed"
-        return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {why}."),))
-    fastest = chosen.trial
-    batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    text = in_short(analysis, fastest, *batch, units.counted(len(fastest.run_figures), "run"))
+    """Name the best measured configuration, for how long a training, and the cheapest where that is another."""
+    choice = choosing.fastest(analysis)
+    if choice is None:
+        has_runs = any(trial.run_figures for trial in analysis.trials.values())
+        reason = "no trial tells an epoch time or images/s" if has_runs else "no trial has completed"
+        return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {reason}."),))
+    fastest = choice.trial
+    details = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
+    details.append(units.counted(len(fastest.run_figures), "run"))
     lines = [
-        claim(FASTEST, chosen.choice(analysis, "Fastest measured", text)).text,
-        claim(EXPECTATION, choosing.expectation(analysis, chosen)).text,
-        claim(LENGTH, choosing.training_length(analysis, chosen)).text,
+        claim(FASTEST, choice.choice(analysis, "Fastest measured", in_short(analysis, fastest, *details))).text,
+        claim(EXPECTATION, choosing.expectation(analysis, choice)).text,
+        claim(LENGTH, choosing.training_length(analysis, choice)).text,
     ]
     cheapest = choosing.cheapest(analysis)
     if cheapest is not None and cheapest.trial is not fastest:
         text = in_short(analysis, cheapest.trial, choosing.hours(cheapest.trial))
-        lines.append(claim(FASTEST, replace(cheapest.choice(analysis, "Cheapest measured", text), most_named=1)).text)
+        best_trial = cheapest.choice(analysis, "Cheapest measured", text)
+        lines.append(claim(FASTEST, replace(best_trial, most_named=1)).text)
     return doc.Section("What would I choose?", (doc.Bullets(tuple(line for line in lines if line)),))
 
 
 def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
-    """What the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown."""
-    best = best_measured(analysis)
+    """Say what the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown.
+
+    `figure`: the waterfalls.
+    """
     worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        return doc.Section("Why not better?", (doc.Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
-    front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst.waterfall
-    blocks = [doc.Paragraph(claim(LOSS, front).text, "strong")]
-    largest = claim(WORST, worst).text
-    if front is not worst.waterfall and largest:
-        blocks.append(doc.Paragraph(largest))
-    baseline = claim(BASELINE, _baseline_loss(analysis, front)).text
-    if baseline:
-        blocks.insert(0, doc.Paragraph(baseline, "strong"))
+        texts = sentences.unexplained(analysis) or _largest_idle_shares(analysis)
+        return doc.Section("Why not better?", (doc.Bullets(texts),))
+    best = best_measured(analysis)
+    of_best = waterfall_of_trial(analysis.waterfalls, best.trial_id) if best is not None else None
+    front = of_best or worst.waterfall
+    blocks: list[doc.Block] = []
+    baseline_text = claim(BASELINE, _baseline_loss(analysis, front)).text
+    if baseline_text:
+        blocks.append(doc.Paragraph(baseline_text, "strong"))
+    blocks.append(doc.Paragraph(claim(LOSS, front).text, "strong"))
+    worst_text = claim(WORST, worst).text
+    if front is not worst.waterfall and worst_text:
+        blocks.append(doc.Paragraph(worst_text))
     return doc.Section("Why not better?", (*blocks, figure))
 
 
 def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
-    """What the baseline of a waterfall loses, beside what the waterfall's own trial loses."""
+    """What the baseline of a waterfall loses, beside what the waterfall's trial loses."""
     baseline = analysis.trials.get(waterfall.baseline_trial or "")
-    share, line = _idle(analysis, baseline)
-    idle = Estimate(share)
+    idle = _idle(analysis, baseline)
+    idle_share = Estimate(idle.share)
     if baseline is not None and baseline.breakdown is not None:
         over_runs = baseline.breakdown.over_runs(_idle_share)
         if over_runs is not None:
-            idle = Estimate(share, over_runs.low, over_runs.high, note=over_runs.note)
+            idle_share = Estimate(idle.share, over_runs.low, over_runs.high, note=over_runs.note)
+    return BaselineLoss(parts=idle.text, idle_share=idle_share, loss=_loss(waterfall))
+
+
+def _loss(waterfall: Waterfall) -> Estimate:
+    """What is missing to an efficiency of 1; 1 where the efficiency is unknown."""
     efficiency = waterfall.interval or Estimate(waterfall.efficiency or 0.0)
-    loss = Estimate(1 - efficiency.value, note=efficiency.note)
-    if efficiency.low is not None and efficiency.high is not None:
-        loss = Estimate(loss.value, 1 - efficiency.high, 1 - efficiency.low, note=efficiency.note)
-    return BaselineLoss(parts=line, idle_share=idle, loss=loss)
+    if efficiency.low is None or efficiency.high is None:
+        return Estimate(1 - efficiency.value, note=efficiency.note)
+    return Estimate(1 - efficiency.value, 1 - efficiency.high, 1 - efficiency.low, note=efficiency.note)
 
 
 def _idle_share(breakdown: Breakdown) -> float | None:
     """Share of the typical rank's step in which nothing is computed; None of a step without a length."""
     if breakdown.typical.seconds <= 0:
         return None
-    known = parts_of(breakdown)
-    return sum(known.get(part, 0.0) for part in _IDLE) / breakdown.typical.seconds
+    part_seconds = parts_of(breakdown)
+    return sum(part_seconds.get(part, 0.0) for part in _IDLE) / breakdown.typical.seconds
 
 
-def _losses(analysis: Analysis) -> tuple[str, ...]:
+def _largest_idle_shares(analysis: Analysis) -> tuple[str, ...]:
     """What steps lose where no baseline gives an efficiency: of the trials that lose most, the most first."""
-    lost = sorted((_idle(analysis, trial) for trial in analysis.trials.values()), reverse=True)
-    unknown = "No trial on more ranks than its baseline has completed."
-    if _several_counts(analysis) and not any(curve.baseline for curve in analysis.curves):
-        unknown = "No curve has a baseline, so what is lost is unknown."
-    return tuple(line for _, line in lost[:_MOST_SERIES] if line) or (unknown,)
+    largest_first = sorted((_idle(analysis, trial) for trial in analysis.trials.values()), reverse=True)
+    texts = tuple(idle.text for idle in largest_first[:_MOST_SERIES] if idle.text)
+    if texts:
+        return texts
+    if _has_several_rank_counts(analysis) and not any(curve.baseline for curve in analysis.curves):
+        return ("No curve has a baseline, so what is lost is unknown.",)
+    return ("No trial on more ranks than its baseline has completed.",)
 
 
 _IDLE = {
@@ -183,147 +225,205 @@ _IDLE = {
 """Parts of a step in which nothing is computed, in words."""
 
 
-def _idle(analysis: Analysis, trial: TrialResult | None) -> tuple[float, str]:
-    """The share of a step in which nothing is computed, and its parts of 1 % and more in words; empty without any."""
+class _Idle(NamedTuple):
+    """The part of a trial's step in which nothing is computed; sorts by its share."""
+
+    share: float
+    text: str
+    """Its parts of 1 % and more, the longest first; empty without any."""
+
+
+def _idle(analysis: Analysis, trial: TrialResult | None) -> _Idle:
+    """The idle part of a trial's step; nothing of a trial without an explained step."""
     if trial is None or trial.breakdown is None or trial.breakdown.typical.seconds <= 0:
-        return 0.0, ""
-    known, slow = parts_of(trial.breakdown), trial.breakdown.straggler
-    words_of = _IDLE | ({"wait": f"waiting for rank {slow.rank}"} if slow is not None else {})
-    shares = {
-        words: known[part] / trial.breakdown.typical.seconds for part, words in words_of.items() if known.get(part)
-    }
-    told = [
-        f"{units.percent(share)} of a step is {words}"
-        for words, share in sorted(shares.items(), key=lambda item: -item[1])
-        if share >= 0.01
+        return _Idle(0.0, "")
+    names = dict(_IDLE)
+    if trial.breakdown.straggler is not None:
+        names["wait"] = f"waiting for rank {trial.breakdown.straggler.rank}"
+    part_seconds = parts_of(trial.breakdown)
+    step_seconds = trial.breakdown.typical.seconds
+    shares = {name: part_seconds[part] / step_seconds for part, name in names.items() if part_seconds.get(part)}
+    longest_first = sorted(shares.items(), key=lambda item: -item[1])
+    parts = [
+        f"{units.percent(share)} of a step is {name}" for name, share in longest_first if share >= _LEAST_NAMED_SHARE
     ]
-    return sum(shares.values()), f"{trial_label(analysis, trial)}: {', '.join(told)}." if told else ""
+    text = f"{trial_label(analysis, trial)}: {', '.join(parts)}." if parts else ""
+    return _Idle(sum(shares.values()), text)
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> doc.Section:
-    """What to run first, then the advice in one line, each with its command."""
-    where = shlex.quote(str(results)) if results is not None else "RESULTS"
-    to_run = what_to_run(analysis)
+    """Say what to run first, then the advice in one line, each with its command.
+
+    Args:
+        analysis: the results.
+        advice: the advice; None leaves it out.
+        results: the results folder, for the commands.
+    """
+    folder = shlex.quote(str(results)) if results is not None else "RESULTS"
+    lines: list[str] = []
+    commands: list[str] = []
     unsteady = steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
-    lines = [unsteady] if unsteady else []
-    lines += [f"{to_run[:1].upper()}{to_run[1:]}"] if to_run else []
-    commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
-    if advice is not None and (option := advice.chosen) is not None:
-        lines.append(
-            f"For {units.counted(advice.work.epochs, 'epoch')} with start-up, advice takes {advised.in_short(option)}: "
-            f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
-        )
-        lines += [OF_FORKS] if starts_as_forks(advice, option) else []
+    if unsteady:
+        lines.append(unsteady)
+    to_run = what_to_run(analysis)
+    if to_run:
+        lines.append(capitalised(to_run))
+    if to_run and not _is_imported(analysis):
+        commands.append(f"vitscale run STUDY.toml -o {folder}")
     if advice is not None:
-        commands.append(f"vitscale advise {where} --deadline 1h")
-    warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]
-    if not lines and warned:
-        lines.append(warned[0].advice)
+        lines += _advice_lines(analysis, advice)
+        commands.append(f"vitscale advise {folder} --deadline 1h")
     if not lines:
-        lines.append("Nothing more to measure for what was asked.")
-    return doc.Section("What next?", (doc.Bullets(tuple(lines)), *([doc.Code(tuple(commands))] if commands else [])))
+        warnings = [finding.advice for finding in analysis.findings if finding.severity == "warning" and finding.advice]
+        lines = warnings[:1] or ["Nothing more to measure for what was asked."]
+    blocks: list[doc.Block] = [doc.Bullets(tuple(lines))]
+    if commands:
+        blocks.append(doc.Code(tuple(commands)))
+    return doc.Section("What next?", tuple(blocks))
+
+
+def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
+    """The configuration that advice takes, and a note on its start-up; empty where it takes none."""
+    option = advice.chosen
+    if option is None:
+        return []
+    epochs = units.counted(advice.work.epochs, "epoch")
+    taken = f"{advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}."
+    other_batch = _other_batch(analysis, advice, option)
+    lines = [f"For {epochs} with start-up, advice takes {taken}{other_batch}"]
+    if starts_as_forks(advice, option):
+        lines.append(OF_FORKS)
+    return lines
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: of the study, of other ranks, or for intervals; empty where none are."""
-    if any(one.is_pack for one in analysis.unread):
+    """Say which runs are missing: of the study, of other ranks, or for intervals; empty where none are."""
+    if any(unread.is_pack for unread in analysis.unread):
         return ""  # what to do with it, before `vitscale run` does anything, is said before all else
-    missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
-    if missing:
-        return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
-    if some := next((finding.advice for finding in analysis.findings if finding.kind == "some-ranks"), ""):
-        return f"{some[:1].lower()}{some[1:]}"
-    few = [trial for trial in analysis.trials.values() if trial.run_figures and len(trial.run_figures) < _ENOUGH_RUNS]
-    more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
+    for finding in analysis.findings:
+        if finding.kind == "unfinished":
+            return f"{finding.message.removeprefix('unfinished: ')}: the same command does only these."
+    for finding in analysis.findings:
+        if finding.kind == "some-ranks" and finding.advice:
+            return f"{finding.advice[:1].lower()}{finding.advice[1:]}"
+    return _missing_repeats(analysis)
+
+
+def _missing_repeats(analysis: Analysis) -> str:
+    """ "set repeats = 3: 2 of 8 trials have fewer than 3 runs."; empty where all have enough for an interval."""
+    measured = [trial for trial in analysis.trials.values() if trial.run_figures]
+    few = [trial for trial in measured if len(trial.run_figures) < _ENOUGH_RUNS]
+    if not few:
+        return ""
+    how = "import 3 of each together" if _is_imported(analysis) else "set repeats = 3"
     has = "has" if len(few) == 1 else "have"
-    return (
-        f"{more}: {len(few):,} of {units.counted(len(analysis.trials), 'trial')} {has} fewer than 3 runs."
-        if few
-        else ""
-    )
+    return f"{how}: {len(few):,} of {units.counted(len(analysis.trials), 'trial')} {has} fewer than 3 runs."
 
 
-def _imported(analysis: Analysis) -> bool:
+def _is_imported(analysis: Analysis) -> bool:
     return any(trial.trial.origin is not None for trial in analysis.trials.values())
 
 
 def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
-    """Why advice trains with another global batch than the fastest measured trial; empty where it does not."""
+    """Say why advice trains with another global batch than the fastest measured trial; empty where it does not."""
     fastest = best_measured(analysis)
     if fastest is None or not fastest.batch_known or fastest.trial.global_batch == option.global_batch:
         return ""
     batch = fastest.trial.global_batch
-    told = f" The fastest measured has a global batch of {batch:,}"
+    difference = f" The fastest measured has a global batch of {batch:,}"
     if batch > option.global_batch and advice.large_batch is not None:
         steps = units.counted(max(1, advice.work.images // batch), "step")
-        return f"{told}: only {steps} an epoch (--large-batch allows it)."
-    return f"{told} (--any-batch allows it)." if advice.other_batch is not None else f"{told}."
+        return f"{difference}: only {steps} an epoch (--large-batch allows it)."
+    if advice.other_batch is not None:
+        return f"{difference} (--any-batch allows it)."
+    return f"{difference}."
 
 
 def can_it_be_trusted(analysis: Analysis) -> doc.Section:
-    """One line, with warnings and notes folded under it."""
+    """Answer in one line, with warnings and notes folded under it."""
     findings = doc.most_severe_first(analysis.findings)
     warnings = tuple(finding.kind for finding in findings if finding.severity == "warning")
     runs = [len(trial.run_figures) for trial in analysis.trials.values() if trial.run_figures]
     trust = Trust(warnings, notes=len(findings) - len(warnings), fewest_runs=min(runs, default=None))
     blocks: list[doc.Block] = [doc.Paragraph(claim(TRUST, trust).text)]
     if findings:
-        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))
+        blocks.append(doc.Section(units.counted(len(findings), "finding"), findings, folded=True))
     return doc.Section("Can I trust it?", tuple(blocks))
 
 
 def counts(analysis: Analysis) -> str:
-    """ "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
+    """Count trials and runs: "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
     trials = list(analysis.trials.values())
-    completed = sum(1 for trial in trials if trial.outcome == "completed")
-    waiting = sum(1 for trial in trials if trial.outcome is None)
+    outcomes = Counter(trial.outcome for trial in trials)
+    completed = outcomes["completed"]
+    waiting = outcomes[None]
+    failed = len(trials) - completed - waiting
     parts = [f"{completed} of {units.counted(len(trials), 'trial')} completed"]
-    if failed := len(trials) - completed - waiting:
+    if failed:
         parts.append(f"{failed} did not complete")
     if waiting:
         parts.append(f"{waiting} {NOT_RUN_YET}")
-    return ", ".join([*parts, units.counted(sum(trial.runs_done for trial in trials), "run")])
+    parts.append(units.counted(sum(trial.runs_done for trial in trials), "run"))
+    return ", ".join(parts)
 
 
 def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
-    return tuple(_against(analysis, comparison) for comparison in _largest_comparisons(analysis))
+    """Say who is faster, at the most ranks that were compared, a sentence for each comparison."""
+    return tuple(_comparison_in_words(analysis, comparison) for comparison in _largest_comparisons(analysis))
+
+
+class _ComparedCurves(NamedTuple):
+    """Which curves a comparison is of."""
+
+    mode: str
+    varies: str
+    curves: frozenset[str]
+
+    def overlaps(self, other: _ComparedCurves) -> bool:
+        """Whether one of two comparisons of the same kind has all curves of the other."""
+        is_same_kind = (self.mode, self.varies) == (other.mode, other.varies)
+        return is_same_kind and (self.curves <= other.curves or other.curves <= self.curves)
 
 
 def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
     """The comparisons at the most ranks; where two modes share all trials, only one of them."""
-    largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
-    for against in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        key = (against.mode, against.varies, frozenset([against.reference, *(other.first for other in against.others)]))
-        covered = [k for k in largest if k[:2] == key[:2] and (k[2] <= key[2] or key[2] <= k[2])]
-        if all(largest[k].gpus < against.gpus for k in covered):
-            for k in covered:
-                del largest[k]
-            largest[key] = against
+    largest: dict[_ComparedCurves, AgainstReference] = {}
+    for comparison in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        curves = frozenset([comparison.reference, *(other.first for other in comparison.others)])
+        key = _ComparedCurves(comparison.mode, comparison.varies, curves)
+        overlapping = [other for other in largest if key.overlaps(other)]
+        if all(largest[other].gpus < comparison.gpus for other in overlapping):
+            for other in overlapping:
+                del largest[other]
+            largest[key] = comparison
     by_trials: dict[frozenset[str], AgainstReference] = {}
-    for against in largest.values():
-        trials = frozenset([against.reference_trial, *(other.first_trial for other in against.others)])
-        by_trials.setdefault(trials, against)
+    for comparison in largest.values():
+        trials = frozenset([comparison.reference_trial, *(other.first_trial for other in comparison.others)])
+        by_trials.setdefault(trials, comparison)
     return list(by_trials.values())
 
 
-def _against(analysis: Analysis, against: AgainstReference) -> str:
+def _comparison_in_words(analysis: Analysis, comparison: AgainstReference) -> str:
     """All curves against one of them, as a sentence; two curves stand in the order of the study."""
-    if len(against.others) > 1:
-        return claim(SEVERAL, against).text
-    trials = {against.reference_trial, against.others[0].first_trial}
-    pairs = [pair for pair in analysis.comparisons if {pair.first_trial, pair.second_trial} == trials]
-    return claim(PAIR, next(pair for pair in pairs if pair.mode == against.mode)).text
+    if len(comparison.others) > 1:
+        return claim(SEVERAL, comparison).text
+    trials = {comparison.reference_trial, comparison.others[0].first_trial}
+    pair = next(
+        pair
+        for pair in analysis.comparisons
+        if {pair.first_trial, pair.second_trial} == trials and pair.mode == comparison.mode
+    )
+    return claim(PAIR, pair).text
 
 
 def bullets(texts: Iterable[str]) -> doc.Bullets | None:
     """A list of the texts that are not empty; None where all are."""
-    known = tuple(text for text in texts if text)
-    return doc.Bullets(known) if known else None
+    lines = tuple(text for text in texts if text)
+    return doc.Bullets(lines) if lines else None
 
 
 def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Document:
-    """What `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
+    """Lay out what `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
 
     What is unread, which comes before it (`beginning_with_unread`), is not in it.
 
@@ -331,39 +431,71 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         analysis: the results.
         last: where the report is, and other lines to end with.
     """
-    failed = [
-        f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
-        + "".join(f" ({failure.log})" for failure in trial.failures[-1:] if failure.log)
-        for trial in analysis.trials.values()
-        if trial.outcome not in ("completed", None)
-    ]
-    warned = [finding for finding in analysis.findings if finding.severity == "warning"]
-    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats", "unread")]  # said elsewhere
-    notes = [finding for finding in analysis.findings if finding.severity != "warning"]
-    chosen, missing = choosing.fastest(analysis), what_to_run(analysis)
-    told_first = tuple(one.reason for one in analysis.unread[:1])
-    lost = [problem for problem in analysis.problems if "left out" in problem and not problem.startswith(told_first)]
-    unread = [f"problem: {problem}" for problem in lost[:_MOST_PROBLEMS]]
-    unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
-    fastest = ""
-    if chosen is not None:  # its interval stands in the table
-        best = chosen.trial
-        short = ", ".join((f"{trial_label(analysis, best)}: {choosing.pace(best)}", *choosing.for_all_images(best)))
-        facts = chosen.choice(analysis, f"Fastest ({units.counted(len(best.run_figures), 'run')})", short)
-        fastest = claim(FASTEST, replace(facts, most_named=1)).text
-    table, missing_curves = _summary(analysis, len(failed) + len(unread))
-    all_curves = "each configuration"
-    if missing_curves:
-        all_curves = f"{all_curves} ({units.counted(missing_curves, 'more curve')})"
+    failures = [*_failed_trials(analysis), *_problems(analysis)]
+    missing = what_to_run(analysis)
+    summary = _summary(analysis, sentences_below=len(failures))
+    configurations_title = "each configuration"
+    if summary.missing_curves:
+        configurations_title += f" ({units.counted(summary.missing_curves, 'more curve')})"
+    notes = tuple(finding for finding in analysis.findings if finding.severity != "warning")
     blocks: list[doc.Block | None] = [
-        bullets((fastest, f"Next: {missing}" if missing else "")),
-        table if any(table.rows) else doc.Paragraph(table.title, "strong"),
-        doc.Bullets((*failed, *unread), "bad") if failed or unread else None,
-        bullets((*(f"warning: {finding.message}." for finding in warnings), *engine_sentences(analysis))),
-        doc.Section(all_curves, tuple(mode_tables(analysis).values()), folded=True),
-        doc.Section("what else to know", tuple(notes), folded=True) if notes else None,
+        bullets((_fastest_in_short(analysis), f"Next: {missing}" if missing else "")),
+        summary.table if any(summary.table.rows) else doc.Paragraph(summary.table.title, "strong"),
+        doc.Bullets(tuple(failures), "bad") if failures else None,
+        bullets((*_warnings(analysis), *engine_sentences(analysis))),
+        doc.Section(configurations_title, tuple(mode_tables(analysis).values()), folded=True),
+        doc.Section("what else to know", notes, folded=True) if notes else None,
     ]
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+
+
+def _failed_trials(analysis: Analysis) -> list[str]:
+    """ "ddp, 8 ranks: oom: rank 0 ran out of memory (runs/.../worker.log)": each trial that did not complete."""
+    lines = []
+    for trial in analysis.trials.values():
+        if trial.outcome in ("completed", None):
+            continue
+        line = f"{trial_label(analysis, trial)}: {trial.outcome}: {trial.reason}"
+        if trial.failures and trial.failures[-1].log:
+            line += f" ({trial.failures[-1].log})"
+        lines.append(line)
+    return lines
+
+
+def _problems(analysis: Analysis) -> list[str]:
+    """The records that were left out, but for what stands before all else; the first few, and how many more."""
+    said_first = tuple(unread.reason for unread in analysis.unread[:1])
+    problems = [
+        problem for problem in analysis.problems if "left out" in problem and not problem.startswith(said_first)
+    ]
+    lines = [f"problem: {problem}" for problem in problems[:_MOST_PROBLEMS]]
+    if len(problems) > _MOST_PROBLEMS:
+        lines.append(f"problem: {len(problems) - _MOST_PROBLEMS} more, in the report")
+    return lines
+
+
+_SAID_ELSEWHERE = ("unfinished", "too-few-repeats", "unread")
+"""Kinds of findings that the terminal's other lines say."""
+
+
+def _warnings(analysis: Analysis) -> list[str]:
+    return [
+        f"warning: {finding.message}."
+        for finding in analysis.findings
+        if finding.severity == "warning" and finding.kind not in _SAID_ELSEWHERE
+    ]
+
+
+def _fastest_in_short(analysis: Analysis) -> str:
+    """Name the fastest trial without its interval, which stands in the table; empty without a measured trial."""
+    choice = choosing.fastest(analysis)
+    if choice is None:
+        return ""
+    best = choice.trial
+    pace = f"{trial_label(analysis, best)}: {choosing.pace(best)}"
+    text = ", ".join((pace, *choosing.for_all_images(best)))
+    title = f"Fastest ({units.counted(len(best.run_figures), 'run')})"
+    return claim(FASTEST, replace(choice.choice(analysis, title, text), most_named=1)).text
 
 
 _MOST_SUMMARY_ROWS = 8
@@ -413,7 +545,8 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
         analysis: the results.
         sentences_below: number of sentences on failures that stand below it, each in the place of a row.
     """
-    if steps := _steps_table(analysis, counts(analysis)):
+    steps = _steps_table(analysis, counts(analysis))
+    if steps is not None:
         return _Summary(steps, missing_curves=0)
     curves = _curves_in_summary(analysis)
     shown = curves
@@ -423,53 +556,60 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     return _Summary(_table_of_curves(analysis, shown), missing_curves=len(curves) - len(shown))
 
 
+class _Pace(NamedTuple):
+    """How fast training is, as one column shows it."""
+
+    column: doc.Column
+    figure: Callable[[TrialResult], Estimate | None]
+    show: Callable[[float], str]
+
+
+def _pace(analysis: Analysis) -> _Pace:
+    """The seconds of an epoch; images per second where no trial has an epoch."""
+    epochs = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
+    if not epochs:
+        return _Pace(doc.Column("images/s"), lambda trial: trial.images_per_second, units.number)
+    unit = units.time_unit(epochs)
+    return _Pace(doc.Column("epoch", unit.sign), lambda trial: trial.epoch_seconds, unit.text)
+
+
 def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc.Table:
     """The rows of these curves, in a group for each policy; those of several policies stand first."""
-    of_rates = not any(trial.epoch_seconds for trial in analysis.trials.values())
-    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
-    pace = units.number if of_rates else epochs.text
+    pace = _pace(analysis)
     columns = (
-        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
-        doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), pace.column, doc.Column("speedup"),
         doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     rows_by_policies: dict[tuple[str, ...], list[doc.Row]] = {}
     for policies, curve, point in _points_in_summary(curves):
-        row = _summary_row(analysis, curve, point, of_rates=of_rates, pace=pace)
-        rows_by_policies.setdefault(policies, []).append(row)
-    all_policies = {policy for policies in rows_by_policies for policy in policies}
+        rows_by_policies.setdefault(policies, []).append(_summary_row(analysis, curve, point, pace))
+    all_policies = set(itertools.chain.from_iterable(rows_by_policies))
     groups = [
         doc.RowGroup(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
         for policies in sorted(rows_by_policies, key=len, reverse=True)
     ]
-    title = [counts(analysis), *(all_policies if len(all_policies) == 1 else ())]
-    return doc.Table(columns, tuple(groups), title=", ".join(title), label="policy")
+    title = counts(analysis)
+    if len(all_policies) == 1:
+        title = f"{title}, {next(iter(all_policies))}"
+    return doc.Table(columns, tuple(groups), title=title, label="policy")
 
 
-def _summary_row(
-    analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, *, of_rates: bool, pace: Callable[[float], str]
-) -> doc.Row:
-    """The cells of one point.
-
-    Args:
-        analysis: the results.
-        curve: the curve of the point.
-        point: its baseline, or its point on the most ranks.
-        of_rates: whether images/s stand in place of the epoch.
-        pace: the text of an epoch in seconds, or of images/s.
-    """
+def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, pace: _Pace) -> doc.Row:
+    """The cells of one point: the baseline of a curve, or its point on the most ranks."""
     trial = analysis.trials[point.trial_id]
-    scaling = (doc.Cell(units.UNKNOWN), doc.Cell(units.UNKNOWN))
+    speedup = doc.Cell(units.UNKNOWN)
+    efficiency = doc.Cell(units.UNKNOWN)
     if curve.is_scaled:
         # The interval of the efficiency is the speedup's over the ranks: there is room for only one.
-        efficiency = units.share(point.efficiency.value if point.efficiency else None)
-        scaling = (speedup_cell(trial, point), doc.Cell(efficiency))
+        speedup = speedup_cell(trial, point)
+        efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
     return (
         doc.Cell(curve.curve.name),
         doc.Cell(f"{point.gpus:,}"),
         doc.Cell(f"{len(trial.run_figures)}"),
-        interval_cell(trial.images_per_second if of_rates else trial.epoch_seconds, pace),
-        *scaling,
+        interval_cell(pace.figure(trial), pace.show),
+        speedup,
+        efficiency,
         doc.Cell(_largest_loss(analysis, curve.curve, point)),
     )
 
@@ -557,30 +697,47 @@ _NAMED_PARTS = 4
 
 
 def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
-    """Each trial's step and its longest parts; None where some tell an epoch or speedup, or none tells its parts."""
+    """Each trial's step and its longest parts; None where these are unknown, or more than steps is known."""
     trials = [trial for trial in analysis.trials.values() if trial.run_figures]
-    scaled = any(point.speedup for curve in analysis.curves for point in curve.points if point != curve.baseline)
-    if scaled or any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
+    has_epochs = any(trial.epoch_seconds for trial in trials)
+    has_parts = any(trial.breakdown for trial in trials)
+    if has_epochs or not has_parts or _has_speedup(analysis):
         return None
-    steps = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
-    rows = []
-    for curve, point, trial in analysis.along(analysis.curves):
-        if trial.run_figures:
-            cells = (doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), interval_cell(trial.step_seconds, steps.text))
-            rows.append((*cells, doc.Cell(_longest_parts(trial))))
+    unit = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
     columns = (
-        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", steps.sign),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", unit.sign),
         doc.Column("which goes into", words=True),
     )  # fmt: skip
+    rows = [
+        (
+            doc.Cell(curve.name),
+            doc.Cell(f"{point.gpus:,}"),
+            interval_cell(trial.step_seconds, unit.text),
+            doc.Cell(_longest_parts(trial)),
+        )
+        for curve, point, trial in analysis.along(analysis.curves)
+        if trial.run_figures
+    ]
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), title=title)
+
+
+def _has_speedup(analysis: Analysis) -> bool:
+    """Whether a point other than its curve's baseline has a speedup."""
+    for curve in analysis.curves:
+        for point in curve.points:
+            if point.speedup and point != curve.baseline:
+                return True
+    return False
 
 
 def _longest_parts(trial: TrialResult) -> str:
     """ "62 % exposed communication, 25 % backward": the longest parts of a step, each 1 % or more."""
     if trial.breakdown is None or not trial.breakdown.typical.seconds:
         return units.UNKNOWN
-    shares = {part: seconds / trial.breakdown.typical.seconds for part, seconds in parts_of(trial.breakdown).items()}
-    longest = sorted(((share, part) for part, share in shares.items() if share >= 0.01), reverse=True)[:_NAMED_PARTS]
-    slow = trial.breakdown.straggler
-    waited = {"wait": f" (for rank {slow.rank})"} if slow is not None else {}
-    return ", ".join(f"{units.percent(share)} {PART_NAMES[part]}{waited.get(part, '')}" for share, part in longest)
+    names = dict(PART_NAMES)
+    if trial.breakdown.straggler is not None:
+        names["wait"] += f" (for rank {trial.breakdown.straggler.rank})"
+    step_seconds = trial.breakdown.typical.seconds
+    shares = [(seconds / step_seconds, part) for part, seconds in parts_of(trial.breakdown).items()]
+    longest_first = sorted((share for share in shares if share[0] >= _LEAST_NAMED_SHARE), reverse=True)
+    return ", ".join(f"{units.percent(share)} {names[part]}" for share, part in longest_first[:_NAMED_PARTS])

@@ -93,10 +93,12 @@ def explaining_cost(analysis: Analysis) -> str:
     Empty where no step was explained, or none could be compared with a step that was not.
     """
     breakdowns = _breakdowns(analysis)
-    slowdowns = [_whole_percent(own.overhead) for own in breakdowns if own.overhead is not None]
+    slowdowns = [_whole_percent(breakdown.overhead) for breakdown in breakdowns if breakdown.overhead is not None]
     if not slowdowns:
         return ""
-    after_profiler = [own.attached_overhead for own in breakdowns if own.attached_overhead is not None]
+    after_profiler = [
+        breakdown.attached_overhead for breakdown in breakdowns if breakdown.attached_overhead is not None
+    ]
     attached = ""
     if after_profiler:
         longer = _whole_percent(max(after_profiler))
@@ -285,7 +287,7 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     """
     if waterfall.efficiency is None:
         return ()
-    clauses = []
+    clauses: list[str] = []
     for contribution in _rounded_contributions(waterfall, waterfall.efficiency):
         if contribution.points != 0:
             clauses.append(_clause(contribution, with_unit=not clauses))

@@ -204,19 +204,24 @@ def _parts(blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines
         if is_finding:
             findings = [block for block in neighbours if isinstance(block, doc.Finding)]
             yield _findings(findings, width, verbose=verbose)
-            continue
-        for block in neighbours:
-            if isinstance(block, doc.Section | doc.Table) and block.folded and not verbose:
-                continue
-            if isinstance(block, doc.Section):
-                inner = _parts(block.blocks, width, verbose=verbose, most_lines=most_lines)
-                yield from _under_heading(inner, doc.plain(block.title))
-            elif isinstance(block, doc.Table):
-                yield from _table(block, width, most_lines)
-            elif not isinstance(block, doc.Finding):
-                part = _part(block, width, verbose=verbose)
-                if part.lines:
-                    yield part
+        else:
+            for block in neighbours:
+                yield from _block_parts(block, width, verbose=verbose, most_lines=most_lines)
+
+
+def _block_parts(block: doc.Block, width: int, *, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+    """Yield the parts of a block that is no finding; none of one that is folded, or has nothing to show."""
+    if isinstance(block, doc.Section | doc.Table) and block.folded and not verbose:
+        return
+    if isinstance(block, doc.Section):
+        inner = _parts(block.blocks, width, verbose=verbose, most_lines=most_lines)
+        yield from _under_heading(inner, doc.plain(block.title))
+    elif isinstance(block, doc.Table):
+        yield from _table(block, width, most_lines)
+    elif not isinstance(block, doc.Finding):
+        part = _part(block, width, verbose=verbose)
+        if part.lines:
+            yield part
 
 
 def _under_heading(parts: Iterable[_Part], title: str) -> Iterator[_Part]:

@@ -20,7 +20,7 @@ _NARROW_GAP = 1
 _LEAST_WORDS = 12
 """Width to which a column of words may always be wrapped."""
 _MOST_LABEL = 24
-"""Width beyond which labels of groups are wrapped, and which no word of theirs keeps from it."""
+"""Most columns for the labels of groups, and for the longest word that is never broken."""
 _UNLIMITED = 10**6
 _STYLES = {"": "", "failed": "red", "missing": "dim", "baseline": "bold"}
 

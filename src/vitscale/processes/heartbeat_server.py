@@ -300,14 +300,13 @@ def _silent(error: OSError) -> bool:
 
 def _after_beat(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
     """Return a rank's status after a message; values that no rank sends change nothing."""
+    changes: dict[str, Any] = {"heard_seconds": time.monotonic()}
+    if message.get("bye") is True:
+        changes["ended_seconds"] = time.monotonic()
     step = message.get("step")
+    if isinstance(step, int) and abs(step) < 2**62:
+        changes["step"] = step
     phase = message.get("phase")
-    is_step = isinstance(step, int) and abs(step) < 2**62
-    is_phase = isinstance(phase, str) and len(phase) < 40 and phase.isprintable()
-    return replace(
-        status,
-        heard_seconds=time.monotonic(),
-        ended_seconds=time.monotonic() if message.get("bye") is True else status.ended_seconds,
-        step=step if is_step else status.step,
-        phase=phase if is_phase else status.phase,
-    )
+    if isinstance(phase, str) and len(phase) < 40 and phase.isprintable():
+        changes["phase"] = phase
+    return replace(status, **changes)

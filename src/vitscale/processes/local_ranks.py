@@ -67,7 +67,7 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
     return _report(exits)
 
 
-class RankExit(NamedTuple):
+class _RankExit(NamedTuple):
     """The end of a rank."""
 
     rank: int
@@ -75,7 +75,7 @@ class RankExit(NamedTuple):
     """Exit code, or minus a signal's number."""
 
 
-def _report(exits: Sequence[RankExit]) -> int:
+def _report(exits: Sequence[_RankExit]) -> int:
     """Print the ranks that failed, and return this process's exit code."""
     failures = [rank_exit for rank_exit in exits if rank_exit.code]
     if not failures:
@@ -116,7 +116,7 @@ _DEADLINES = (
 )
 
 
-def _wait_for_all(rank_by_pid: dict[int, int]) -> list[RankExit]:
+def _wait_for_all(rank_by_pid: dict[int, int]) -> list[_RankExit]:
     """Wait for all ranks, and end the others once one has failed.
 
     Args:
@@ -125,13 +125,13 @@ def _wait_for_all(rank_by_pid: dict[int, int]) -> list[RankExit]:
     Returns:
         The ends of the ranks, in the order in which they ended.
     """
-    exits: list[RankExit] = []
+    exits: list[_RankExit] = []
 
     def reap(options: int) -> bool:
         """Note the end of a child, which need not be a rank; False where `options` has WNOHANG and none has ended."""
         pid, status = os.waitpid(-1, options)
         if pid in rank_by_pid:
-            exits.append(RankExit(rank_by_pid.pop(pid), os.waitstatus_to_exitcode(status)))
+            exits.append(_RankExit(rank_by_pid.pop(pid), os.waitstatus_to_exitcode(status)))
         return pid != 0
 
     # Sleep until something ends: this process must not take time from the ranks.

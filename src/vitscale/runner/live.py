@@ -107,17 +107,15 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
             next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` writes to",
         )
     index = RunIndex(folder)
-    outcomes = {key: outcome for key, (_, outcome) in index.finished.items() if key[0] in study.trials}
+    finished = {run: last for run, last in index.finished.items() if RunTask(*run).trial_id in study.trials}
+    outcomes = {run: outcome for run, (_, outcome) in finished.items()}
+    again = {run for run, outcome in outcomes.items() if outcome.external}
     runs = _planned_runs(study)
-    remaining = [run for run in runs if run not in outcomes or outcomes[run].external]
+    remaining = [run for run in runs if run not in outcomes or run in again]
     lock_holder = _lock_holder(folder / "lock")
-    addable = may_be_added(
-        study,
-        {key: index.finished[key] for key in outcomes},
-        again={key for key, outcome in outcomes.items() if outcome.external},
-        # Which trials' runs are enough is in their lines, which are read only where nothing else tells what is left.
-        results=folder if not remaining and lock_holder is None else None,
-    )
+    # Which trials' runs are enough is in their lines, which are read only where nothing else tells what is left.
+    needs_lines = not remaining and lock_holder is None
+    addable = may_be_added(study, finished, again, results=folder if needs_lines else None)
     open_runs = sorted(_open_runs(folder, index, study, now_seconds), key=lambda run: run.silent_seconds)
     running = _running_runs(folder, open_runs, lock_holder)
     last = _last_outcome(study, outcomes)
@@ -292,7 +290,7 @@ def _other_records(rank_lines: _FileEnds) -> Iterator[Any]:
             yield record
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """The pace of a run's latest steps. None: too few steps."""
 
     steps_per_second: float | None
@@ -300,16 +298,16 @@ class Pace(NamedTuple):
     """Share by which the latest steps take longer (above 0) or shorter than all before them."""
 
 
-def pace(step_seconds: Sequence[float]) -> Pace:
+def pace(step_seconds: Sequence[float]) -> StepPace:
     """Return the pace of the last 20 steps, by their median, against the median of at least 20 steps before them."""
     latest = step_seconds[-_RATE_STEPS:]
     earlier = step_seconds[:-_RATE_STEPS]
     latest_median = statistics.median(latest) if latest else 0.0
     if latest_median <= 0:
-        return Pace(None, None)
+        return StepPace(None, None)
     earlier_median = statistics.median(earlier) if len(earlier) >= _RATE_STEPS else 0.0
     trend = latest_median / earlier_median - 1 if earlier_median > 0 else None
-    return Pace(1 / latest_median, trend)
+    return StepPace(1 / latest_median, trend)
 
 
 def _total_steps(trial: Trial, train_samples: int | None) -> int | None:

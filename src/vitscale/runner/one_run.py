@@ -293,7 +293,7 @@ class RunTask(NamedTuple):
 
     trial_id: str
     repeat: int
-    """From 0."""
+    """Counted from 0."""
 
 
 def attempt_number(folder_name: str) -> int:
@@ -500,7 +500,7 @@ class FolderTimes(NamedTuple):
     first_unix_seconds: float
     """When it was first changed."""
     seconds: float
-    """From the first change to the last."""
+    """Time from the first change to the last."""
 
 
 def folder_times(folder: Path) -> FolderTimes:

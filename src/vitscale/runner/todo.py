@@ -279,7 +279,7 @@ class AddedRuns:
         most_repeats = measure.max_repeats if measure.target_ci is not None else measure.repeats
         self._rounds = range(measure.repeats, most_repeats)
         self._judgements: dict[str, _Judgement] = {}
-        """By trial; one with fewer outcomes than the trial has by now is out of date."""
+        """Trial -> its judgement, which is out of date where the trial has more outcomes by now."""
         self._read: dict[str, Run] = {}
         """Runs whose lines were read, by folder."""
 

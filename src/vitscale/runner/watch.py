@@ -122,7 +122,7 @@ class StepCounter:
         self.folder = folder
         self.steps = 0
         self._patterns = ("rank-*.jsonl", "log.txt") if prints else ("rank-*.jsonl",)
-        """Of the files whose change is a sign of life."""
+        """Patterns of files whose change is a sign of life."""
         self._offset = 0
         """Bytes of rank 0's record that have been read, all of them whole lines."""
         self._file_states: dict[str, _FileState] = {}

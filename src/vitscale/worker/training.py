@@ -210,7 +210,7 @@ class Training:
             images: real images in them, over all ranks.
             complete: whether all images were trained on.
         """
-        train_loss, train_accuracy = means(total(sums))
+        train_means = means(total(sums))
         began = time.perf_counter()
         held_out = self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else Evaluation()
         evaluation_seconds = time.perf_counter() - began
@@ -224,8 +224,8 @@ class Training:
                 images=images,
                 seconds=measures.wall_seconds,
                 complete=complete,
-                train_loss=train_loss,
-                train_accuracy=train_accuracy,
+                train_loss=train_means.loss,
+                train_accuracy=train_means.accuracy,
                 held_out_loss=held_out.loss,
                 held_out_accuracy=held_out.accuracy,
                 mean_iou=held_out.mean_iou,

@@ -132,8 +132,9 @@ def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plo
     scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
     dash = axes.nominal("split", scale=scale, legend=legend if len(splits) > 1 else None)
     # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
+    others = max(1, len(names) - 1)
     for row in rows:
-        row["weight"] = 1.6 + 2.4 * _share_of_later(row["series"], names)
+        row["weight"] = 1.6 + 2.4 * _later_series(row["series"], names) / others
     weight = axes.quantity("weight", scale=None, legend=None)
     colour = axes.colour_encoding(names)
     plot = axes.Plot({"rows": rows})
@@ -145,9 +146,9 @@ def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plo
     return plot
 
 
-def _share_of_later(name: str, names: Sequence[str]) -> float:
-    """The share of the other series that are drawn after one: 1 for the first, 0 for the last."""
-    return (len(names) - 1 - names.index(name)) / max(1, len(names) - 1)
+def _later_series(name: str, names: Sequence[str]) -> int:
+    """Number of series that are drawn after one."""
+    return len(names) - 1 - names.index(name)
 
 
 def _training_summary(course: _CourseOfTraining, split: str, gpus: int, *, is_unfinished: bool) -> str:
@@ -478,8 +479,9 @@ def _accuracy_plot(
     """Draw the points in their lines, with bars and noise scales; adds `weight` and `size` to the rows."""
     names = axes.series_names(rows)
     # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
+    others = max(1, len(names) - 1)
     for row in rows:
-        share_of_later = _share_of_later(row["series"], names)
+        share_of_later = _later_series(row["series"], names) / others
         row["weight"] = 1.6 + 1.8 * share_of_later
         row["size"] = 50 + 80 * share_of_later
     colour = axes.colour_encoding(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
@@ -33,93 +34,159 @@ _MOST_ENGINES = 7
 FORMATS = ("png", "svg", "html")
 
 
+class _SpendingAxes(NamedTuple):
+    """The units in which an advice's chart shows time and spending, and their axes."""
+
+    time_unit: units.Unit
+    spent_unit: units.Unit
+    """The unit of what is spent: money as it was given, or the time of all ranks."""
+    x: ChartSpec
+    y: ChartSpec
+
+
+class _NamedAnswer(NamedTuple):
+    """A configuration that is an answer, and to which questions."""
+
+    name: str
+    """ "fastest = cheapest"."""
+    option: Option
+
+
 def advice_chart(advice: Advice) -> Figure | None:
-    """The Pareto chart; None where there is nothing to draw."""
+    """Draw the Pareto chart; None where there is nothing to draw."""
     if not advice.by_count:
         return None
     names = list(dict.fromkeys(_name(option) for option in advice.by_count))[:_MOST_ENGINES]
-    unit = units.time_unit(option.seconds.value for option in advice.by_count)
-    drawn = [option for option in advice.by_count if _name(option) in names]
-    spent_unit = _spent_unit(advice, drawn)
-    rows = [_row(option, unit.factor, spent_unit) for option in drawn]
-    chosen = _chosen(advice)
-    picked = [_row(option, unit.factor, spent_unit) | {"answer": name} for name, option in chosen]
-    picked.sort(key=lambda row: float(row["time"]))
-    for index, row in enumerate(picked):
-        row["above"] = index % 2 == 0  # above and below in turn: answers may lie side by side
-    in_front = [_row(option, unit.factor, spent_unit) for option in advice.front]
-    costs = spent_unit.sign
+    options = [option for option in advice.by_count if _name(option) in names]
+    answers = _named_answers(advice)
+    axes = _spending_axes(advice, options)
+    plot = _plot(advice, options, answers, axes, names)
+    title = f"What it takes: time against {axes.spent_unit.sign}"
+    subtitle = "numbers: ranks; grey band: nothing else is both faster and cheaper, with 90 % of future runs"
+    if any(not option.measured_engine for option in options):
+        subtitle += "; *: not measured"
+    sentences = [f"{name}: {advised.in_short(option)}: {advised.time(option.seconds)}" for name, option in answers]
+    summary = "; ".join(sentences[:3]) + "."
+    view = FigureView(
+        name="advice",
+        choices={},
+        title=title,
+        subtitle=subtitle,
+        spec=plot.spec(summary, 340),
+        columns={
+            "what": "configuration",
+            "shown_time": "time",
+            "shown_spent": axes.spent_unit.sign,
+            "told": "known by",
+        },
+        summary=summary,
+    )
+    return Figure("advice", title, (view,), tuple(names))
+
+
+def _spending_axes(advice: Advice, options: Sequence[Option]) -> _SpendingAxes:
+    """Choose the units of an advice's chart by its options, and make both axes, which are logarithmic."""
+    time_unit = units.time_unit(option.seconds.value for option in advice.by_count)
+    if advice.asked.priced:
+        spent_unit = units.Unit(1.0, "cost")
+    else:
+        spent_unit = units.rank_time_unit([option.gpu_hours.value for option in options], advice.device)
     scale = {"type": "log", "nice": False, "padding": 36}
     axis = {"format": "~r", "labelOverlap": True, "tickCount": 6}
-    x = quantity("time", f"time of the whole work ({unit.sign})", scale=scale, axis=axis)
-    y = quantity("spent", costs, scale=scale, axis=axis)
-    colour, shape = colour_encoding(names), shape_encoding(names)
-    told = tooltip(what="configuration", shown_time="time", shown_spent=costs, eff="efficiency", told="known by")
-    plot = Plot({"rows": rows, "front": in_front, "picked": picked})
+    x = quantity("time", f"time of the whole work ({time_unit.sign})", scale=scale, axis=axis)
+    y = quantity("spent", spent_unit.sign, scale=scale, axis=axis)
+    return _SpendingAxes(time_unit, spent_unit, x, y)
+
+
+def _plot(
+    advice: Advice,
+    options: Sequence[Option],
+    answers: Sequence[_NamedAnswer],
+    axes: _SpendingAxes,
+    names: Sequence[str],
+) -> Plot:
+    """Draw the front as a band, the limits, the curve of each engine, and rings around the answers.
+
+    Args:
+        advice: the advice, of which the front and the limits are drawn.
+        options: the configurations that are drawn.
+        answers: those that are answers.
+        axes: the axes and their units.
+        names: the engines that are drawn.
+    """
+    x = axes.x
+    y = axes.y
+    colour = colour_encoding(names)
+    rows = [_row(option, axes) for option in options]
+    front = [_row(option, axes) for option in advice.front]
+    plot = Plot({"rows": rows, "front": front, "picked": _answer_rows(answers, axes)})
     band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}
     plot.add("front", band, x=x, y=y)
-    _add_limits(plot, advice, unit.factor, spent_unit, x, y)
-    bar: ChartSpec = {"x": quantity("time_low"), "x2": {"field": "time_high"}}
+    _add_limits(plot, advice, axes)
+    bar = {"type": "rule", "strokeWidth": 1.5}
     plot.add(
         "front",
-        {"type": "rule", "strokeWidth": 1.5},
+        bar,
         y=quantity("spent_low"),
         y2={"field": "spent_high"},
         color=colour,
-        **bar,
+        x=quantity("time_low"),
+        x2={"field": "time_high"},
     )
     line = {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.7}
     plot.add("rows", line, x=x, y=y, color=colour, order=quantity("ranks"))
     point = {"type": "point", "size": 45, "filled": True, "opacity": 1}
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=told)
+    shown = tooltip(
+        what="configuration",
+        shown_time="time",
+        shown_spent=axes.spent_unit.sign,
+        eff="efficiency",
+        told="known by",
+    )
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape_encoding(names), tooltip=shown)
     plot.add("front", {"type": "text", "dy": 14, "fontSize": 10}, x=x, y=y, text=quantity("ranks"))
     ring = {"type": "point", "size": 260, "filled": False, "strokeWidth": 2.2, "shape": "circle"}
     plot.add("picked", ring, x=x, y=y)
-    for only, dy in (("datum.above", -19), ("!datum.above", 30)):
+    for is_drawn, dy in (("datum.above", -19), ("!datum.above", 30)):
         text = {"type": "text", "dy": dy, "fontSize": 11, "fontWeight": 600}
-        plot.add("picked", text, only, x=x, y=y, text={"field": "answer"})
-    title = f"What it takes: time against {costs}"
-    subtitle = "numbers: ranks; grey band: nothing else is both faster and cheaper, with 90 % of future runs"
-    if any(not option.measured_engine for option in drawn):
-        subtitle += "; *: not measured"
-    answers = [f"{name}: {advised.in_short(option)}: {advised.time(option.seconds)}" for name, option in chosen]
-    summary = "; ".join(answers[:3]) + "."
-    columns = {"what": "configuration", "shown_time": "time", "shown_spent": costs, "told": "known by"}
-    view = FigureView("advice", {}, title, subtitle, plot.spec(summary, 340), columns, summary)
-    return Figure("advice", title, (view,), tuple(names))
+        plot.add("picked", text, is_drawn, x=x, y=y, text={"field": "answer"})
+    return plot
 
 
-def _chosen(advice: Advice) -> list[tuple[str, Option]]:
+def _answer_rows(answers: Sequence[_NamedAnswer], axes: _SpendingAxes) -> list[ChartRow]:
+    """The answers from the fastest on, named above and below in turn: they may lie side by side."""
+    rows = [_row(answer.option, axes) | {"answer": answer.name} for answer in answers]
+    rows.sort(key=lambda row: float(row["time"]))
+    return [row | {"above": index % 2 == 0} for index, row in enumerate(rows)]
+
+
+def _named_answers(advice: Advice) -> list[_NamedAnswer]:
     """The answers; those with the same configuration share one name."""
-    named = [(advised.question(advice, answer), answer.option) for answer in advice.answers]
+    answers = [_NamedAnswer(advised.question(advice, answer), answer.option) for answer in advice.answers]
     if advice.closest is not None:
-        named.insert(0, ("nearest to the limits", advice.closest))
+        answers.insert(0, _NamedAnswer("nearest to the limits", advice.closest))
     names: dict[Candidate, list[str]] = {}
-    for name, option in named:
+    option_by_candidate: dict[Candidate, Option] = {}
+    for name, option in answers:
         names.setdefault(option.candidate, []).append(name)
-    of = {option.candidate: option for _, option in named}
-    return [(" = ".join(alike), of[candidate]) for candidate, alike in names.items()]
+        option_by_candidate[option.candidate] = option
+    return [_NamedAnswer(" = ".join(names[candidate]), option_by_candidate[candidate]) for candidate in names]
 
 
 def _name(option: Option) -> str:
+    """ "p4d.24xlarge, ddp *": the rented instance, the engine, and a star where it was not measured."""
     instance = option.candidate.instance
     rented = "" if instance is None else f"{instance.name}, "
-    return rented + advised.engine(option) + ("" if option.measured_engine else " *")
+    star = "" if option.measured_engine else " *"
+    return f"{rented}{advised.engine(option)}{star}"
 
 
-def _spent_unit(advice: Advice, options: Sequence[Option]) -> units.Unit:
-    """The unit of what is spent: money as it was given, or the time of all ranks."""
-    if advice.asked.priced:
-        return units.Unit(1.0, "cost")
-    return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device)
-
-
-def _row(option: Option, per_second: float, spent_unit: units.Unit) -> ChartRow:
-    spent = (option.gpu_hours if option.cost is None else option.cost).times(spent_unit.factor)
+def _row(option: Option, axes: _SpendingAxes) -> ChartRow:
+    spent = (option.gpu_hours if option.cost is None else option.cost).times(axes.spent_unit.factor)
     return {
         "series": _name(option),
         "ranks": option.gpus,
-        **estimate_fields("time", option.seconds.times(per_second)),
+        **estimate_fields("time", option.seconds.times(axes.time_unit.factor)),
         **estimate_fields("spent", spent),
         "what": advised.in_short(option),
         "shown_time": advised.time(option.seconds),
@@ -129,21 +196,20 @@ def _row(option: Option, per_second: float, spent_unit: units.Unit) -> ChartRow:
     }
 
 
-def _add_limits(
-    plot: Plot, advice: Advice, per_second: float, spent_unit: units.Unit, x: ChartSpec, y: ChartSpec
-) -> None:
-    """Draws the deadline as a vertical line, the budget as a horizontal one."""
-    asked, dashed = advice.asked, {"type": "rule", "strokeDash": DASHED, "color": IDEAL_COLOUR}
-    if asked.deadline_seconds is not None:
-        plot.datasets["deadline"] = [{"time": asked.deadline_seconds * per_second}]
-        plot.add("deadline", dashed, x=x)
-    if asked.budget is not None:
-        plot.datasets["budget"] = [{"spent": asked.budget * spent_unit.factor}]
-        plot.add("budget", dashed, y=y)
+def _add_limits(plot: Plot, advice: Advice, axes: _SpendingAxes) -> None:
+    """Add the deadline as a vertical line, the budget as a horizontal one."""
+    request = advice.asked
+    dashed = {"type": "rule", "strokeDash": DASHED, "color": IDEAL_COLOUR}
+    if request.deadline_seconds is not None:
+        plot.datasets["deadline"] = [{"time": request.deadline_seconds * axes.time_unit.factor}]
+        plot.add("deadline", dashed, x=axes.x)
+    if request.budget is not None:
+        plot.datasets["budget"] = [{"spent": request.budget * axes.spent_unit.factor}]
+        plot.add("budget", dashed, y=axes.y)
 
 
 def write_advice_chart(advice: Advice, path: Path) -> None:
-    """Draws the Pareto chart into a file: png, svg or html, by the ending of its name.
+    """Draw the Pareto chart into a file: png, svg or html, by the ending of its name.
 
     Raises:
         RequestError: the ending is another, there is nothing to draw, or the file cannot be written.
@@ -157,7 +223,7 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
 
 
 def check_format(path: Path) -> str:
-    """The kind of picture that a file's name asks for.
+    """Return the kind of picture that a file's name asks for.
 
     Raises:
         RequestError: it asks for no kind of ours.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.analysis import Analysis
 from vitscale.pages import prediction_words
@@ -15,10 +17,14 @@ from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import ControlOption, Figure, FigureView
+from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
 _SAMPLES = 40
-IDEAL, AMDAHL, TRANSFERS = "ideal", "Amdahl, fitted to what was measured", "ideal and the transfers"
+"""Points along a bound, from the smallest measured rank count to the largest predicted one."""
+IDEAL = "ideal"
+AMDAHL = "Amdahl, fitted to what was measured"
+TRANSFERS = "ideal and the transfers"
 
 
 @dataclass(frozen=True)
@@ -33,31 +39,29 @@ class SeriesChart:
     """Curves that follow from a model of their own: `bound` names it."""
 
 
-def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> SeriesChart:
-    """The rows of one series, whose `predictions` are in rising order of ranks."""
-    of_epoch = all(prediction.epoch_seconds is not None for prediction in predictions) and all(
-        point.steps_per_epoch is not None for point in series.points
-    )
-    measured = tuple(_measured_row(analysis, point, of_epoch) for point in series.points)
-    return SeriesChart(
-        of_epoch,
-        measured,
-        tuple(_predicted_row(prediction, of_epoch) for prediction in predictions),
-        tuple(_bounds(series.mode, measured, predictions, of_epoch)),
-    )
+def series_chart(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> SeriesChart:
+    """Make the rows of one series, whose `predictions` are in rising order of ranks."""
+    are_epochs_predicted = all(prediction.epoch_seconds is not None for prediction in predictions)
+    are_epochs_measured = all(point.steps_per_epoch is not None for point in series.points)
+    of_epoch = are_epochs_predicted and are_epochs_measured
+    measured = [_measured_row(analysis, point, of_epoch=of_epoch) for point in series.points]
+    predicted = [_predicted_row(prediction, of_epoch=of_epoch) for prediction in predictions]
+    bounds = _bound_rows(series.mode, measured, predictions, of_epoch=of_epoch)
+    return SeriesChart(of_epoch, tuple(measured), tuple(predicted), tuple(bounds))
 
 
-def _measured_row(analysis: Analysis, point: MeasuredPoint, of_epoch: bool) -> axes.ChartRow:
+def _measured_row(analysis: Analysis, point: MeasuredPoint, *, of_epoch: bool) -> axes.ChartRow:
     """A measured point, with the report's 95 % interval where it has one."""
     trial = analysis.trials[point.trial_id]
-    interval = trial.epoch_seconds if of_epoch else trial.step_seconds
-    centre = interval.value if interval else _median_seconds(point, of_epoch)
+    estimate = trial.epoch_seconds if of_epoch else trial.step_seconds
+    if estimate is None:
+        estimate = Estimate(_median_seconds(point, of_epoch=of_epoch))
     return {
         "gpus": point.gpus,
-        "value": centre,
-        "low": interval.low if interval and not interval.note else None,
-        "high": interval.high if interval and not interval.note else None,
-        "shown": units.seconds(centre),
+        "value": estimate.value,
+        "low": None if estimate.note else estimate.low,
+        "high": None if estimate.note else estimate.high,
+        "shown": units.seconds(estimate.value),
         "mean": "",
         "run": "",
         "told": "measured",
@@ -65,8 +69,15 @@ def _measured_row(analysis: Analysis, point: MeasuredPoint, of_epoch: bool) -> a
     }
 
 
-def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.ChartRow:
-    estimate = prediction.epoch_seconds if of_epoch and prediction.epoch_seconds else prediction.step_seconds
+def _median_seconds(point: MeasuredPoint, *, of_epoch: bool) -> float:
+    step_seconds = statistics.median(point.step_seconds)
+    return step_seconds * (point.steps_per_epoch or 1) if of_epoch else step_seconds
+
+
+def _predicted_row(prediction: Prediction, *, of_epoch: bool) -> axes.ChartRow:
+    estimate = prediction.step_seconds
+    if of_epoch and prediction.epoch_seconds:
+        estimate = prediction.epoch_seconds
     return {
         "gpus": prediction.gpus,
         **attributes(estimate, "value", "low", "high", "future_low", "future_high"),
@@ -77,54 +88,66 @@ def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.ChartRow:
     }
 
 
-def _bounds(
-    mode: Mode, measured: Sequence[axes.ChartRow], predictions: Sequence[Prediction], of_epoch: bool
+def _bound_rows(
+    mode: Mode, measured: Sequence[axes.ChartRow], predictions: Sequence[Prediction], *, of_epoch: bool
 ) -> list[axes.ChartRow]:
+    """Points of the curves for comparison, all from the smallest measured rank count on.
+
+    A time that does not shrink with ranks has a level ideal, and no Amdahl's law.
+    """
     base: int = measured[0]["gpus"]
-    seconds: float = measured[0]["value"]
-    last = max(predictions[-1].gpus, measured[-1]["gpus"])
+    base_seconds: float = measured[0]["value"]
+    largest = max(predictions[-1].gpus, measured[-1]["gpus"])
     shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
 
-    def ideal(gpus: float) -> float:
-        return seconds * base / gpus if shrinks else seconds
+    def ideal_seconds(gpus: float) -> float:
+        return base_seconds * base / gpus if shrinks else base_seconds
 
-    counts = [base * (last / base) ** (sample / _SAMPLES) for sample in range(_SAMPLES + 1)]
-    rows = [{"gpus": gpus, "value": ideal(gpus), "bound": IDEAL} for gpus in counts]
+    counts = [base * (largest / base) ** (sample / _SAMPLES) for sample in range(_SAMPLES + 1)]
+    rows = [{"gpus": gpus, "value": ideal_seconds(gpus), "bound": IDEAL} for gpus in counts]
     fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
     if shrinks and fitted is not None:
-        serial, parallel = fitted
-        rows += [{"gpus": gpus, "value": serial + parallel / gpus, "bound": AMDAHL} for gpus in counts]
-    return rows + [
-        {"gpus": gpus, "value": ideal(gpus) + more, "bound": TRANSFERS}
-        for gpus, more in _further_transfers(base, predictions, of_epoch)
-    ]
+        serial_seconds, parallel_seconds = fitted
+        rows += [{"gpus": gpus, "value": serial_seconds + parallel_seconds / gpus, "bound": AMDAHL} for gpus in counts]
+    for gpus, transfer_seconds in _further_transfers(base, predictions, of_epoch=of_epoch).items():
+        rows.append({"gpus": gpus, "value": ideal_seconds(gpus) + transfer_seconds, "bound": TRANSFERS})
+    return rows
 
 
-def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: bool) -> list[tuple[int, float]]:
-    """Rank count to exposed transfer beyond that of the smallest measured count, whose time contains its own."""
-    seconds = {
-        prediction.gpus: prediction.wire_seconds.value
-        + (prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0)
-        for prediction in predictions
-        if prediction.wire_seconds is not None and "wire_seconds" not in prediction.reasons
-    }
-    if base not in seconds:
-        return []
-    steps = {
-        prediction.gpus: prediction.epoch_seconds.value / prediction.step_seconds.value
-        if of_epoch and prediction.epoch_seconds
-        else 1.0
-        for prediction in predictions
-    }
-    return [(gpus, max(0.0, wire - seconds[base]) * steps[gpus]) for gpus, wire in seconds.items() if gpus >= base]
+def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch: bool) -> dict[int, float]:
+    """Rank count -> seconds of exposed transfer beyond that of the smallest measured count, whose time has its own.
+
+    Empty where the transfer of that count is unknown.
+    """
+    step_transfers = {prediction.gpus: _transfer_seconds(prediction) for prediction in predictions}
+    base_transfer = step_transfers.get(base)
+    if base_transfer is None:
+        return {}
+    further: dict[int, float] = {}
+    for prediction in predictions:
+        transfer = step_transfers[prediction.gpus]
+        if transfer is not None and prediction.gpus >= base:
+            steps = _steps(prediction, of_epoch=of_epoch)
+            further[prediction.gpus] = max(0.0, transfer - base_transfer) * steps
+    return further
 
 
-def _median_seconds(point: MeasuredPoint, of_epoch: bool) -> float:
-    return statistics.median(point.step_seconds) * (point.steps_per_epoch or 1 if of_epoch else 1)
+def _transfer_seconds(prediction: Prediction) -> float | None:
+    """The exposed transfer of a step, with that of synchronised norms; None where it is unknown."""
+    if prediction.wire_seconds is None or "wire_seconds" in prediction.reasons:
+        return None
+    norm_seconds = prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0
+    return prediction.wire_seconds.value + norm_seconds
 
 
-_MOST = 12
-"""Number of series that are drawn; the tables have all."""
+def _steps(prediction: Prediction, *, of_epoch: bool) -> float:
+    """Number of steps that a predicted time is of."""
+    if of_epoch and prediction.epoch_seconds:
+        return prediction.epoch_seconds.value / prediction.step_seconds.value
+    return 1.0
+
+
+_MOST_DRAWN = 12
 _BLUE, _VERMILION, _GREEN = axes.SERIES_COLOURS[:3]
 _BAND_COLOUR = axes.SERIES_COLOURS[5]
 _BOUND_DASHES = {IDEAL: axes.DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
@@ -138,97 +161,142 @@ _SHAPES = {
 }
 _FURTHEST = 30
 """How far beyond the outermost point a band or a bound may reach before the axis cuts it, as a factor."""
-_TIMES = ("value", "low", "high", "future_low", "future_high")
+_FUTURE_ENDS = ("future_low", "future_high")
+_TIMES = ("value", "low", "high", *_FUTURE_ENDS)
+"""Fields of a row that are times."""
+
+
+class _SeriesKey(NamedTuple):
+    """What tells series apart."""
+
+    name: str
+    mode: Mode
 
 
 def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
-    """A view for each series with a measured point, by batch policy, but for those of rates whose step is unknown."""
-    by_series: dict[tuple[str, Mode], list[Prediction]] = {}
+    """Draw a view for each series with a measured point, but for those of rates whose step is unknown."""
+    predictions_by_series: dict[_SeriesKey, list[Prediction]] = {}
     for prediction in forecast.predictions:
         if "step_seconds" not in prediction.reasons:
-            by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
-    drawable = [series for series in forecast.evidence.series if (series.name, series.mode) in by_series][:_MOST]
-    numbers: dict[Mode, int] = {}
+            key = _SeriesKey(prediction.series, prediction.mode)
+            predictions_by_series.setdefault(key, []).append(prediction)
+    drawable = [
+        series for series in forecast.evidence.series if _SeriesKey(series.name, series.mode) in predictions_by_series
+    ]
+    numbers: Counter[Mode] = Counter()
     views = []
-    for series in drawable:
-        numbers[series.mode] = number = numbers.get(series.mode, 0) + 1
-        rows = drawn(analysis, series, by_series[series.name, series.mode])
-        name = f"{series.mode}-prediction{'' if number == 1 else f'-{number}'}"
-        choice = ControlOption(
-            str(number), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}")
-        )
-        views.append(_view(name, series.mode, choice, rows))
+    for series in drawable[:_MOST_DRAWN]:
+        numbers[series.mode] += 1
+        chart = series_chart(analysis, series, predictions_by_series[_SeriesKey(series.name, series.mode)])
+        views.append(_view(series, numbers[series.mode], chart))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 
 
-def _view(name: str, mode: Mode, series: ControlOption, rows: SeriesChart) -> FigureView:
-    unit = units.time_unit(row["value"] for row in (*rows.measured, *rows.predicted))
-    measured, predicted, bounds = (
-        axes.scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
-    )
-    points = [*measured, *(row for row in predicted if row["gpus"] not in {point["gpus"] for point in measured})]
-    lowest = min(row["value"] for row in points) / _FURTHEST
-    highest = max(row["value"] for row in points) * _FURTHEST
-    span = [row["value"] for row in (*points, *bounds)] + [row[key] for row in predicted for key in _TIMES[3:]]
-    what = "epoch" if rows.of_epoch else "step"
-    x = axes.ticked_axis("gpus", "ranks", _ticks(points), number="~s")
-    top, bottom = min(max(span) * 1.1, highest), max(min(span) / 1.1, lowest)
-    scale: axes.ChartSpec = {"domain": [0, top]} if mode == "weak" else {"type": "log", "domain": [bottom, top]}
-    axis = {"tickCount": 6, "format": "~r"}
-    y = axes.quantity("value", f"{what} time ({unit.sign})", scale={**scale, "nice": False, "clamp": True}, axis=axis)
-    plot = axes.Plot({"rows": points, "predicted": predicted, "bounds": bounds})
-    for low, high, opacity in (("future_low", "future_high", 0.2), ("low", "high", 0.3)):
-        area = {"type": "area", "color": _BAND_COLOUR, "opacity": opacity, "clip": True}
-        plot.add("predicted", area, x=x, y=axes.quantity(low, y["title"], scale=y["scale"]), y2={"field": high})
-    names = list(dict.fromkeys(row["bound"] for row in bounds))
-    legend = {"title": None, "orient": "bottom", "columns": 2, "symbolSize": 160, "symbolOpacity": 1}
-    colours = {"domain": names, "range": [_BOUND_COLOURS[each] for each in names]}
-    dashes = {"domain": names, "range": [_BOUND_DASHES[each] for each in names]}
-    bound: axes.ChartSpec = {
-        "color": axes.nominal("bound", scale=colours, legend=legend),
-        "strokeDash": axes.nominal("bound", scale=dashes, legend=legend),
-    }
-    plot.add("bounds", {"type": "line", "strokeWidth": 1.4, "clip": True}, x=x, y=y, **bound)
-    plot.add("predicted", {"type": "line", "strokeWidth": 1.6, "color": _BLUE}, x=x, y=y)
-    _add_points(plot, points, x, y)
-    last = rows.predicted[-1]
-    summary = (
-        f"{series.label}: {last['shown']} {'an epoch' if rows.of_epoch else 'a step'} on {units.ranks(last['gpus'])} "
-        f"(90 % of one run {last['run']}; {last['told']})."
-    )
+def _view(series: Series, number: int, chart: SeriesChart) -> FigureView:
+    """Draw one series, the `number`th of its batch policy."""
+    mode = series.mode
+    subject = "epoch" if chart.of_epoch else "step"
+    label = prediction_words.title(series.name, mode).removesuffix(f", {mode}")
+    plot = _plot(mode, chart)
+    last = chart.predicted[-1]
+    time = f"{last['shown']} {'an epoch' if chart.of_epoch else 'a step'}"
+    summary = f"{label}: {time} on {units.ranks(last['gpus'])} (90 % of one run {last['run']}; {last['told']})."
     return FigureView(
-        name,
-        {"batch policy": ControlOption(mode, mode), "series": series},
-        f"Predicted {what} time, {series.label}, {mode}",
-        "dark: 90 % of the mean; light: of one run; bars: measured, 95 %",
-        plot.spec(summary, 280),
-        {"gpus": "ranks", "shown": f"{what} time", "mean": "90 % of the mean", "run": "90 % of one run",
-         "told": "how it is known"},
-        summary,
-    )  # fmt: skip
+        name=f"{mode}-prediction" if number == 1 else f"{mode}-prediction-{number}",
+        choices={"batch policy": ControlOption(mode, mode), "series": ControlOption(str(number), label)},
+        title=f"Predicted {subject} time, {label}, {mode}",
+        subtitle="dark: 90 % of the mean; light: of one run; bars: measured, 95 %",
+        spec=plot.spec(summary, 280),
+        columns={
+            "gpus": "ranks",
+            "shown": f"{subject} time",
+            "mean": "90 % of the mean",
+            "run": "90 % of one run",
+            "told": "how it is known",
+        },
+        summary=summary,
+    )
 
 
-def _add_points(plot: axes.Plot, points: list[axes.ChartRow], x: axes.ChartSpec, y: axes.ChartSpec) -> None:
-    """Adds measured points filled and with bars, predicted ones hollow; the shape tells how sure a point is."""
-    told = [name for name in _SHAPES if name in {row["told"] for row in points}]
+def _plot(mode: Mode, chart: SeriesChart) -> axes.Plot:
+    """Draw the bands of the prediction, the bounds over them, and the points on top."""
+    unit = units.time_unit(row["value"] for row in (*chart.measured, *chart.predicted))
+    measured = axes.scaled(chart.measured, unit.factor, *_TIMES)
+    predicted = axes.scaled(chart.predicted, unit.factor, *_TIMES)
+    bounds = axes.scaled(chart.bounds, unit.factor, *_TIMES)
+    measured_counts = {row["gpus"] for row in measured}
+    points = [*measured, *(row for row in predicted if row["gpus"] not in measured_counts)]
+    x = axes.ticked_axis("gpus", "ranks", _ticks(points), number="~s")
+    y_title = f"{'epoch' if chart.of_epoch else 'step'} time ({unit.sign})"
+    y_scale = _time_scale(mode, points, predicted, bounds)
+    y = axes.quantity("value", y_title, scale=y_scale, axis={"tickCount": 6, "format": "~r"})
+    plot = axes.Plot({"rows": points, "predicted": predicted, "bounds": bounds})
+    for low, high, opacity in ((*_FUTURE_ENDS, 0.2), ("low", "high", 0.3)):
+        area = {"type": "area", "color": _BAND_COLOUR, "opacity": opacity, "clip": True}
+        plot.add("predicted", area, x=x, y=axes.quantity(low, y_title, scale=y_scale), y2={"field": high})
+    _add_bounds(plot, x, y)
+    plot.add("predicted", {"type": "line", "strokeWidth": 1.6, "color": _BLUE}, x=x, y=y)
+    _add_points(plot, x, y)
+    return plot
+
+
+def _time_scale(
+    mode: Mode,
+    points: Sequence[axes.ChartRow],
+    predicted: Sequence[axes.ChartRow],
+    bounds: Sequence[axes.ChartRow],
+) -> axes.ChartSpec:
+    """The scale of the time: from zero for weak scaling, else logarithmic; bands that reach too far are cut."""
+    levels = [row["value"] for row in points]
+    levels_with_bounds = [row["value"] for row in (*points, *bounds)]
+    ends = [row[end] for row in predicted for end in _FUTURE_ENDS]
+    top = min(max(*levels_with_bounds, *ends) * 1.1, max(levels) * _FURTHEST)
+    bottom = max(min(*levels_with_bounds, *ends) / 1.1, min(levels) / _FURTHEST)
+    scale: axes.ChartSpec = {"type": "log", "domain": [bottom, top]}
+    if mode == "weak":
+        scale = {"domain": [0, top]}
+    return {**scale, "nice": False, "clamp": True}
+
+
+def _add_bounds(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
+    """Add the curves for comparison, which have a legend of their own."""
+    names = list(dict.fromkeys(row["bound"] for row in plot.datasets["bounds"]))
+    legend = {"title": None, "orient": "bottom", "columns": 2, "symbolSize": 160, "symbolOpacity": 1}
+    colours = {"domain": names, "range": [_BOUND_COLOURS[name] for name in names]}
+    dashes = {"domain": names, "range": [_BOUND_DASHES[name] for name in names]}
+    plot.add(
+        "bounds",
+        {"type": "line", "strokeWidth": 1.4, "clip": True},
+        x=x,
+        y=y,
+        color=axes.nominal("bound", scale=colours, legend=legend),
+        strokeDash=axes.nominal("bound", scale=dashes, legend=legend),
+    )
+
+
+def _add_points(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
+    """Add measured points filled and with bars, predicted ones hollow; the shape says how sure a point is."""
+    present = {row["told"] for row in plot.datasets["rows"]}
+    labels = [label for label in _SHAPES if label in present]
     legend = {"title": None, "orient": "top", "columns": 4}
-    filled = [_BLUE if name == "measured" else _BAND_COLOUR for name in told]
-    shape = axes.nominal("told", scale={"domain": told, "range": [_SHAPES[name] for name in told]}, legend=legend)
-    fill = axes.nominal("told", scale={"domain": told, "range": filled}, legend=legend)
-    rule = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
-    bounded = "datum.told == 'measured' && datum.low != null"
-    plot.add("rows", rule, bounded, x=x, y=axes.quantity("low"), y2={"field": "high"})
-    what = axes.tooltip(
+    shapes = {"domain": labels, "range": [_SHAPES[label] for label in labels]}
+    fills = {"domain": labels, "range": [_BLUE if label == "measured" else _BAND_COLOUR for label in labels]}
+    bar = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
+    is_bounded = "datum.told == 'measured' && datum.low != null"
+    plot.add("rows", bar, is_bounded, x=x, y=axes.quantity("low"), y2={"field": "high"})
+    shown = axes.tooltip(
         gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run"
     )
-    mark = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
-    plot.add("rows", mark, x=x, y=y, shape=shape, fill=fill, tooltip=what)
+    point = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
+    shape = axes.nominal("told", scale=shapes, legend=legend)
+    fill = axes.nominal("told", scale=fills, legend=legend)
+    plot.add("rows", point, x=x, y=y, shape=shape, fill=fill, tooltip=shown)
 
 
-def _ticks(points: list[axes.ChartRow]) -> list[int]:
-    """Doublings of the smallest count, up to the largest."""
-    counts = sorted({row["gpus"] for row in points})
-    ticks = [counts[0]]
-    while ticks[-1] * 2 <= counts[-1]:
+def _ticks(points: Sequence[axes.ChartRow]) -> list[int]:
+    """Doublings of the smallest rank count, up to the largest."""
+    counts = [row["gpus"] for row in points]
+    ticks = [min(counts)]
+    while ticks[-1] * 2 <= max(counts):
         ticks.append(ticks[-1] * 2)
     return ticks

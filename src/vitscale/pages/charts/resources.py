@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.figures import PHASES
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.pages.charts import axes
-from vitscale.pages.resolutions import by_resolution
+from vitscale.pages.resolutions import AtSize, by_resolution
 from vitscale.pages.tables import start_up_notes, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
@@ -21,7 +21,7 @@ from vitscale.trial.trial import DeviceName, Mode
 MOST_RANKS_DRAWN = 16
 """Number of ranks of a trial that are drawn one by one; of a larger trial only the lowest and the highest are."""
 _MOST_STARTS_DRAWN = 40
-_MIB, _GIB = 2.0**20, 2.0**30
+_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class Resource:
     name: str
     label: str
     axis: str
-    whole: Callable[[ResourceFigures], float | Estimate | None]
+    figure: Callable[[ResourceFigures], float | Estimate | None]
     """The trial's figure, with its interval over runs where it has one."""
     show: Callable[[float], str]
-    of_rank: Callable[[RankResources], float | None] | None = None
+    rank_figure: Callable[[RankResources], float | None] | None = None
+    """The figure of one rank; None where ranks have none."""
     device: DeviceName | None = None
     """Kind of device of the trials that have the figure; None: any kind."""
     scale: float = 1.0
@@ -43,100 +44,151 @@ class Resource:
     joined: str = ""
     """What the line goes through where a trial's ranks differ."""
 
-    def of_trial(self, trial: TrialResult) -> Estimate | None:
-        """The figure of a trial, or None."""
-        fits = self.device in (None, trial.trial.train.device)
-        value = self.whole(trial.resources) if fits and trial.resources is not None else None
+    def trial_estimate(self, trial: TrialResult) -> Estimate | None:
+        """The figure of a trial; None where it is unknown, or of another kind of device."""
+        has_device = self.device in (None, trial.trial.train.device)
+        if trial.resources is None or not has_device:
+            return None
+        value = self.figure(trial.resources)
         return Estimate(value) if isinstance(value, int | float) else value
 
-    def of_ranks(self, trial: TrialResult) -> dict[int, float]:
-        """Rank to its own figure, for ranks that have one."""
-        if self.of_trial(trial) is None or self.of_rank is None or trial.resources is None:
+    def by_rank(self, trial: TrialResult) -> dict[int, float]:
+        """Rank -> its figure, for ranks that have one."""
+        if trial.resources is None or self.rank_figure is None or self.trial_estimate(trial) is None:
             return {}
-        return {rank.rank: value for rank in trial.resources.by_rank if (value := self.of_rank(rank)) is not None}
+        figures = {rank.rank: self.rank_figure(rank) for rank in trial.resources.by_rank}
+        return {rank: value for rank, value in figures.items() if value is not None}
 
 
 def _memory(
     name: str,
     label: str,
-    whole: Callable[[ResourceFigures], float | None],
     device: DeviceName,
-    *,
-    by_rank: bool = False,
+    figure: Callable[[ResourceFigures], float | None],
+    rank_figure: Callable[[RankResources], float | None] | None = None,
 ) -> Resource:
-    of_rank: Callable[[RankResources], float | None] | None = (lambda rank: rank.peak_bytes) if by_rank else None
-    show: Callable[[float], str] = lambda value: units.size(round(value))  # noqa: E731 - one expression
-    return Resource(name, f"peak memory: {label}", f"{label} (GiB)", whole, show, of_rank, device, 1 / _GIB,
-                    joined="the highest")  # fmt: skip
+    """Peak memory, drawn in GiB. `label`: whose memory, "GPU, allocated"."""
+    return Resource(
+        name=name,
+        label=f"peak memory: {label}",
+        axis=f"{label} (GiB)",
+        figure=figure,
+        show=lambda value: units.size(round(value)),
+        rank_figure=rank_figure,
+        device=device,
+        scale=1 / _GIB,
+        joined="the highest",
+    )
 
 
 RESOURCES = (
     Resource(
-        "gpu-utilisation", "GPU utilisation", "a kernel runs", lambda used: used.gpu_utilisation, units.percent,
-        lambda rank: rank.gpu_utilisation, axis_format="%", joined="their mean",
+        name="gpu-utilisation",
+        label="GPU utilisation",
+        axis="a kernel runs",
+        figure=lambda used: used.gpu_utilisation,
+        show=units.percent,
+        rank_figure=lambda rank: rank.gpu_utilisation,
+        axis_format="%",
+        joined="their mean",
     ),
     Resource(
-        "cpu-utilisation", "CPU utilisation", "threads that compute", lambda used: used.cpu_utilisation, units.percent,
-        lambda rank: rank.cpu_utilisation, axis_format="%", joined="their mean",
+        name="cpu-utilisation",
+        label="CPU utilisation",
+        axis="threads that compute",
+        figure=lambda used: used.cpu_utilisation,
+        show=units.percent,
+        rank_figure=lambda rank: rank.cpu_utilisation,
+        axis_format="%",
+        joined="their mean",
     ),
-    _memory("memory", "GPU, allocated", lambda used: used.cuda_allocated_bytes, "cuda", by_rank=True),
-    _memory("memory-reserved", "GPU, reserved", lambda used: used.cuda_reserved_bytes, "cuda"),
-    _memory("memory-device", "GPU, whole device", lambda used: used.cuda_device_bytes, "cuda"),
-    _memory("memory-rss", "process", lambda used: used.peak_rss_bytes, "cpu", by_rank=True),
+    _memory("memory", "GPU, allocated", "cuda", lambda used: used.cuda_allocated_bytes, lambda rank: rank.peak_bytes),
+    _memory("memory-reserved", "GPU, reserved", "cuda", lambda used: used.cuda_reserved_bytes),
+    _memory("memory-device", "GPU, whole device", "cuda", lambda used: used.cuda_device_bytes),
+    _memory("memory-rss", "process", "cpu", lambda used: used.peak_rss_bytes, lambda rank: rank.peak_bytes),
     Resource(
-        "energy", "energy per image", "J per image", lambda used: used.joules_per_image,
-        lambda value: f"{units.number(value)} J",
+        name="energy",
+        label="energy per image",
+        axis="J per image",
+        figure=lambda used: used.joules_per_image,
+        show=lambda value: f"{units.number(value)} J",
     ),
-)  # fmt: skip
+)
 
 
 def resource_chart(
     analysis: Analysis, curves: Sequence[CurveResult], resources: Sequence[Resource] = RESOURCES
 ) -> Figure | None:
-    """A view for each resource and batch policy with anything known."""
-    views = [
-        _resource_view(resource, mode, rows, rank_points(analysis, own, resource))
-        for mode, own in by_mode(curves).items()
-        for resource in resources
-        if (rows := used(analysis, own, resource))
-    ]
+    """Draw a view for each batch policy and resource with anything known."""
+    views = []
+    for mode, mode_curves in by_mode(curves).items():
+        for resource in resources:
+            rows = used(analysis, mode_curves, resource)
+            if rows:
+                points = rank_points(analysis, mode_curves, resource)
+                views.append(_resource_view(resource, mode, rows, points))
     return axes.series_figure("resources", "What each trial used", views)
 
 
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """One row per trial with a known figure, with its lowest and highest rank, else its 95 % interval."""
     rows = []
-    for row, trial in _trials(analysis, curves):
-        value = resource.of_trial(trial)
-        if value is None:
-            continue
-        ranks = resource.of_ranks(trial)
-        over_runs = (None, None) if value.note else (value.low, value.high)
-        ends = (min(ranks.values()), max(ranks.values())) if len(ranks) > 1 else over_runs
-        low, high = (None if end is None else end * resource.scale for end in ends)
-        spread = "" if ends[0] is None else f"{resource.show(ends[0])} to {resource.show(ends[1] or 0)}"
-        told = "" if not spread else f"ranks: {spread}" if len(ranks) > 1 else f"95 % interval {spread}"
-        figures = {"value": value.value * resource.scale, "low": low, "high": high, "of_runs": len(ranks) < 2}
-        rows.append(row | figures | {"shown": resource.show(value.value), "spread": told})
+    for row, trial in _trial_rows(analysis, curves):
+        estimate = resource.trial_estimate(trial)
+        if estimate is not None:
+            rows.append(row | _used_fields(resource, estimate, resource.by_rank(trial)))
     return rows
+
+
+def _used_fields(resource: Resource, estimate: Estimate, by_rank: Mapping[int, float]) -> axes.ChartRow:
+    """The figure of a trial as its row has it. `by_rank`: rank -> its figure, for ranks that have one."""
+    are_ranks_known = len(by_rank) > 1
+    low = None if estimate.note else estimate.low
+    high = None if estimate.note else estimate.high
+    if are_ranks_known:
+        low = min(by_rank.values())
+        high = max(by_rank.values())
+    spread = ""
+    if low is not None:
+        kind = "ranks:" if are_ranks_known else "95 % interval"
+        spread = f"{kind} {resource.show(low)} to {resource.show(high or 0)}"
+    return {
+        "value": estimate.value * resource.scale,
+        "low": None if low is None else low * resource.scale,
+        "high": None if high is None else high * resource.scale,
+        "of_runs": not are_ranks_known,
+        "shown": resource.show(estimate.value),
+        "spread": spread,
+    }
 
 
 def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """One row per rank of each trial with several, as far as there is room."""
     rows = []
-    for row, trial in _trials(analysis, curves):
-        ranks = resource.of_ranks(trial)
-        in_order = sorted(ranks, key=lambda rank: ranks[rank])
-        drawn = in_order if len(in_order) <= MOST_RANKS_DRAWN else [in_order[0], in_order[-1]]
-        if len(drawn) > 1:
-            own = [{"value": ranks[rank] * resource.scale, "shown": resource.show(ranks[rank])} for rank in drawn]
-            rows += [row | figures | {"rank": rank} for rank, figures in zip(drawn, own, strict=True)]
+    for row, trial in _trial_rows(analysis, curves):
+        by_rank = resource.by_rank(trial)
+        if len(by_rank) < 2:
+            continue
+        ranks = sorted(by_rank, key=lambda rank: by_rank[rank])
+        if len(ranks) > MOST_RANKS_DRAWN:
+            ranks = [ranks[0], ranks[-1]]
+        for rank in ranks:
+            value = by_rank[rank]
+            rows.append(row | {"value": value * resource.scale, "shown": resource.show(value), "rank": rank})
     return rows
 
 
-def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.ChartRow, TrialResult]]:
+class _TrialRow(NamedTuple):
+    """A trial, and the fields of its rows."""
+
+    row: axes.ChartRow
+    trial: TrialResult
+
+
+def _trial_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_TrialRow]:
+    """The trials along some curves."""
     return [
-        ({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, trial)
+        _TrialRow({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, trial)
         for curve, point, trial in analysis.along(curves)
     ]
 
@@ -144,53 +196,87 @@ def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axe
 def _resource_view(
     resource: Resource, mode: Mode, rows: list[axes.ChartRow], points: list[axes.ChartRow]
 ) -> FigureView:
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
+    """Draw a resource by ranks.
+
+    Args:
+        resource: what is drawn.
+        mode: the batch policy.
+        rows: the trials.
+        points: their ranks; empty where no trial has several.
+    """
+    plot = _resource_plot(resource, rows, points)
+    notes = ""
+    if points:
+        notes = f"small points: ranks; line: {resource.joined}"
+    elif "bounded" in plot.datasets:
+        notes = "bars: 95 % intervals"
+    label = axes.capitalised(resource.label)
+    highest = max(rows, key=lambda row: row["value"])
+    location = f"{highest['series']}, {units.ranks(highest['gpus'])}"
+    summary = f"{label}: highest {highest['shown']} ({location})."
+    return FigureView(
+        name=f"{mode}-{resource.name}",
+        choices={"batch policy": ControlOption(mode, mode), "measure": ControlOption(resource.name, resource.label)},
+        title=f"{label}, {mode}",
+        subtitle=notes,
+        spec=plot.spec(summary, 200),
+        columns={"series": "curve", "gpus": "ranks", "shown": resource.label, "spread": "spread"},
+        summary=summary,
+    )
+
+
+def _resource_plot(resource: Resource, rows: list[axes.ChartRow], points: list[axes.ChartRow]) -> axes.Plot:
+    """Draw a line through the trials of each curve, with bars of their ranks or runs, and small points of ranks."""
+    names = axes.series_names(rows)
+    colour = axes.colour_encoding(names)
     x = axes.ticked_axis("gpus", "ranks", [row["gpus"] for row in rows])
-    axis = {"format": resource.axis_format, "tickCount": 5}
-    y = axes.quantity("value", resource.axis, scale={"zero": True}, axis=axis)
-    told = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
+    y_axis = {"format": resource.axis_format, "tickCount": 5}
+    y = axes.quantity("value", resource.axis, scale={"zero": True}, axis=y_axis)
     plot = axes.Plot({"rows": rows})
     if points:
         plot.datasets["ranks"] = points
         rule = {"type": "rule", "strokeWidth": 1.2, "opacity": 0.7}
-        ends = {"y": axes.quantity("low"), "y2": {"field": "high"}}
-        plot.add("rows", rule, "datum.low != null && !datum.of_runs", x=x, color=colour, **ends)
-    if any(row["of_runs"] and row["low"] is not None for row in rows):
-        plot.datasets["bounded"] = [row for row in rows if row["of_runs"]]
+        is_range = "datum.low != null && !datum.of_runs"
+        plot.add("rows", rule, is_range, x=x, color=colour, y=axes.quantity("low"), y2={"field": "high"})
+    rows_of_runs = [row for row in rows if row["of_runs"]]
+    if axes.has_intervals(rows_of_runs):
+        plot.datasets["bounded"] = rows_of_runs
         axes.add_bars(plot, "bounded", x, colour)
     plot.add("rows", {"type": "line", "strokeWidth": 2}, x=x, y=y, color=colour)
     if points:
         plot.add("ranks", {"type": "circle", "size": 22, "opacity": 0.75}, x=x, y=y, color=colour)
-    mark = {"type": "point", "size": 60, "filled": True, "opacity": 1}
-    plot.add("rows", mark, x=x, y=y, color=colour, shape=shape, tooltip=told)
-    highest = max(rows, key=lambda row: row["value"])
-    summary = (
-        f"{resource.label[:1].upper()}{resource.label[1:]}: highest {highest['shown']} "
-        f"({highest['series']}, {units.ranks(highest['gpus'])})."
-    )
-    over_runs = any(row["of_runs"] and row["low"] is not None for row in rows)
-    return FigureView(
-        f"{mode}-{resource.name}",
-        {"batch policy": ControlOption(mode, mode), "measure": ControlOption(resource.name, resource.label)},
-        f"{resource.label[:1].upper()}{resource.label[1:]}, {mode}",
-        f"small points: ranks; line: {resource.joined}" if points else "bars: 95 % intervals" if over_runs else "",
-        plot.spec(summary, 200),
-        {"series": "curve", "gpus": "ranks", "shown": resource.label, "spread": "spread"},
-        summary,
-    )
+    point = {"type": "point", "size": 60, "filled": True, "opacity": 1}
+    shape = axes.shape_encoding(names)
+    shown = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    return plot
+
+
+class _ResolutionPanel(NamedTuple):
+    """What a view by image size shows."""
+
+    name: Literal["step", "memory"]
+    """As rows name it."""
+    label: str
+    view_name: str
+    axis: str
+    scale: float
+    """Factor from a row's value to the axis."""
 
 
 def resolution_chart(analysis: Analysis) -> Figure | None:
-    """Time and memory by image size, measured and by arithmetic; None where the size was not varied."""
+    """Draw time and memory by image size, measured and by arithmetic; None where the size was not varied."""
     rows = resolution_rows(analysis)
     unit = units.time_unit(row["value"] for row in rows if row["panel"] == "step")
-    panels = {"step": (f"step ({unit.sign})", unit.factor), "memory": ("peak memory of a rank (GiB)", 1 / _GIB)}
-    views = [
-        _resolution_view(panel, own, title)
-        for panel, (title, factor) in panels.items()
-        if (own := axes.scaled([row for row in rows if row["panel"] == panel], factor))
-    ]
+    panels = (
+        _ResolutionPanel("step", "step time", "resolution", f"step ({unit.sign})", unit.factor),
+        _ResolutionPanel("memory", "peak memory", "resolution-memory", "peak memory of a rank (GiB)", 1 / _GIB),
+    )
+    views = []
+    for panel in panels:
+        panel_rows = [row for row in rows if row["panel"] == panel.name]
+        if panel_rows:
+            views.append(_resolution_view(panel, axes.scaled(panel_rows, panel.scale)))
     return axes.series_figure("resolution", "Time and memory by image size", views)
 
 
@@ -199,82 +285,143 @@ def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
     rows: list[axes.ChartRow] = []
     for curve in by_resolution(analysis):
         for point in curve.points:
-            step, peak = point.result.step_seconds, point.result.peak_bytes
-            told: tuple[tuple[str, str, float | None, Callable[[Any], str]], ...] = (
-                ("step", "measured", step.value if step else None, units.seconds),
-                ("step", "by FLOPs", point.by_flops_seconds, units.seconds),
-                ("memory", "measured", peak, units.size),
-                ("memory", "forecast", point.forecast_bytes, units.size),
-            )
-            where = {"series": curve.name, "size": point.image_size, "trial": point.result.trial_id}
-            for panel, kind, value, show in told:
-                if value is not None:
-                    sure = (panel, kind) == ("step", "measured") and step is not None and not step.note
-                    bounds = (step.low, step.high) if sure and step else (None, None)
-                    row = where | {"panel": panel, "kind": kind, "measured": kind == "measured", "value": value}
-                    rows.append(row | dict(zip(("low", "high"), bounds, strict=True)) | {"shown": show(value)})
+            row = {"series": curve.name, "size": point.image_size, "trial": point.result.trial_id}
+            rows += [row | figure for figure in _resolution_figures(point)]
     return rows
 
 
-def _resolution_view(panel: str, rows: list[axes.ChartRow], title: str) -> FigureView:
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    colour, shape = axes.colour_encoding(names), axes.shape_encoding(names)
-    x = axes.ticked_axis("size", "image size (pixels)", [row["size"] for row in rows])
-    y = axes.quantity("value", title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
-    told = axes.tooltip(series="curve", size="pixels", kind="kind", shown=title, trial="trial")
-    plot = axes.Plot({"rows": rows})
-    forecast, measured = "!datum.measured", "datum.measured"
-    plot.add("rows", {"type": "line", "strokeDash": axes.DASHED, "strokeWidth": 1.2}, forecast, x=x, y=y, color=colour)
-    hollow = {"type": "point", "size": 40, "filled": False, "opacity": 0.9}
-    plot.add("rows", hollow, forecast, x=x, y=y, color=colour, shape=shape, tooltip=told)
-    plot.add("rows", {"type": "line", "strokeWidth": 2}, measured, x=x, y=y, color=colour)
-    if any(row["low"] is not None for row in rows):
-        axes.add_bars(plot, "rows", x, colour)
-    filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
-    plot.add("rows", filled, measured, x=x, y=y, color=colour, shape=shape, tooltip=told)
-    largest = max((row for row in rows if row["measured"]), key=lambda row: row["size"], default=rows[-1])
+def _resolution_figures(point: AtSize) -> Iterator[axes.ChartRow]:
+    """The known figures of a point; the measured step has an interval unless runs are too few for one."""
+    step = point.result.step_seconds
+    if step is not None:
+        interval = (None, None) if step.note else (step.low, step.high)
+        yield _resolution_fields("step", "measured", step.value, units.seconds(step.value), *interval)
+    if point.by_flops_seconds is not None:
+        yield _resolution_fields("step", "by FLOPs", point.by_flops_seconds, units.seconds(point.by_flops_seconds))
+    if point.result.peak_bytes is not None:
+        peak_bytes = point.result.peak_bytes
+        yield _resolution_fields("memory", "measured", peak_bytes, units.size(peak_bytes))
+    if point.forecast_bytes is not None:
+        yield _resolution_fields("memory", "forecast", point.forecast_bytes, units.size(point.forecast_bytes))
+
+
+def _resolution_fields(
+    panel: str, kind: str, value: float, shown: str, low: float | None = None, high: float | None = None
+) -> axes.ChartRow:
+    return {
+        "panel": panel,
+        "kind": kind,
+        "measured": kind == "measured",
+        "value": value,
+        "low": low,
+        "high": high,
+        "shown": shown,
+    }
+
+
+def _resolution_view(panel: _ResolutionPanel, rows: list[axes.ChartRow]) -> FigureView:
+    plot = _resolution_plot(rows, panel.axis)
+    measured = [row for row in rows if row["measured"]]
+    largest = max(measured, key=lambda row: row["size"], default=rows[-1])
     summary = f"{largest['series']}, {largest['size']:,} pixels: {largest['shown']}."
     return FigureView(
-        "resolution" if panel == "step" else f"resolution-{panel}",
-        {"measure": ControlOption(panel, {"step": "step time", "memory": "peak memory"}[panel])},
-        f"{ {'step': 'Step time', 'memory': 'Peak memory'}[panel] } by image size",
-        "dashed, hollow: time by FLOPs from the next smaller size; memory by arithmetic",
-        plot.spec(summary),
-        {"series": "curve", "size": "pixels", "kind": "kind", "shown": panel},
-        summary,
+        name=panel.view_name,
+        choices={"measure": ControlOption(panel.name, panel.label)},
+        title=f"{axes.capitalised(panel.label)} by image size",
+        subtitle="dashed, hollow: time by FLOPs from the next smaller size; memory by arithmetic",
+        spec=plot.spec(summary),
+        columns={"series": "curve", "size": "pixels", "kind": "kind", "shown": panel.name},
+        summary=summary,
     )
 
 
-def startup(analysis: Analysis) -> tuple[list[axes.ChartRow], int]:
-    """Seconds of each start-up phase of the trials that take longest to start, and how many trials were left out."""
+def _resolution_plot(rows: list[axes.ChartRow], y_title: str) -> axes.Plot:
+    """Draw what was measured in filled points and full lines, what arithmetic says in hollow and dashed ones."""
+    names = axes.series_names(rows)
+    colour = axes.colour_encoding(names)
+    shape = axes.shape_encoding(names)
+    x = axes.ticked_axis("size", "image size (pixels)", [row["size"] for row in rows])
+    y = axes.quantity("value", y_title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
+    shown = axes.tooltip(series="curve", size="pixels", kind="kind", shown=y_title, trial="trial")
+    plot = axes.Plot({"rows": rows})
+    dashed = {"type": "line", "strokeDash": axes.DASHED, "strokeWidth": 1.2}
+    plot.add("rows", dashed, "!datum.measured", x=x, y=y, color=colour)
+    hollow = {"type": "point", "size": 40, "filled": False, "opacity": 0.9}
+    plot.add("rows", hollow, "!datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    plot.add("rows", {"type": "line", "strokeWidth": 2}, "datum.measured", x=x, y=y, color=colour)
+    if axes.has_intervals(rows):
+        axes.add_bars(plot, "rows", x, colour)
+    filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
+    plot.add("rows", filled, "datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    return plot
+
+
+class StartUps(NamedTuple):
+    """The start-up phases of the trials that take longest to start."""
+
+    rows: list[axes.ChartRow]
+    """The seconds of each phase of each of these trials."""
+    without_room: int
+    """Number of trials that start faster and are left out."""
+
+
+def startup(analysis: Analysis) -> StartUps:
+    """Collect the start-up phases that are drawn, in the order of the trials."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
-    longest = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))[:_MOST_STARTS_DRAWN]
-    drawn = [trial for trial in started if trial in longest]
+    longest_first = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))
+    drawn_ids = {trial.trial_id for trial in longest_first[:_MOST_STARTS_DRAWN]}
+    drawn = [trial for trial in started if trial.trial_id in drawn_ids]
     labels = [trial_label(analysis, trial) for trial in drawn]
-    rows = []
+    rows: list[axes.ChartRow] = []
     for trial, label in zip(drawn, labels, strict=True):
-        name = label if labels.count(label) == 1 else f"{label} ({trial.trial_id})"
-        for order, phase in enumerate(PHASES):
-            if phase in trial.startup:
-                seconds = trial.startup[phase]
-                told = {
-                    "phase": phase.replace("_", " "),
-                    "order": order,
-                    "seconds": seconds,
-                    "shown": units.seconds(seconds),
-                    "whole": trial.startup_seconds or sum(trial.startup.values()),
-                }
-                rows.append({"bar": name} | told)
-    return rows, len(started) - len(drawn)
+        bar = label if labels.count(label) == 1 else f"{label} ({trial.trial_id})"
+        rows += [{"bar": bar} | row for row in _phase_rows(trial)]
+    return StartUps(rows, without_room=len(started) - len(drawn))
+
+
+def _phase_rows(trial: TrialResult) -> Iterator[axes.ChartRow]:
+    """The phases of one start-up that are known, in the order in which they follow one another."""
+    for order, phase in enumerate(PHASES):
+        if phase in trial.startup:
+            seconds = trial.startup[phase]
+            yield {
+                "phase": phase.replace("_", " "),
+                "order": order,
+                "seconds": seconds,
+                "shown": units.seconds(seconds),
+                "whole": trial.startup_seconds or sum(trial.startup.values()),
+            }
 
 
 def startup_chart(analysis: Analysis) -> Figure | None:
-    """Start-up phases stacked, one bar per trial; None where no run recorded them."""
-    rows, left_out = startup(analysis)
-    if not rows:
+    """Draw start-up phases stacked, one bar per trial; None where no run recorded them."""
+    start_ups = startup(analysis)
+    if not start_ups.rows:
         return None
-    trials = list(dict.fromkeys(row["bar"] for row in rows))
-    rows = [row | {"place": trials.index(row["bar"])} for row in rows]
+    bars = list(dict.fromkeys(row["bar"] for row in start_ups.rows))
+    rows = [row | {"place": bars.index(row["bar"])} for row in start_ups.rows]
+    plot = _startup_plot(rows)
+    seconds_by_bar = {row["bar"]: row["whole"] for row in rows}
+    longest = max(seconds_by_bar, key=lambda bar: seconds_by_bar[bar])
+    summary = f"The longest start-up: {longest}, {units.seconds(seconds_by_bar[longest])}."
+    notes = ["each phase's median over runs, which need not add up to the whole's", "in no step or epoch time"]
+    if start_ups.without_room:
+        notes.append(f"{start_ups.without_room} trials with a shorter start-up not drawn")
+    if start_up_notes(list(analysis.trials.values())):
+        notes.append(f"of {FORKED_RANKS}")
+    view = FigureView(
+        name="start-up",
+        choices={},
+        title="Start-up",
+        subtitle="; ".join(notes),
+        spec=plot.spec(summary, {"step": 20}),
+        columns={"bar": "trial", "phase": "phase", "shown": "time"},
+        summary=summary,
+    )
+    return Figure("start-up", "Start-up", (view,))
+
+
+def _startup_plot(rows: list[axes.ChartRow]) -> axes.Plot:
     phases = list(dict.fromkeys(row["phase"] for row in sorted(rows, key=lambda row: int(row["order"]))))
     colours = list(axes.ORDERED_COLOURS[: len(phases)])
     legend = {"title": None, "orient": "top", "columns": 6}
@@ -288,18 +435,4 @@ def startup_chart(analysis: Analysis) -> Figure | None:
         order={"field": "order", "type": "quantitative"},
         tooltip=axes.tooltip(bar="trial", phase="phase", shown="time"),
     )
-    wholes = {row["bar"]: row["whole"] for row in rows}
-    longest = max(wholes, key=lambda trial: wholes[trial])
-    more = f"; {left_out} trials with a shorter start-up not drawn" if left_out else ""
-    more += f"; of {FORKED_RANKS}" if start_up_notes([*analysis.trials.values()]) else ""
-    summary = f"The longest start-up: {longest}, {units.seconds(wholes[longest])}."
-    view = FigureView(
-        "start-up",
-        {},
-        "Start-up",
-        f"each phase's median over runs, which need not add up to the whole's; in no step or epoch time{more}",
-        plot.spec(summary, {"step": 20}),
-        {"bar": "trial", "phase": "phase", "shown": "time"},
-        summary,
-    )
-    return Figure("start-up", "Start-up", (view,))
+    return plot

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from vitscale.analysis import Analysis, CurveResult, Waterfall, by_mode
+from vitscale.analysis import Analysis, CurveResult, Factor, Waterfall, by_mode
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
@@ -15,6 +16,7 @@ from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED
+from vitscale.trial.trial import Mode
 
 PART_NAMES: Mapping[str, str] = {
     "data_wait": "data wait",
@@ -50,26 +52,40 @@ class Bar:
     parts: Mapping[str, float]
     """Part to seconds, in the order of the stack; unknown parts are absent."""
 
+    @property
+    def kept_batch(self) -> axes.KeptBatch:
+        """The batch size that its curve keeps."""
+        return axes.KeptBatch(self.batch, self.batch_order)
+
 
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
-    """One bar for each explained trial of these curves."""
-    drawn = []
-    names = axes.families(analysis, curves)
-    for curve, family in zip(curves, names, strict=True):
+    """Make one bar for each explained trial of these curves."""
+    made = []
+    for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
-            if trial.breakdown is None or not _sound(trial.breakdown):
+            if trial.breakdown is None or not _can_be_drawn(trial.breakdown):
                 continue
-            seconds, parts = trial.breakdown.typical.seconds, parts_of(trial.breakdown)
-            drawn.append(Bar(family, *axes.kept_batch(curve, trial), point.gpus, point.trial_id, seconds, parts))
-    return drawn
+            batch = axes.kept_batch(curve, trial)
+            bar = Bar(
+                family=family,
+                batch=batch.label,
+                batch_order=batch.images,
+                gpus=point.gpus,
+                trial_id=point.trial_id,
+                seconds=trial.breakdown.typical.seconds,
+                parts=parts_of(trial.breakdown),
+            )
+            made.append(bar)
+    return made
 
 
-def _sound(breakdown: Breakdown) -> bool:
+def _can_be_drawn(breakdown: Breakdown) -> bool:
     """Whether its step took a known time above 0, and neither it nor a part more than any can."""
+    if not 0 < breakdown.typical.seconds < LONGEST_STEP:
+        return False
     parts = parts_of(breakdown).values()
-    possible = 0 < breakdown.typical.seconds < LONGEST_STEP
-    return possible and any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
+    return any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
 
 def parts_of(breakdown: Breakdown) -> dict[str, float]:
@@ -84,16 +100,19 @@ def parts_of(breakdown: Breakdown) -> dict[str, float]:
 
 
 def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
-    """Why parts are unknown: each reason once, with its parts and the number of trials it holds for."""
-    by_reason: dict[str, dict[str, None]] = {}
+    """Say why parts are unknown: each reason once, with its parts and the number of trials it holds for.
+
+    `reasons_of`: of each trial, unknown part to the reason.
+    """
+    parts_by_reason: dict[str, dict[str, None]] = {}
     for reasons in reasons_of:
         for part, reason in reasons.items():
-            by_reason.setdefault(reason, {})[PART_NAMES.get(part, part)] = None
-    return [
-        f"Unknown in {sum(reason in reasons.values() for reasons in reasons_of)} of {len(reasons_of)} trials: "
-        f"{', '.join(parts)}: {reason}."
-        for reason, parts in by_reason.items()
-    ]
+            parts_by_reason.setdefault(reason, {})[PART_NAMES.get(part, part)] = None
+    sentences = []
+    for reason, parts in parts_by_reason.items():
+        trials = sum(reason in reasons.values() for reasons in reasons_of)
+        sentences.append(f"Unknown in {trials} of {len(reasons_of)} trials: {', '.join(parts)}: {reason}.")
+    return sentences
 
 
 _LEAST_LABELLED = 0.06
@@ -101,31 +120,41 @@ _LEAST_LABELLED = 0.06
 _LEAST_UNKNOWN = 0.01
 _LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
 """Parts with dark labels."""
-_SHARES = "shares"
 _UNLIKE = 20
 """Ratio of two steps' times above which the short one would be a line if drawn as time."""
 
 
 def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Stacked bars in seconds and as shares, a view per batch policy and batch size; None without explained steps."""
-    views = []
-    for mode, of_mode in by_mode(curves).items():
-        own = bars(analysis, of_mode)
-        batches = sorted({(bar.batch_order, bar.batch) for bar in own})
-        for order, batch in batches:
-            some = [bar for bar in own if (bar.batch_order, bar.batch) == (order, batch)]
-            of_batch = f"-{order}" if len(batches) > 1 else ""
-            unit = units.time_unit([min(bar.seconds for bar in some)])
-            choices = {"batch policy": ControlOption(mode, mode), "batch": ControlOption(str(order), batch)}
-            forms = [(unit, ControlOption("time", "time")), (None, ControlOption(_SHARES, _SHARES))]
-            if max(bar.seconds for bar in some) > _UNLIKE * min(bar.seconds for bar in some):
-                forms.reverse()
-            for scale, as_what in forms:
-                name = f"{mode}-breakdown{'' if scale else '-share'}{of_batch}"
-                views.append(_stacked_view(name, mode, some, scale, choices | {"as": as_what}))
-    if not views:
-        return None
-    return Figure("breakdown", "Where the time of a step goes", tuple(views))
+    views: list[FigureView] = []
+    for mode, mode_curves in by_mode(curves).items():
+        mode_bars = bars(analysis, mode_curves)
+        batches = sorted({bar.kept_batch for bar in mode_bars}, key=lambda batch: (batch.images, batch.label))
+        for batch in batches:
+            batch_bars = [bar for bar in mode_bars if bar.kept_batch == batch]
+            name_addition = f"-{batch.images}" if len(batches) > 1 else ""
+            views += _views_of_batch(batch_bars, mode, name_addition)
+    return Figure("breakdown", "Where the time of a step goes", tuple(views)) if views else None
+
+
+def _views_of_batch(bars: Sequence[Bar], mode: Mode, name_addition: str) -> list[FigureView]:
+    """Draw the bars of one batch as time and as shares; as shares first where steps differ too much in time."""
+    shortest = min(bar.seconds for bar in bars)
+    in_time = _StackedForm("breakdown", "time", units.time_unit([shortest]))
+    as_shares = _StackedForm("breakdown-share", "shares", unit=None)
+    forms = [in_time, as_shares]
+    if max(bar.seconds for bar in bars) > _UNLIKE * shortest:
+        forms.reverse()
+    return [_stacked_view(f"{mode}-{form.name}{name_addition}", mode, bars, form) for form in forms]
+
+
+class _StackedForm(NamedTuple):
+    """What the length of a bar is."""
+
+    name: str
+    label: str
+    unit: units.Unit | None
+    """Unit of time; None: shares of the step."""
 
 
 def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
@@ -138,59 +167,83 @@ def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes
     rows = []
     for bar in bars:
         scale = unit.factor if unit else 1 / bar.seconds
-        length = 0.0
+        start_seconds = 0.0
         for order, (part, name) in enumerate(PART_NAMES.items()):
             seconds = bar.parts.get(part, 0.0)
+            end_seconds = start_seconds + seconds
             if seconds > 0:
-                where = {"bar": f"{bar.family}, {units.ranks(bar.gpus)}", "family": bar.family, "gpus": bar.gpus}
-                span = {"start": length * scale, "end": (length + seconds) * scale}
-                told = {"shown": units.seconds(seconds), "share": units.percent(seconds / bar.seconds)}
-                rows.append(where | {"trial": bar.trial_id, "part": name, "order": order} | span | told)
-            length += seconds
+                row = {
+                    "bar": f"{bar.family}, {units.ranks(bar.gpus)}",
+                    "family": bar.family,
+                    "gpus": bar.gpus,
+                    "trial": bar.trial_id,
+                    "part": name,
+                    "order": order,
+                    "start": start_seconds * scale,
+                    "end": end_seconds * scale,
+                    "shown": units.seconds(seconds),
+                    "share": units.percent(seconds / bar.seconds),
+                }
+                rows.append(row)
+            start_seconds = end_seconds
     return rows
 
 
-def _stacked_view(
-    name: str, mode: str, bars: Sequence[Bar], unit: units.Unit | None, choices: Mapping[str, ControlOption]
-) -> FigureView:
-    rows = stacked(bars, unit=unit)
+def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm) -> FigureView:
+    rows = stacked(bars, unit=form.unit)
+    _add_labels(rows, form.unit)
+    if form.unit is None:
+        x_title = "share of the step"
+        x_format = "%"
+    else:
+        x_title = f"step ({form.unit.sign})"
+        x_format = "~r"
+    x_axis = {"format": x_format, "tickCount": 6}
+    x = axes.quantity("start", x_title, axis=x_axis, scale={"nice": form.unit is not None})
+    y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
+    shown = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
+    plot = axes.Plot({"rows": rows})
+    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=shown)
+    text = {"type": "text", "fontSize": 10, "baseline": "middle"}
+    ink = {"field": "ink", "type": "nominal", "scale": None}
+    plot.add("rows", text, x=axes.quantity("middle"), y=y, text={"field": "label"}, color=ink)
+    summary = _largest_parts(bars)
+    batch = ControlOption(str(bars[0].kept_batch.images), bars[0].kept_batch.label)
+    return FigureView(
+        name=name,
+        choices={
+            "batch policy": ControlOption(mode, mode),
+            "batch": batch,
+            "as": ControlOption(form.label, form.label),
+        },
+        title=f"Where the time of a step goes, {mode}, {batch.label}",
+        subtitle="mean explained step of the rank with the median wait; on a GPU without what explaining adds",
+        spec=plot.spec(summary, {"step": 26}),
+        columns={"bar": "curve and ranks", "part": "part", "shown": "time", "share": "share of the step"},
+        summary=summary,
+    )
+
+
+def _add_labels(rows: Sequence[axes.ChartRow], unit: units.Unit | None) -> None:
+    """Add to each row the place of its bar, and the label in its middle, which is empty where there is no room."""
+    places = {bar: place for place, bar in enumerate(dict.fromkeys(row["bar"] for row in rows))}
     longest = max(row["end"] for row in rows)
-    bars_in_order = list(dict.fromkeys(row["bar"] for row in rows))
     for row in rows:
-        row["place"] = bars_in_order.index(row["bar"])
-        long = (row["end"] - row["start"]) / longest >= _LEAST_LABELLED
-        shown = units.number(row["end"] - row["start"], 2) if unit else row["share"]
-        row["label"] = shown if long else ""
+        length = row["end"] - row["start"]
+        label = row["share"] if unit is None else units.number(length, 2)
+        row["place"] = places[row["bar"]]
+        row["label"] = label if length / longest >= _LEAST_LABELLED else ""
         row["ink"] = "#1c2430" if row["part"] in _LIGHT_PARTS else "#ffffff"
         row["middle"] = (row["start"] + row["end"]) / 2
-    y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
-    title = f"step ({unit.sign})" if unit else "share of the step"
-    x = axes.quantity(
-        "start", title, axis={"format": "~r" if unit else "%", "tickCount": 6}, scale={"nice": bool(unit)}
-    )
-    told = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
-    plot = axes.Plot({"rows": rows})
-    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=told)
-    text = {"type": "text", "fontSize": 10, "baseline": "middle"}
-    label: axes.ChartSpec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
-    plot.add("rows", text, x=axes.quantity("middle"), y=y, **label)
-    summary = _largest_parts(bars)
-    return FigureView(
-        name,
-        choices,
-        f"Where the time of a step goes, {mode}, {choices['batch'].label}",
-        "mean explained step of the rank with the median wait; on a GPU without what explaining adds",
-        plot.spec(summary, {"step": 26}),
-        {"bar": "curve and ranks", "part": "part", "shown": "time", "share": "share of the step"},
-        summary,
-    )
 
 
 def part_colours(rows: Sequence[axes.ChartRow]) -> axes.ChartSpec:
-    """The colours of the parts that occur, in the order of the stack."""
-    parts = {name: COLOURS[part] for part, name in PART_NAMES.items() if any(row["part"] == name for row in rows)}
+    """Encode the colours of the parts that occur, in the order of the stack."""
+    present = {row["part"] for row in rows}
+    colours = {name: COLOURS[part] for part, name in PART_NAMES.items() if name in present}
     legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
-    return axes.nominal("part", scale={"domain": [*parts], "range": [*parts.values()]}, legend=legend)
+    scale = {"domain": list(colours), "range": list(colours.values())}
+    return axes.nominal("part", scale=scale, legend=legend)
 
 
 def _largest_parts(bars: Sequence[Bar]) -> str:
@@ -198,13 +251,15 @@ def _largest_parts(bars: Sequence[Bar]) -> str:
     bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
     shares = {PART_NAMES[part]: seconds / bar.seconds for part, seconds in longest}
-    if (rest := 1 - sum(bar.parts.values()) / bar.seconds) >= _LEAST_UNKNOWN:
-        shares["unknown"] = rest
-    named = ", ".join(f"{name} {units.percent(share)}" for name, share in shares.items())
-    return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {named}."
+    unknown_share = 1 - sum(bar.parts.values()) / bar.seconds
+    if unknown_share >= _LEAST_UNKNOWN:
+        shares["unknown"] = unknown_share
+    parts = ", ".join(f"{name} {units.percent(share)}" for name, share in shares.items())
+    return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {parts}."
 
 
-_IDEAL, _MEASURED = "ideal", "measured"
+_IDEAL = "ideal"
+_MEASURED = "measured"
 _FACTOR_COLOURS = {
     _IDEAL: axes.IDEAL_COLOUR,
     STEP_ROUNDING: axes.ROUNDING_COLOUR,
@@ -232,95 +287,139 @@ _HEADROOM = 1.5
 
 
 def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure | None:
-    """A view for each trial whose efficiency could be taken apart; the `chosen` trial or the worst comes first."""
-    known = [waterfall for waterfall in waterfalls if waterfall.factors]
-    if not known:
+    """Draw a view for each trial whose efficiency could be taken apart.
+
+    Args:
+        waterfalls: waterfalls, also those without factors, which are not drawn.
+        chosen: identity of the trial that comes first; where it has no waterfall, the largest loss does.
+    """
+    drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
+    if not drawable:
         return None
-    front = of_trial(known, chosen) or largest_loss(known)
-    in_order = [front, *(waterfall for waterfall in known if waterfall is not front)] if front is not None else known
-    views = [_waterfall_view(waterfall, index) for index, waterfall in enumerate(in_order, 1)]
+    front = waterfall_of_trial(drawable, chosen) or largest_loss(drawable)
+    in_order = sorted(drawable, key=lambda waterfall: waterfall is not front)
+    views = [_waterfall_view(waterfall, number) for number, waterfall in enumerate(in_order, 1)]
     return Figure("waterfall", "From ideal to measured", tuple(views))
 
 
-def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
+def waterfall_of_trial(waterfalls: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
     """The first waterfall of a trial that could be taken apart; None if there is none."""
-    return next((waterfall for waterfall in known if waterfall.factors and waterfall.trial_id == trial_id), None)
+    for waterfall in waterfalls:
+        if waterfall.factors and waterfall.trial_id == trial_id:
+            return waterfall
+    return None
 
 
-def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
+def largest_loss(waterfalls: Sequence[Waterfall]) -> Waterfall | None:
     """The waterfall of the lowest efficiency among those on the most ranks; None if none could be taken apart."""
-    worst = worst_loss([waterfall for waterfall in known if waterfall.factors])
+    worst = worst_loss([waterfall for waterfall in waterfalls if waterfall.factors])
     return worst.waterfall if worst is not None else None
 
 
 def _waterfall_view(waterfall: Waterfall, number: int) -> FigureView:
     rows = waterfall_rows(waterfall)
-    steps = [row["step"] for row in rows]
     axes.cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
     for row in rows:
         row["right"] = max(row["right"], row["high"] or 0.0)
-    longest = max(row["right"] for row in rows)
-    y = axes.nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
-    ticks = {"values": [0, 25, 50, 75, 100]} if longest < 150 else {}
-    x = axes.quantity(
-        "start",
-        "% of ideal",
-        scale={"domain": [min(0.0, *(min(row["start"], row["end"]) for row in rows)), longest * _ROOM_FOR_LABELS],
-               "nice": False},
-        axis={**ticks, "tickCount": 5, "format": "d", "grid": False},
-    )  # fmt: skip
-    colour = axes.nominal(
-        "step", scale={"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}, legend=None
-    )
-    told = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
-    plot = axes.Plot({"rows": rows})
-    joint = {"type": "rule", "strokeWidth": 1, "color": axes.IDEAL_COLOUR}
-    band = {"bandPosition": 0.5}
-    plot.add("rows", joint, x=axes.quantity("end"), y=y | band, y2={"field": "next", **band})
-    bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
-    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
-    axes.add_bars(plot, "rows", y, None, upright=False)
-    text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
-    plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
+    plot = _waterfall_plot(rows)
     label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
     summary = claim(WATERFALL, waterfall).text
+    subtitle = "points of efficiency that each factor takes or gives"
+    if axes.has_intervals(rows):
+        subtitle += "; thin bars: 95 % intervals"
     return FigureView(
-        "waterfall" if number == 1 else f"waterfall-{number}",
-        {
+        name="waterfall" if number == 1 else f"waterfall-{number}",
+        choices={
             "batch policy": ControlOption(waterfall.mode, waterfall.mode),
             "trial": ControlOption(f"{waterfall.mode}-{number}", label),
         },
-        f"From ideal to measured: {label}, {waterfall.mode}",
-        "points of efficiency that each factor takes or gives"
-        + ("; thin bars: 95 % intervals" if any(row["low"] is not None for row in rows) else ""),
-        plot.spec(summary, {"step": 19}),
-        {"step": "factor", "label": "% of ideal, or points", "bounds": "95 % interval", "factor": "as a factor"},
-        summary,
+        title=f"From ideal to measured: {label}, {waterfall.mode}",
+        subtitle=subtitle,
+        spec=plot.spec(summary, {"step": 19}),
+        columns={
+            "step": "factor",
+            "label": "% of ideal, or points",
+            "bounds": "95 % interval",
+            "factor": "as a factor",
+        },
+        summary=summary,
     )
+
+
+def _waterfall_plot(rows: list[axes.ChartRow]) -> axes.Plot:
+    """Draw bars below one another, each joined to the next, with intervals and labels."""
+    steps = [row["step"] for row in rows]
+    rightmost = max(row["right"] for row in rows)
+    leftmost = min(0.0, *(min(row["start"], row["end"]) for row in rows))
+    ticks = {"values": [0, 25, 50, 75, 100]} if rightmost < 150 else {}
+    x = axes.quantity(
+        "start",
+        "% of ideal",
+        scale={"domain": [leftmost, rightmost * _ROOM_FOR_LABELS], "nice": False},
+        axis={**ticks, "tickCount": 5, "format": "d", "grid": False},
+    )
+    y = axes.nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
+    colours = {"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}
+    shown = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
+    plot = axes.Plot({"rows": rows})
+    joint = {"type": "rule", "strokeWidth": 1, "color": axes.IDEAL_COLOUR}
+    middle = {"bandPosition": 0.5}
+    plot.add("rows", joint, x=axes.quantity("end"), y=y | middle, y2={"field": "next", **middle})
+    bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
+    colour = axes.nominal("step", scale=colours, legend=None)
+    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=shown)
+    axes.add_bars(plot, "rows", y, colour=None, upright=False)
+    text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
+    plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
+    return plot
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
     """One bar per row, in percent of ideal: ideal, each factor from the end of the one before, and the measured one."""
-    reached, interval = waterfall.efficiency or 0.0, waterfall.interval
-    sure = interval if interval and not interval.note else None
     rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
     for factor in sorted(waterfall.factors, key=lambda factor: list(_FACTOR_COLOURS).index(factor.name)):
-        points = factor.interval or Estimate(factor.points)
-        low, high = (None if end is None else -100 * end for end in (points.high, points.low))
-        change = Estimate(-100 * factor.points, low, high)
-        rows.append(_bar(factor.name, rows[-1]["end"], change, _signed(change.value), f"{factor.factor:.3f}"))
-    whole = (sure or Estimate(reached)).times(100)
-    rows.append(_bar(_MEASURED, 0.0, whole, f"{whole.value:.0f} %"))
-    following = [row["step"] for row in rows[1:]] + [_MEASURED]
-    return [row | {"next": after} for row, after in zip(rows, following, strict=True)]
+        change = _change_in_percent(factor)
+        start = rows[-1]["end"]
+        rows.append(_bar(factor.name, start, change, _signed(change.value), f"{factor.factor:.3f}"))
+    measured = _efficiency(waterfall).times(100)
+    rows.append(_bar(_MEASURED, 0.0, measured, f"{measured.value:.0f} %"))
+    next_steps = [*(row["step"] for row in rows[1:]), _MEASURED]
+    return [row | {"next": next_step} for row, next_step in zip(rows, next_steps, strict=True)]
+
+
+def _change_in_percent(factor: Factor) -> Estimate:
+    """By how much a factor changes the efficiency; what it takes is below 0, so that the ends change places."""
+    points = factor.interval or Estimate(factor.points)
+    low = None if points.high is None else -100 * points.high
+    high = None if points.low is None else -100 * points.low
+    return Estimate(-100 * factor.points, low, high)
+
+
+def _efficiency(waterfall: Waterfall) -> Estimate:
+    """The measured efficiency; without an interval where runs are too few for one."""
+    interval = waterfall.interval
+    if interval and not interval.note:
+        return interval
+    return Estimate(waterfall.efficiency or 0.0)
 
 
 def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.ChartRow:
     """A bar from `start` on by `change`, whose interval lies around the bar's end."""
-    row: axes.ChartRow = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
-    row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.value)}
+    end = start + change.value
+    row: axes.ChartRow = {
+        "step": step,
+        "start": start,
+        "end": end,
+        "label": label,
+        "factor": factor,
+        "low": None,
+        "high": None,
+        "bounds": "",
+        "right": max(start, end),
+    }
     if change.low is not None and change.high is not None:
-        row |= {"low": start + change.low, "high": start + change.high}
+        row["low"] = start + change.low
+        row["high"] = start + change.high
         row["bounds"] = f"{_signed(change.low)} to {_signed(change.high)}"
     return row
 

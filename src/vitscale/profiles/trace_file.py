@@ -66,15 +66,21 @@ def _attention_flops(shapes: TracedShapes) -> int:
 
 def _convolution_flops(shapes: TracedShapes, concrete: Sequence[object]) -> int:
     """FLOPs of images (N, C, ...) and a weight (C_out, C, ...); its strides, paddings, dilations are inputs 3 to 5."""
-    images, weight = shapes[0], shapes[1]
-    axes = len(weight) - 2
-    strides, paddings, dilations = (_for_each_axis(_numbers(concrete[index]), axes) for index in (3, 4, 5))
+    images = shapes[0]
+    weight = shapes[1]
+    strides, paddings, dilations = (_numbers(concrete[index]) for index in (3, 4, 5))
     is_transposed = str(concrete[6]) == "True"
     if is_transposed:
         return _pixel_flops(images, weight)
+    axes = len(weight) - 2
     output_pixels = 1
     for size, kernel, stride, padding, dilation in zip(
-        images[2:], weight[2:], strides, paddings, dilations, strict=True
+        images[2:],
+        weight[2:],
+        _for_each_axis(strides, axes),
+        _for_each_axis(paddings, axes),
+        _for_each_axis(dilations, axes),
+        strict=True,
     ):
         output_pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     return 2 * images[0] * math.prod(weight) * output_pixels

@@ -79,6 +79,14 @@ def test_an_instance_that_is_too_large_is_named_and_where_none_is_left_that_is_s
         rented(own, [EIGHT], None, 4)
 
 
+def test_an_instance_that_is_named_like_its_gpu_and_too_large_leaves_others_with_that_gpu() -> None:
+    own = comparable_series(make_evidence(ONE_HOST), None)
+    named_like_its_gpu = replace(EIGHT, name=SINGLE.gpu.name)
+    looked = rented(own, [named_like_its_gpu, SINGLE], (3,), None)
+    assert {candidate.instance for candidate in looked.combinations} == {SINGLE}
+    assert set(looked.refused) == {SINGLE.gpu.name}
+
+
 def test_the_knee_of_unlike_instances_is_told_by_what_their_hours_cost() -> None:
     """H100 take 0.9 of the time at ten times the price: by ranks x time^2 they would be the knee."""
     dear = Instance("dear", gpu_type("H100"), 1, 40.0)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from vitscale.advice.forecast_table import ForecastTable
 from vitscale.advice.request import VERDICTS, Option, Request, of_a_run
 from vitscale.base.arrays import BoolArray, FloatArray
+from vitscale.present.estimate import Estimate
 
 QuestionKind = Literal["fastest", "cheapest", "most", "knee"]
 _QUESTIONS: Mapping[str, QuestionKind] = {"budget": "fastest", "deadline": "cheapest", "efficiency": "most"}
@@ -23,7 +25,7 @@ _QUESTIONS: Mapping[str, QuestionKind] = {"budget": "fastest", "deadline": "chea
 
 @dataclass(frozen=True)
 class Answer:
-    """One question and what answers it."""
+    """A question with the option that answers it."""
 
     kind: QuestionKind
     option: Option
@@ -35,24 +37,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Choosing:
-    """What all answers are chosen by."""
+    """The candidates, and the limits and costs by which all answers are chosen."""
 
     view: ForecastTable
-    asked: Request
+    request: Request
     limits: Limits
     seconds: FloatArray
-    """What is to be short: the time of the work, or the time to the same loss where the global batch may change."""
+    """The cost in time: that of the work, or the time to the same loss where the global batch may change."""
 
     @property
     def shown(self) -> BoolArray:
-        """Candidates that are told of."""
-        return self.view.contends & (self.view.keeps_batch | self.asked.any_batch)
+        """Candidates that the tables show."""
+        return self.view.contends & (self.view.keeps_batch | self.request.any_batch)
 
     @property
     def pool(self) -> BoolArray:
         """Candidates that may be an answer: large batches only where they are asked for or nothing else is left."""
         moderate = self.shown & ~self.view.large_batch
-        return moderate if moderate.any() and not self.asked.large_batch else self.shown
+        return moderate if moderate.any() and not self.request.large_batch else self.shown
 
     @property
     def preferred(self) -> BoolArray:
@@ -67,17 +69,11 @@ class Choosing:
     def option(self, index: int) -> Option:
         """One candidate, taken out of the arrays."""
         view = self.view
-
-        def known(values: FloatArray) -> float | None:
-            return float(values[index]) if np.isfinite(values[index]) else None
-
         candidate = view.candidates[index]
-        seconds, training, efficiency = (
-            of_a_run(*map(float, each[:, index])) for each in (view.time, view.training, view.efficiency)
-        )
+        seconds = _estimate_at(index, view.time)
         gpu_hours = seconds.times(candidate.gpus / 3600)
-        price = float(view.price_per_gpu_hour[index]) if self.asked.priced else None
-        starts = view.startups[index]
+        price = float(view.price_per_gpu_hour[index]) if self.request.priced else None
+        startup = view.startups[index]
         return Option(
             candidate=candidate,
             series=view.series[index],
@@ -87,19 +83,33 @@ class Choosing:
             keeps_batch=bool(view.keeps_batch[index]),
             large_batch=bool(view.large_batch[index]),
             seconds=seconds,
-            training=training,
-            startup=None if starts is None else starts.seconds.one_run,
-            startup_assumed=None if starts is None else starts.assumption,
+            training=_estimate_at(index, view.training),
+            startup=None if startup is None else startup.seconds.one_run,
+            startup_assumed=None if startup is None else startup.assumption,
             gpu_hours=gpu_hours,
             cost=None if price is None else gpu_hours.times(price),
-            efficiency=efficiency,
-            same_loss_seconds=known(view.same_loss_seconds),
-            memory_bytes=known(view.memory_bytes),
-            oom_chance=known(view.oom_chance),
-            verdicts={
-                name: VERDICTS[int(_grade(value[index], far[index]))] for name, (value, far) in self.limits.items()
-            },
+            efficiency=_estimate_at(index, view.efficiency),
+            same_loss_seconds=_known_at(index, view.same_loss_seconds),
+            memory_bytes=_known_at(index, view.memory_bytes),
+            oom_chance=_known_at(index, view.oom_chance),
+            verdicts={limit: VERDICTS[int(grades[index])] for limit, grades in self._grades_by_limit.items()},
         )
+
+    @cached_property
+    def _grades_by_limit(self) -> dict[str, NDArray[np.int64]]:
+        """Limit -> the grade of each candidate (`_grade`)."""
+        return {limit: _grade(shares) for limit, shares in self.limits.items()}
+
+
+def _estimate_at(index: int, values: FloatArray) -> Estimate:
+    """One candidate's value with the interval of a future run, out of (3, candidates)."""
+    value, low, high = map(float, values[:, index])
+    return of_a_run(value, low, high)
+
+
+def _known_at(index: int, values: FloatArray) -> float | None:
+    """One candidate's value; None where it is not finite."""
+    return float(values[index]) if np.isfinite(values[index]) else None
 
 
 def measured_first(view: ForecastTable, mask: BoolArray) -> BoolArray:
@@ -113,16 +123,15 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
 
     Without a limit: the fastest, the cheapest and the knee.
     """
-    wanted = [kind for limit, kind in _QUESTIONS.items() if limit in choosing.limits] or ["fastest", "cheapest"]
-    within_limits = [answer for kind in wanted if (answer := _within_limits(choosing, kind)) is not None]
-    knee = _knee(choosing)
-    return (*within_limits, knee) if knee is not None else tuple(within_limits)
+    questions = [kind for limit, kind in _QUESTIONS.items() if limit in choosing.limits] or ["fastest", "cheapest"]
+    possible_answers = [*(_within_limits(choosing, kind) for kind in questions), _knee(choosing)]
+    return tuple(answer for answer in possible_answers if answer is not None)
 
 
 def closest(choosing: Choosing) -> Option | None:
     """The possible answer that misses its worst limit by least; None where nothing may be an answer."""
-    beyond = overshoot(choosing.limits, len(choosing.view.candidates))
-    index = best(choosing.preferred, beyond, choosing.seconds)
+    largest_shares = overshoot(choosing.limits, len(choosing.view.candidates))
+    index = best(choosing.preferred, largest_shares, choosing.seconds)
     return None if index is None else choosing.option(index)
 
 
@@ -140,22 +149,43 @@ def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
     """The best of the surest: of all that meet every limit, else of those that probably do; measured engines first."""
     grade = grades(choosing.limits, len(choosing.view.candidates))
     pick = _PICKS[kind]
-    tiers = [mask & (grade >= level) for level in (2, 1) for mask in (choosing.preferred, choosing.pool)]
-    indices = [pick(choosing, mask) for mask in tiers]
-    chosen = next((index for index in indices if index is not None), None)
+    surely = grade >= VERDICTS.index("meets")
+    probably = grade >= VERDICTS.index("probably")
+    surely_measured = pick(choosing, choosing.preferred & surely)
+    surely_any_engine = pick(choosing, choosing.pool & surely)
+    probably_measured = pick(choosing, choosing.preferred & probably)
+    probably_any_engine = pick(choosing, choosing.pool & probably)
+    chosen = _first_known(surely_measured, surely_any_engine, probably_measured, probably_any_engine)
     if chosen is None:
         return None
     # First the best that only probably meets the limits, then the best that surely does, with any engine.
-    others = [index for index in (indices[2], indices[1]) if index is not None and index != chosen]
-    riskier = next((index for index in others if _gains(choosing, kind, index, chosen)), None)
-    return Answer(kind, choosing.option(chosen), None if riskier is None else choosing.option(riskier))
+    for other in (probably_measured, surely_any_engine):
+        if other is not None and other != chosen and _is_worth_the_risk(choosing, kind, other, chosen):
+            return Answer(kind, choosing.option(chosen), riskier=choosing.option(other))
+    return Answer(kind, choosing.option(chosen))
+
+
+def _first_known(*indices: int | None) -> int | None:
+    """The first index that is not None."""
+    for index in indices:
+        if index is not None:
+            return index
+    return None
 
 
 _WORTH_TELLING = 0.05
 """Share by which a riskier answer must be better."""
 
 
-def _gains(choosing: Choosing, kind: QuestionKind, other: int, chosen: int) -> bool:
+def _is_worth_the_risk(choosing: Choosing, kind: QuestionKind, other: int, chosen: int) -> bool:
+    """Whether a riskier candidate answers a question clearly better than the chosen one.
+
+    Args:
+        choosing: all candidates.
+        kind: the question.
+        other: place of the riskier candidate.
+        chosen: place of the chosen one.
+    """
     if kind == "most":
         return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
     cost = choosing.seconds if kind == "fastest" else choosing.spent
@@ -164,9 +194,9 @@ def _gains(choosing: Choosing, kind: QuestionKind, other: int, chosen: int) -> b
 
 def _most(choosing: Choosing, mask: BoolArray) -> int | None:
     """Most ranks, as far as more of them make it faster: beyond that, more would be paid for a longer time."""
-    worth = np.zeros(len(mask), dtype=bool)
-    worth[front(mask, choosing.seconds, choosing.spent)] = True
-    return best(worth, -choosing.view.gpus, choosing.seconds)
+    is_on_front = np.zeros(len(mask), dtype=bool)
+    is_on_front[front(mask, choosing.seconds, choosing.spent)] = True
+    return best(is_on_front, -choosing.view.gpus, choosing.seconds)
 
 
 _PICKS: dict[QuestionKind, Callable[[Choosing, BoolArray], int | None]] = {
@@ -174,6 +204,7 @@ _PICKS: dict[QuestionKind, Callable[[Choosing, BoolArray], int | None]] = {
     "cheapest": lambda choosing, mask: best(mask, choosing.spent, choosing.seconds),
     "most": _most,
 }
+"""Question -> picks the place of the best candidate in a mask; None where the mask is empty."""
 
 
 def _knee(choosing: Choosing) -> Answer | None:
@@ -189,49 +220,75 @@ def _knee(choosing: Choosing) -> Answer | None:
     index = best(choosing.preferred, view.gpus * view.price_per_gpu_hour * training**2, view.gpus)
     if index is None:
         return None
-    last = view.gpus[measured_first(view, choosing.shown)].max()  # large batches that are no answer were looked at too
-    return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == last))
+    # Large batches that are no answer were looked at too.
+    largest_count = view.gpus[measured_first(view, choosing.shown)].max()
+    return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == largest_count))
 
 
-Limits = Mapping[str, tuple[FloatArray, FloatArray]]
-"""Limit -> (share of it that the expected value takes, share that the far end of the interval takes). 1.0 is exactly at
-the limit, and more misses it. Efficiency is turned round: least allowed / expected."""
+class LimitShares(NamedTuple):
+    """Shares of a limit that each candidate takes: 1.0 is exactly at the limit, and more misses it.
+
+    Efficiency is turned round: least allowed / expected.
+    """
+
+    expected: FloatArray
+    """Share that the expected value takes."""
+    far_end: FloatArray
+    """Share that the far end of its interval takes."""
 
 
-def limits(view: ForecastTable, asked: Request) -> Limits:
+Limits = Mapping[str, LimitShares]
+"""Limit -> the shares of it that candidates take."""
+
+
+def limits(view: ForecastTable, request: Request) -> Limits:
     """Every limit that was given, over all candidates."""
-    taken_shares: dict[str, tuple[FloatArray, FloatArray]] = {}
-    value, _, far = view.time
-    if asked.deadline_seconds is not None:
-        most = asked.deadline_seconds
-        taken_shares["deadline"] = (value / most, far / most)
-    if asked.budget is not None:
-        per_second = view.gpus / 3600 * view.price_per_gpu_hour / asked.budget
-        taken_shares["budget"] = (value * per_second, far * per_second)
-    if asked.min_efficiency is not None:
-        least = asked.min_efficiency
-        taken_shares["efficiency"] = (least / view.efficiency[0], least / view.efficiency[1])
-    return taken_shares
+    shares: dict[str, LimitShares] = {}
+    expected_seconds, _, longest_seconds = view.time
+    if request.deadline_seconds is not None:
+        shares["deadline"] = LimitShares(
+            expected_seconds / request.deadline_seconds, longest_seconds / request.deadline_seconds
+        )
+    if request.budget is not None:
+        share_per_second = view.gpus / 3600 * view.price_per_gpu_hour / request.budget
+        shares["budget"] = LimitShares(expected_seconds * share_per_second, longest_seconds * share_per_second)
+    if request.min_efficiency is not None:
+        expected_efficiency, lowest_efficiency, _ = view.efficiency
+        shares["efficiency"] = LimitShares(
+            request.min_efficiency / expected_efficiency, request.min_efficiency / lowest_efficiency
+        )
+    return shares
 
 
 def grades(limits: Limits, count: int) -> NDArray[np.int64]:
-    """Each candidate's worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
+    """Each candidate's worst verdict, as its position in `VERDICTS`; without a limit the best one. NaN misses.
+
+    Args:
+        limits: the limits.
+        count: number of candidates.
+    """
     worst = np.full(count, len(VERDICTS) - 1)
-    for value, far in limits.values():
-        worst = np.minimum(worst, _grade(value, far))
+    for shares in limits.values():
+        worst = np.minimum(worst, _grade(shares))
     return worst
 
 
-def _grade(value: FloatArray, far: FloatArray) -> NDArray[np.int64]:
-    """Places in `VERDICTS` by the shares of one limit."""
-    return np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0))
+def _grade(shares: LimitShares) -> NDArray[np.int64]:
+    """Each candidate's verdict on one limit, as its position in `VERDICTS`."""
+    probably_or_misses = np.where(shares.expected <= 1.0, VERDICTS.index("probably"), VERDICTS.index("misses"))
+    return np.where(shares.far_end <= 1.0, VERDICTS.index("meets"), probably_or_misses)
 
 
 def overshoot(limits: Limits, count: int) -> FloatArray:
-    """The largest share of any limit that each candidate's expected value takes; infinite where it is NaN."""
+    """The largest share of any limit that each candidate's expected value takes; infinite where it is NaN.
+
+    Args:
+        limits: the limits.
+        count: number of candidates.
+    """
     largest = np.zeros(count)
-    for value, _ in limits.values():
-        largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
+    for shares in limits.values():
+        largest = np.maximum(largest, np.where(np.isnan(shares.expected), np.inf, shares.expected))
     return largest
 
 
@@ -257,12 +314,13 @@ def front(mask: BoolArray, first: FloatArray, second: FloatArray) -> list[int]:
     Where several are equal in both only one is kept.
     """
     indices = np.flatnonzero(mask)
-    first, second = _rounded(first), _rounded(second)
+    first = _rounded(first)
+    second = _rounded(second)
     order = indices[np.lexsort((second[indices], first[indices]))]
-    kept: list[int] = []
-    lowest = np.inf
+    unbeaten: list[int] = []
+    lowest_second = np.inf
     for index in order:
-        if second[index] < lowest:
-            kept.append(int(index))
-            lowest = float(second[index])
-    return kept
+        if second[index] < lowest_second:
+            unbeaten.append(int(index))
+            lowest_second = float(second[index])
+    return unbeaten

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
 from vitscale.engines import of_engine
@@ -21,7 +22,7 @@ from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.script import placeholders
-from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec
+from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec, Trial
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
@@ -32,10 +33,24 @@ _HOSTS_ONE_BY_ONE = 16
 """Hosts up to which every count of hosts is looked at; beyond, four to each doubling."""
 
 
+class RankCount(NamedTuple):
+    """A number of ranks, and how they lie on equal hosts."""
+
+    gpus: int
+    ranks_per_node: int
+
+
+class _Batch(NamedTuple):
+    """How a model's part of a global batch is trained."""
+
+    micro_batch: int
+    grad_accum: int
+
+
 def rank_counts(
     series: Sequence[Series], *, gpus: tuple[int, ...] | None, max_gpus: int | None, ranks_per_node: int | None
-) -> tuple[tuple[int, int], ...]:
-    """(ranks, ranks on each host) in rising order of ranks.
+) -> tuple[RankCount, ...]:
+    """The counts to look at, in rising order of ranks.
 
     Without `gpus`: powers of two, what was measured, and whole hosts, up to `max_gpus`.
 
@@ -49,28 +64,39 @@ def rank_counts(
     Raises:
         RequestError: a count of `gpus` does not fill its hosts, or no count is left.
     """
-    points = [point for own in series for point in own.points]
-    per_node = ranks_per_node or host_size(points)[0]
-    measured = {point.gpus for point in points}
-    if gpus is not None:
-        uneven = [count for count in gpus if count > per_node and count % per_node]
+    points = [point for member in series for point in member.points]
+    full_host = ranks_per_node or host_size(points)[0]
+    if gpus is None:
+        counts = _usual_counts({point.gpus for point in points}, max_gpus, full_host)
+    else:
+        counts = set(gpus)
+        uneven = [count for count in gpus if count > full_host and count % full_host != 0]
         if uneven and ranks_per_node is not None:
             raise RequestError(
-                f"{uneven[0]} ranks do not fill hosts of {per_node}",
-                valid=[f"multiples of {per_node}, or fewer than that"],
+                f"{uneven[0]} ranks do not fill hosts of {full_host}",
+                valid=[f"multiples of {full_host}, or fewer than that"],
                 next_step="Say how many ranks a host has with --nodes-of",
             )
-        wanted = set(gpus)
-    else:
-        most = min(MOST_RANKS, BEYOND * max(measured) if max_gpus is None else max_gpus)
-        wanted = {2**power for power in range(most.bit_length())} | measured
-        wanted |= {per_node * hosts for hosts in _hosts(most // per_node)}
-        wanted = {count for count in wanted if count <= most and (count <= per_node or count % per_node == 0)}
     if max_gpus is not None:
-        wanted = {count for count in wanted if count <= max_gpus}
-    if not wanted:
+        counts = {count for count in counts if count <= max_gpus}
+    if not counts:
         raise RequestError("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out")
-    return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
+    return tuple(RankCount(count, equal_hosts(count, full_host)) for count in sorted(counts))
+
+
+def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> set[int]:
+    """Powers of two, measured counts and whole hosts, as far as they are a part of a host or fill all of theirs.
+
+    Args:
+        measured: the measured counts.
+        max_gpus: the largest count. None: eight times the largest measured one.
+        full_host: ranks of a full host.
+    """
+    limit = min(MOST_RANKS, BEYOND * max(measured) if max_gpus is None else max_gpus)
+    counts = measured | {2**power for power in range(limit.bit_length())}
+    counts |= {full_host * hosts for hosts in _host_counts(limit // full_host)}
+    within_limit = {count for count in counts if count <= limit}
+    return {count for count in within_limit if count <= full_host or count % full_host == 0}
 
 
 def counts_of(
@@ -80,25 +106,30 @@ def counts_of(
 
     Without either they go up to eight times the largest measured count; one instance is then looked at in any case.
     """
-    largest = max(point.gpus for own in series for point in own.points)
-    most = min(MOST_RANKS, max(instance.gpus, BEYOND * largest) if max_gpus is None else max_gpus)
     if gpus is not None:
         limit = max(gpus) if max_gpus is None else max_gpus
-        return tuple(sorted({count for count in gpus if count <= limit and count % instance.gpus == 0}))
-    hosts = _hosts(most // instance.gpus)
-    return tuple(sorted(n * instance.gpus for n in hosts if n & (n - 1) == 0 or instance.gpus > 1))
+        within_limit = {count for count in gpus if count <= limit}
+        return tuple(sorted(count for count in within_limit if count % instance.gpus == 0))
+    largest_measured = max(point.gpus for member in series for point in member.points)
+    limit = min(MOST_RANKS, max(instance.gpus, BEYOND * largest_measured) if max_gpus is None else max_gpus)
+    instances = _host_counts(limit // instance.gpus)
+    if instance.gpus == 1:
+        instances = {count for count in instances if count.bit_count() == 1}  # powers of two
+    return tuple(sorted(count * instance.gpus for count in instances))
 
 
-def _hosts(most: int) -> set[int]:
-    counts = set(range(1, min(most, _HOSTS_ONE_BY_ONE) + 1))
-    quarters = (4, 5, 6, 7)
-    return counts | {
-        hosts for power in range(2, most.bit_length()) for four in quarters if (hosts := four * 2**power) <= most
-    }
+def _host_counts(limit: int) -> set[int]:
+    """Numbers of hosts up to `limit`: each up to 16, then 4, 5, 6 and 7 times each power of two."""
+    counts = set(range(1, min(limit, _HOSTS_ONE_BY_ONE) + 1))
+    for power in range(2, limit.bit_length()):
+        counts |= {quarters * 2**power for quarters in (4, 5, 6, 7)}
+    return {count for count in counts if count <= limit}
 
 
-_SMALLER, _LARGER = 4, 3
-"""Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
+_SMALLER = 4
+"""Powers of two by which micro-batches go below the smallest measured one."""
+_LARGER = 3
+"""Powers of two by which micro-batches go beyond the largest measured one."""
 _ACCUMULATIONS = (1, 2, 4)
 """Accumulations of candidates that train with another global batch."""
 _MOST_IMAGES = 1_000_000
@@ -128,85 +159,133 @@ class Candidates:
 
 
 def candidates(
-    comparable: ComparableSeries, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False
+    comparable: ComparableSeries, counts: Sequence[tuple[int, int]], *, hosts_given: bool = False
 ) -> Candidates:
-    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count.
+    """Every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
     What was measured at one of the rank counts is among them.
 
     Args:
         comparable: the series to advise about.
-        counts: (ranks, ranks on each host).
+        counts: (ranks, ranks on each host), as `rank_counts` has them.
         hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
     variants, refused = _variants(comparable)
-    ladder, trainable = _micro_batches(comparable), _trainable(comparable)
-    every: list[Candidate] = []
-    keeps: list[bool] = []
+    micro_batches = _micro_batches(comparable)
+    trainable = _Trainable.of(comparable)
+    combinations: list[Candidate] = []
+    keeps_batch: list[bool] = []
     indivisible = []
     for gpus, per_node in counts:
-        own = shares_of_batch(comparable, gpus)
-        if not own:
+        shares = shares_of_batch(comparable, gpus)
+        if not shares:
             indivisible.append(gpus)
-        batches = {batch: True for share in own for batch in _kept(share, ladder)}
-        for micro_batch in ladder:
-            for accum in _ACCUMULATIONS:
-                batches.setdefault((micro_batch, accum), False)
+        keeps_by_batch = _batches(shares, micro_batches)
         for variant in variants:
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
-            for (micro_batch, accum), kept in batches.items():
-                for checkpointing in trainable(micro_batch, accum):
-                    every.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
-                    keeps.append(kept)
-    per_host = dict(counts)
-    measured = {
-        replace(candidate, activation_checkpointing=checkpointing)
-        for candidate in comparable.measured
-        if (host := per_host.get(candidate.gpus)) is not None
-        and candidate.gpus % candidate.ranks_per_node == 0  # a study cannot ask for a host that is not full
-        and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
-        for checkpointing in trainable(candidate.micro_batch, candidate.grad_accum)
-    }
-    counts_of_runs = {candidate.gpus for candidate in measured}
-    known = [candidate.gpus in counts_of_runs and candidate in measured for candidate in every]
-    keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
+            for (micro_batch, accum), keeps in keeps_by_batch.items():
+                for checkpointing in trainable.checkpointing(micro_batch, accum):
+                    combinations.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
+                    keeps_batch.append(keeps)
+
+    measured = _measured_candidates(comparable, trainable, dict(counts), hosts_given)
+    measured_counts = {candidate.gpus for candidate in measured}  # to look up few candidates, which takes long
+    was_measured = [candidate.gpus in measured_counts and candidate in measured for candidate in combinations]
+    keeps_batch = [keeps or was for keeps, was in zip(keeps_batch, was_measured, strict=True)]
+    other_measured = measured.difference(compress(combinations, was_measured))
     # Pairs stay together, first the one without checkpointing.
-    for candidate in sorted(measured.difference(compress(every, known)), key=_in_pairs):
-        every.append(candidate)
-        keeps.append(True)
-    return Candidates(tuple(every), tuple(keeps), refused, tuple(indivisible))
+    combinations += sorted(other_measured, key=_pair_order)
+    keeps_batch += [True] * len(other_measured)
+    return Candidates(tuple(combinations), tuple(keeps_batch), refused, tuple(indivisible))
 
 
-def _in_pairs(candidate: Candidate) -> tuple[str, bool]:
+def _batches(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
+    """Batch of a rank -> whether it keeps the study's global batch; those that do come first.
+
+    Args:
+        shares: a rank's share of each global batch of the study.
+        micro_batches: the micro-batches to look at.
+    """
+    keeps_by_batch = {batch: True for share in shares for batch in _divisions(share, micro_batches)}
+    for micro_batch, accum in product(micro_batches, _ACCUMULATIONS):
+        keeps_by_batch.setdefault(_Batch(micro_batch, accum), False)
+    return keeps_by_batch
+
+
+def _measured_candidates(
+    comparable: ComparableSeries, trainable: _Trainable, ranks_per_node: Mapping[int, int], hosts_given: bool
+) -> set[Candidate]:
+    """What was measured at one of the rank counts, with activation checkpointing and without.
+
+    Args:
+        comparable: the series to advise about.
+        trainable: what can be trained.
+        ranks_per_node: rank count -> ranks on each host.
+        hosts_given: whether ranks must lie on hosts like that.
+    """
+    measured = set()
+    for candidate in comparable.measured:
+        host = ranks_per_node.get(candidate.gpus)
+        if host is None or candidate.gpus % candidate.ranks_per_node != 0:
+            continue  # a study cannot ask for a host that is not full
+        if hosts_given and candidate.ranks_per_node != min(candidate.gpus, host):
+            continue
+        for checkpointing in trainable.checkpointing(candidate.micro_batch, candidate.grad_accum):
+            measured.add(replace(candidate, activation_checkpointing=checkpointing))
+    return measured
+
+
+def _pair_order(candidate: Candidate) -> tuple[str, bool]:
+    """Sorts candidates that differ in checkpointing alone next to each other."""
     return str(replace(candidate, activation_checkpointing=False)), candidate.activation_checkpointing
 
 
-def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool, ...]]:
-    """(micro-batch, accumulation) -> which can be trained: without recomputed activations, with them, or both.
+@dataclass(frozen=True)
+class _Trainable:
+    """Which batches can be trained, and whether with recomputed activations.
 
     A script of the user's own trains what it trained, or what an argument tells it to.
     """
-    train = comparable.trial.train
-    told = placeholders(train.arguments)
-    batches = {(candidate.micro_batch, candidate.grad_accum) for candidate in comparable.measured}
-    micro_batches, accums = ({batch[index] for batch in batches} for index in (0, 1))
 
-    def of_batch(micro_batch: int, accum: int) -> tuple[bool, ...]:
-        if train.script is None:
+    train: TrainSpec
+    """How the series trains."""
+    micro_batches: frozenset[int]
+    """Those that were measured, as are `accumulations`."""
+    accumulations: frozenset[int]
+
+    @classmethod
+    def of(cls, comparable: ComparableSeries) -> _Trainable:
+        """Collects the measured batches."""
+        return cls(
+            train=comparable.trial.train,
+            micro_batches=frozenset(candidate.micro_batch for candidate in comparable.measured),
+            accumulations=frozenset(candidate.grad_accum for candidate in comparable.measured),
+        )
+
+    def checkpointing(self, micro_batch: int, grad_accum: int) -> tuple[bool, ...]:
+        """How a batch can be trained: without recomputed activations, with them, or both; empty if it cannot."""
+        if self.train.script is None:
             return (False, True)
-        both = (False, True) if "activation_checkpointing" in told else (train.activation_checkpointing,)
-        can = micro_batch in micro_batches or not told.isdisjoint(("micro_batch", "global_batch"))
-        return both if can and (accum in accums or "grad_accum" in told) else ()
+        arguments = self._arguments
+        takes_micro_batch = "micro_batch" in arguments or "global_batch" in arguments
+        if micro_batch not in self.micro_batches and not takes_micro_batch:
+            return ()
+        if grad_accum not in self.accumulations and "grad_accum" not in arguments:
+            return ()
+        return (False, True) if "activation_checkpointing" in arguments else (self.train.activation_checkpointing,)
 
-    return of_batch
+    @cached_property
+    def _arguments(self) -> Set[str]:
+        """The fields of a trial that the script is told by its arguments."""
+        return placeholders(self.train.arguments)
 
 
 _MOST_ALONG = 64
 """Most stages, and most ranks that share the tokens."""
 
 
-def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int], ...]) -> Candidates:
+def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, int]]) -> Candidates:
     """Candidates whose ranks share models, with the study's own global batches and with pipelines of 1F1B.
 
     Ranks share by powers of two along each axis that the model and an engine allow, and as they were measured. Ranks
@@ -214,42 +293,62 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
 
     Args:
         comparable: the series to advise about.
-        counts: (ranks, ranks on each host).
+        counts: (ranks, ranks on each host), as `rank_counts` has them.
     """
     variants, _ = _variants(comparable)
-    ladder = _micro_batches(comparable)
-    trial, sharing = comparable.trial, list[Candidate]()
-    splits = list(_splits(trial.model, max((local for _, local in counts), default=1)))
-    splits += {point.trial.parallel for series in comparable.members for point in series.points} - {NO_SPLIT, *splits}
+    micro_batches = _micro_batches(comparable)
+    trial = comparable.trial
+    combinations: list[Candidate] = []
+    splits = list(_splits(trial.model, max((per_node for _, per_node in counts), default=1)))
+    splits += _measured_splits(comparable).difference([NO_SPLIT, *splits])
     for variant in variants:
         train = with_variant(trial.train, variant)
         # With enough micro-batches for every schedule.
-        many = train.model_copy(update={"grad_accum": _MOST_ALONG})
-        for parallel in filter(lambda split: not _refused(split, many, trial.model), splits):
+        long_train = train.model_copy(update={"grad_accum": _MOST_ALONG})
+        for parallel in splits:
+            if _refused(parallel, long_train, trial.model):
+                continue
             for gpus, per_node in counts:
-                if gpus % parallel.ranks_per_model or per_node % min(per_node, parallel.tensor):
+                if not _fits_hosts(parallel, gpus, per_node):
                     continue
-                shares = sorted(shares_of_batch(comparable, gpus, parallel.ranks_per_model))
-                for micro_batch, accum in dict.fromkeys(batch for share in shares for batch in _kept(share, ladder)):
+                for micro_batch, accum in _study_batches(comparable, gpus, micro_batches, parallel.ranks_per_model):
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
-                    sharing += [
+                    combinations += [
                         Candidate(gpus, per_node, variant, micro_batch, accum, again, None, parallel)
                         for again in (False, True)
                     ]
-    return Candidates(tuple(sharing), (True,) * len(sharing))
+    return Candidates(tuple(combinations), (True,) * len(combinations))
 
 
 def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
-    def powers(most: int) -> list[int]:
-        return [2**power for power in range(most.bit_length()) if 2**power <= most]
+    """Yields the ways in which ranks may share a model, by powers of two along each axis.
 
+    Args:
+        model: the model, which limits the stages and the ranks that share its heads.
+        ranks_per_node: most ranks on a host, which limits those that cut matrices.
+    """
+    stages = min(_MOST_ALONG, most_stages(model) or 1)
     for tensor, sequence, pipeline in product(
-        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, most_stages(model) or 1))
+        _powers_of_two(ranks_per_node), _powers_of_two(_MOST_ALONG), _powers_of_two(stages)
     ):
         parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
         if parallel != NO_SPLIT and (model.heads or 1) % (tensor * sequence) == 0:
             yield parallel
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... up to `limit`."""
+    return [2**power for power in range(limit.bit_length())]
+
+
+def _measured_splits(comparable: ComparableSeries) -> set[ParallelSpec]:
+    return {point.trial.parallel for series in comparable.members for point in series.points}
+
+
+def _fits_hosts(parallel: ParallelSpec, gpus: int, ranks_per_node: int) -> bool:
+    """Whether whole models lie on so many ranks, and those that cut matrices on one host."""
+    return gpus % parallel.ranks_per_model == 0 and ranks_per_node % min(ranks_per_node, parallel.tensor) == 0
 
 
 def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:
@@ -269,32 +368,47 @@ def rented(
     Raises:
         RequestError: none of them trains in the study's precision, or comes to the counts asked for.
     """
-    ladder, trainable = _micro_batches(comparable), _trainable(comparable)
-    refused = {}
+    refused_gpus: dict[str, str] = {}
     for gpu in dict.fromkeys(instance.gpu for instance in instances):
         try:
             gpu.flops_per_second(comparable.trial.train.precision)
         except RequestError as error:
-            refused[gpu.name] = str(error)
-    counts = {each: counts_of(each, comparable.members, gpus, max_gpus) for each in instances}
+            refused_gpus[gpu.name] = str(error)
+    refused_instances: dict[str, str] = {}  # apart from GPUs: an instance may be named like its GPU
+    combinations: list[Candidate] = []
     for instance in instances:
-        if not counts[instance] and instance.gpu.name not in refused:
-            refused[instance.name] = "no whole number of them has a rank count that was asked for"
-    on_instances = [
-        Candidate(ranks, instance.gpus, variant, *batch, checkpointing, instance)
-        for instance in instances
-        if instance.gpu.name not in refused
-        for ranks in counts[instance]
-        for variant in sorted(comparable.variants)
-        if not of_engine(variant.engine).alone or ranks == 1
-        for batch in dict.fromkeys(
-            b for share in sorted(shares_of_batch(comparable, ranks)) for b in _kept(share, ladder)
-        )
-        for checkpointing in trainable(*batch)
-    ]
-    if not on_instances:
+        if instance.gpu.name in refused_gpus:
+            continue
+        counts = counts_of(instance, comparable.members, gpus, max_gpus)
+        if not counts:
+            refused_instances[instance.name] = "no whole number of them has a rank count that was asked for"
+        combinations += _on_instances(comparable, instance, counts)
+    refused = refused_gpus | refused_instances
+    if not combinations:
         raise RequestError("no instance can train this", next_step="; ".join(dict.fromkeys(refused.values())))
-    return Candidates(tuple(on_instances), (True,) * len(on_instances), refused)
+    return Candidates(tuple(combinations), (True,) * len(combinations), refused)
+
+
+def _on_instances(comparable: ComparableSeries, instance: Instance, counts: Sequence[int]) -> Iterator[Candidate]:
+    """Yields the candidates on instances of one kind, at each of the rank counts."""
+    micro_batches = _micro_batches(comparable)
+    trainable = _Trainable.of(comparable)
+    for gpus in counts:
+        batches = _study_batches(comparable, gpus, micro_batches)
+        for variant in sorted(comparable.variants):
+            if of_engine(variant.engine).alone and gpus > 1:
+                continue
+            for micro_batch, accum in batches:
+                for checkpointing in trainable.checkpointing(micro_batch, accum):
+                    yield Candidate(gpus, instance.gpus, variant, micro_batch, accum, checkpointing, instance)
+
+
+def _study_batches(
+    comparable: ComparableSeries, gpus: int, micro_batches: Sequence[int], ranks_per_model: int = 1
+) -> list[_Batch]:
+    """The batches of a model that keep the study's global batch, each once; the arguments as in `shares_of_batch`."""
+    shares = sorted(shares_of_batch(comparable, gpus, ranks_per_model))
+    return list(dict.fromkeys(batch for share in shares for batch in _divisions(share, micro_batches)))
 
 
 def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: int = 1) -> frozenset[int]:
@@ -307,45 +421,65 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
         gpus: ranks, a multiple of `ranks_per_model`.
         ranks_per_model: ranks that share a model; 1: each has its own.
     """
-    trials = [series.points[-1].trial for series in comparable.of_the_policy]
-    if comparable.reference.mode == "strong-global":
-        batches = {(trial.global_batch * ranks_per_model, gpus) for trial in trials}
-    else:  # a rank's part of the global batch stays, whoever shares its model
-        batches = {
-            (trial.train.micro_batch * trial.train.grad_accum * ranks_per_model, trial.parallel.ranks_per_model)
-            for trial in trials
-        }
-    return frozenset(images // among for images, among in batches if images % among == 0)
+    shares = []
+    for series in comparable.of_the_policy:
+        trial = series.points[-1].trial
+        if comparable.reference.mode == "strong-global":
+            images = trial.global_batch * ranks_per_model
+            ranks = gpus
+        else:  # a rank's part of the global batch stays, whoever shares its model
+            images = trial.train.micro_batch * trial.train.grad_accum * ranks_per_model
+            ranks = trial.parallel.ranks_per_model
+        if images % ranks == 0:
+            shares.append(images // ranks)
+    return frozenset(shares)
 
 
-def _variants(comparable: ComparableSeries) -> tuple[list[EngineVariant], dict[str, str]]:
-    """(engines that can train this, measured ones first; why others cannot)."""
-    kept = sorted(comparable.variants)
-    refused = {}
+class _Variants(NamedTuple):
+    """Variants of engines, by whether they can train what was measured."""
+
+    trainable: list[EngineVariant]
+    """Measured ones first."""
+    refused: dict[str, str]
+    """Name of a variant -> why it cannot."""
+
+
+def _variants(comparable: ComparableSeries) -> _Variants:
+    """The measured variants, and those that are looked at though nobody measured them."""
+    trainable = sorted(comparable.variants)
+    refused: dict[str, str] = {}
+    train = comparable.trial.train
     # A script distributes training itself; no other engine has the optimizer of the user's own DeepSpeed file.
-    own = comparable.trial.train.script is not None or comparable.trial.train.optimizer == "deepspeed_config"
-    for variant in () if own else PROPOSED:
+    allows_no_other = train.script is not None or train.optimizer == "deepspeed_config"
+    for variant in () if allows_no_other else PROPOSED:
         if variant in comparable.variants:
             continue
-        train = with_variant(comparable.trial.train, variant)
-        try:
-            check(train)
-        except RequestError as error:
-            refused[variant.name] = str(error)
-            continue
-        trial = comparable.trial.model_copy(update={"train": train})
-        if computation(trial) != computation(comparable.trial):
-            refused[variant.name] = "it trains otherwise than what was measured"
-        elif messages(trial) is None:
-            refused[variant.name] = "no run used it, and what it sends for this model is unavailable"
+        reason = _refusal(comparable.trial, variant)
+        if reason:
+            refused[variant.name] = reason
         else:
-            kept.append(variant)
-    return kept, refused
+            trainable.append(variant)
+    return _Variants(trainable, refused)
 
 
-def as_configured(own: TrainSpec, candidate: Candidate) -> TrainSpec:
-    """How a candidate would train, where what is measured trains as `own`."""
-    train = with_variant(own, candidate.variant)
+def _refusal(measured: Trial, variant: EngineVariant) -> str:
+    """Why an unmeasured variant cannot train what was measured; empty where it can."""
+    train = with_variant(measured.train, variant)
+    try:
+        check(train)
+    except RequestError as error:
+        return str(error)
+    trial = measured.model_copy(update={"train": train})
+    if computation(trial) != computation(measured):
+        return "it trains otherwise than what was measured"
+    if messages(trial) is None:
+        return "no run used it, and what it sends for this model is unavailable"
+    return ""
+
+
+def as_configured(measured: TrainSpec, candidate: Candidate) -> TrainSpec:
+    """How a candidate would train, where what is measured trains as `measured`."""
+    train = with_variant(measured, candidate.variant)
     changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
     return train.model_copy(update=changes)
 
@@ -361,15 +495,16 @@ def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
 def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
     """Micro-batches that were measured, and powers of two times the smallest and the largest."""
     measured = measured_micro_batches(comparable.members)
-    least, most = min(measured), max(measured)
-    sizes = set(measured)
-    sizes |= {least >> power for power in range(1, _SMALLER + 1) if least % (1 << power) == 0}
-    sizes |= {most << power for power in range(1, _LARGER + 1)}
+    smallest = min(measured)
+    largest = max(measured)
+    smaller = {smallest >> power for power in range(1, _SMALLER + 1) if smallest % (1 << power) == 0}
+    larger = {largest << power for power in range(1, _LARGER + 1)}
+    sizes = measured | smaller | larger
     return tuple(sorted(size for size in sizes if 1 <= size <= _MOST_IMAGES))
 
 
-def _kept(share: int, ladder: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(micro-batch, accumulation) whose product is a rank's share of the global batch."""
-    for micro_batch in sorted({*ladder, share}):
+def _divisions(share: int, micro_batches: Sequence[int]) -> Iterator[_Batch]:
+    """Yields the batches whose product is a model's share of the global batch; one is the whole share at once."""
+    for micro_batch in sorted({*micro_batches, share}):
         if share % micro_batch == 0 and micro_batch <= _MOST_IMAGES:
-            yield micro_batch, share // micro_batch
+            yield _Batch(micro_batch, share // micro_batch)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
@@ -32,8 +33,12 @@ class ComparableSeries:
     @cached_property
     def measured(self) -> Mapping[Candidate, Series]:
         """Each configuration that was run -> the first member that has it."""
-        points = ((point.trial, series) for series in reversed(self.members) for point in series.points)
-        return {Candidate.of(trial): series for trial, series in points if not trial.train.micro_batches}
+        series_by_candidate = {}
+        for series in reversed(self.members):  # the first member is the last to be written
+            for point in series.points:
+                if not point.trial.train.micro_batches:
+                    series_by_candidate[Candidate.of(point.trial)] = series
+        return series_by_candidate
 
     @property
     def of_the_policy(self) -> tuple[Series, ...]:
@@ -62,7 +67,7 @@ class ComparableSeries:
             key=lambda member: (
                 member.points[-1].trial.parallel != candidate.parallel,
                 member.mode != self.reference.mode,
-                _apart(member, candidate.micro_batch),
+                _micro_batch_distance(member, candidate.micro_batch),
             ),
         )
 
@@ -79,39 +84,66 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
     if not evidence.series:
         raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
-    asked = list(by_name) if name is None else matching(by_name, name)
-    candidates = [by_name[series] for series in asked]
+    names = list(by_name) if name is None else matching(by_name, name)
+    series_asked_for = [by_name[series_name] for series_name in names]
     # An engine that trains otherwise is often faster, and is advised about only where nothing else was asked for.
-    candidates = [own for own in candidates if _trains_like_one_process(own)] or candidates
+    candidates = [series for series in series_asked_for if _trains_like_one_process(series)] or series_asked_for
     best = max(candidates, key=_merit)
-    alike = [own for own in candidates if _merit(own)[:2] == _merit(best)[:2]]
-    of_model = [own for own in alike if _learns(own) == _learns(best)]
-    cheapest = workload(min(of_model, key=_image_seconds).points[-1].trial)
-    reference = max((own for own in of_model if workload(own.points[-1].trial) == cheapest), key=_merit)
-    work = workload(reference.points[-1].trial)
-    others = [own for own in evidence.series if own is not reference and workload(own.points[-1].trial) == work]
-    return ComparableSeries(reference, (reference, *sorted(others, key=lambda own: own.mode != reference.mode)))
+    equals = [series for series in candidates if _merit(series).is_equal_but_for_runs(_merit(best))]
+    of_same_task = [series for series in equals if _task(series) == _task(best)]
+    cheapest_workload = workload(_trial(min(of_same_task, key=_image_seconds)))
+    cheapest = [series for series in of_same_task if workload(_trial(series)) == cheapest_workload]
+    reference = max(cheapest, key=_merit)
+    others = [
+        series
+        for series in evidence.series
+        if series is not reference and workload(_trial(series)) == cheapest_workload
+    ]
+    others.sort(key=lambda series: series.mode != reference.mode)
+    return ComparableSeries(reference, (reference, *others))
+
+
+def _trial(series: Series) -> Trial:
+    """The trial of a series at its largest rank count."""
+    return series.points[-1].trial
 
 
 def _trains_like_one_process(series: Series) -> bool:
-    return computation(series.points[-1].trial) == ONE_PROCESS
+    return computation(_trial(series)) == ONE_PROCESS
 
 
-def _merit(series: Series) -> tuple[int, int, int]:
-    policies = ("weak", "strong-global", "strong-micro")
+class _Merit(NamedTuple):
+    """What makes a series better to advise from, the weightiest first."""
+
+    rank_counts: int
+    policy: int
+    """Position of its batch policy: strong-micro is the best."""
+    runs: int
+
+    def is_equal_but_for_runs(self, other: _Merit) -> bool:
+        """Whether the two have as many rank counts, under one policy."""
+        return (self.rank_counts, self.policy) == (other.rank_counts, other.policy)
+
+
+_POLICIES = ("weak", "strong-global", "strong-micro")
+"""Batch policies, the best to advise from last."""
+
+
+def _merit(series: Series) -> _Merit:
     runs = sum(len(point.step_seconds) for point in series.points)
-    return (len(series.points), policies.index(series.mode), runs)
+    return _Merit(len(series.points), _POLICIES.index(series.mode), runs)
 
 
-def _learns(series: Series) -> tuple[object, ...]:
+def _task(series: Series) -> tuple[object, ...]:
     """What is learned, and from what, on what; the rest of a workload is how."""
-    trial = series.points[-1].trial
-    learned = (trial.model, trial.data.name, trial.train.optimizer, trial.train.gradient_clipping)
-    return (*learned, trial.train.device, trial.world.threads_per_rank, trial.origin)
+    trial = _trial(series)
+    train = trial.train
+    learned = (trial.model, trial.data.name, train.optimizer, train.gradient_clipping)
+    return (*learned, train.device, trial.world.threads_per_rank, trial.origin)
 
 
 def _image_seconds(series: Series) -> float:
-    """GPU-seconds for an image at the fewest ranks; infinite where a batch is not told."""
+    """GPU-seconds for an image at the fewest ranks; infinite where the batch is unknown."""
     point = min(series.points, key=lambda point: point.gpus)
     if not point.batch_known or not point.step_seconds:
         return math.inf
@@ -122,8 +154,9 @@ def _variant(series: Series) -> EngineVariant:
     return EngineVariant.of_train(series.points[-1].trial.train)
 
 
-def _apart(series: Series, micro_batch: int) -> float:
-    return abs(math.log(series.points[-1].trial.train.micro_batch / micro_batch))
+def _micro_batch_distance(series: Series, micro_batch: int) -> float:
+    """The logarithm of the ratio of the two micro-batches, without its sign."""
+    return abs(math.log(_trial(series).train.micro_batch / micro_batch))
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:
@@ -131,8 +164,8 @@ def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:
     return frozenset(point.trial.train.micro_batch for series in members for point in series.points)
 
 
-def work_of(comparable: ComparableSeries, asked: Request) -> Work:
-    """What is to be done: the dataset as the study's largest trial uses it, for as many epochs as asked.
+def work_of(comparable: ComparableSeries, request: Request) -> Work:
+    """The work to be done: the dataset as the study's largest trial uses it, for as many epochs as are asked for.
 
     Raises:
         RequestError: the results do not say how many images or epochs.
@@ -144,11 +177,11 @@ def work_of(comparable: ComparableSeries, asked: Request) -> Work:
             "steps an epoch has",
             next_step="Import the files again with --micro-batch",
         )
-    known = [point.images for point in points if point.images is not None]
-    images = asked.images or max(known, default=None)
+    recorded_images = [point.images for point in points if point.images is not None]
+    images = request.images or max(recorded_images, default=None)
     if images is None:
         raise RequestError("these results do not say how many images an epoch has", next_step="Give them with --images")
-    epochs = asked.epochs or comparable.trial.train.epochs
+    epochs = request.epochs or comparable.trial.train.epochs
     if epochs is None:
         raise RequestError(
             "the study measured some steps and does not say for how many epochs to train", next_step="Give --epochs"
@@ -163,13 +196,17 @@ def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseS
         RequestError: there is no such series.
     """
     members = comparable_series(evidence, name).members
-    ids = [point.trial_id for series in members for point in series.points]
-    results = [result for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
-    scales = [result.convergence.noise_scale_images for result in results if result.convergence is not None]
-    known = [scale.value for scale in scales if scale is not None]
-    if known:
-        return NoiseScale(statistics.median(known), min(known), max(known))
+    convergences = []
+    for series in members:
+        for point in series.points:
+            result = analysis.trials.get(point.trial_id)
+            if result is not None and result.convergence is not None:
+                convergences.append(result.convergence)
+    scales = [convergence.noise_scale_images for convergence in convergences]
+    images = [scale.value for scale in scales if scale is not None]
+    if images:
+        return NoiseScale(statistics.median(images), low=min(images), high=max(images))
     # The reference comes first, its points in rising order: its largest trial could have measured it best.
     largest = analysis.trials.get(members[0].points[-1].trial_id)
-    why = largest.convergence.noise_reason if largest is not None and largest.convergence is not None else ""
-    return NoiseScale.unknown(why or "no trial measured it")
+    reason = largest.convergence.noise_reason if largest is not None and largest.convergence is not None else ""
+    return NoiseScale.unknown(reason or "no trial measured it")

@@ -50,56 +50,66 @@ def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple
 
 
 def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
-    candidate = option.candidate
-    resources: dict[str, Any] = {"cpus": f"{_cores(option, trial)}+"}
-    if trial.train.device == "cuda":
-        name = candidate.instance.gpu.name if candidate.instance is not None else next(iter(devices), "")
-        known = next((theirs for pattern, theirs in _ACCELERATORS if re.search(pattern, name)), None)
-        resources["accelerators"] = f"{known or 'REPLACE-BY-A-GPU'}:{candidate.ranks_per_node}"
-    folder = {}
-    if (script := trial.train.script) is not None:
+    """The file of a SkyPilot task; the arguments are those of `job_text`."""
+    has_several_hosts = option.nodes > 1
+    script = trial.train.script
+    task: dict[str, Any] = {"name": _label(study)}
+    if script is not None:
         # Its folder goes along, with what it imports, and is where the task's commands start.
-        folder = {"workdir": str(Path(script).parent)}
+        task["workdir"] = str(Path(script).parent)
         study = study.replace(f"\nscript = {toml_value(script)}\n", f"\nscript = {toml_value(Path(script).name)}\n")
-    write = f"cat > study.toml <<'{_STUDY_END}'\n{study}{_STUDY_END}\n"
-    if option.nodes == 1:
-        run = f"{write}vitscale run study.toml -o ~/results\n"
-        volumes = {}
-    else:
-        run = (
+    task["num_nodes"] = option.nodes
+    task["resources"] = _sky_resources(option, trial, devices)
+    if has_several_hosts:
+        task["volumes"] = {"/shared": "REPLACE-BY-A-VOLUME"}
+    task["file_mounts"] = {f"~/{wheel.name}": str(wheel)}
+    task["setup"] = f"pip install ~/{shlex.quote(f'{wheel.name}[train]')}\n"
+    write_study = f"cat > study.toml <<'{_STUDY_END}'\n{study}{_STUDY_END}\n"
+    if has_several_hosts:
+        task["run"] = (
             'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then\n'
-            f'echo "$SKYPILOT_NODE_IPS" | sed "s/$/ slots={candidate.ranks_per_node}/" > hosts\n'
-            f"{write}vitscale run study.toml --hostfile hosts -o /shared/results\nfi\n"
+            f'echo "$SKYPILOT_NODE_IPS" | sed "s/$/ slots={option.candidate.ranks_per_node}/" > hosts\n'
+            f"{write_study}vitscale run study.toml --hostfile hosts -o /shared/results\nfi\n"
         )
-        volumes = {"volumes": {"/shared": "REPLACE-BY-A-VOLUME"}}
-    task = {
-        "name": _label(study),
-        **folder,
-        "num_nodes": option.nodes,
-        "resources": resources,
-        **volumes,
-        "file_mounts": {f"~/{wheel.name}": str(wheel)},
-        "setup": f"pip install ~/{shlex.quote(f'{wheel.name}[train]')}\n",
-        "run": run,
-    }
-    head = "sky launch FILE" + ("" if option.nodes == 1 else "; the volume is one that all hosts may write to")
-    return _yaml(f"Written by vitscale advise. Start it with: {head}.", task)
+    else:
+        task["run"] = f"{write_study}vitscale run study.toml -o ~/results\n"
+    volume_note = "; the volume is one that all hosts may write to" if has_several_hosts else ""
+    return _yaml(f"Written by vitscale advise. Start it with: sky launch FILE{volume_note}.", task)
+
+
+def _sky_resources(option: Option, trial: Trial, devices: tuple[str, ...]) -> dict[str, Any]:
+    """The cores and GPUs of a host, in SkyPilot's words; a GPU that has no name there is to be replaced."""
+    resources = {"cpus": f"{_cores(option, trial)}+"}
+    if trial.train.device == "cuda":
+        instance = option.candidate.instance
+        gpu_name = instance.gpu.name if instance is not None else next(iter(devices), "")
+        matches = [sky_name for pattern, sky_name in _ACCELERATORS if re.search(pattern, gpu_name)]
+        accelerator = matches[0] if matches else "REPLACE-BY-A-GPU"
+        resources["accelerators"] = f"{accelerator}:{option.candidate.ranks_per_node}"
+    return resources
 
 
 def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel: Path) -> str:
-    name, candidate = _label(study), option.candidate
-    hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{n}.{name}" for n in range(option.nodes - 1))]
-    files = {"study.toml": study, "hosts": "".join(f"{host} slots={candidate.ranks_per_node}\n" for host in hosts)}
-    several = option.nodes > 1
-    run = "vitscale run /study/study.toml -o /shared/results" + (" --hostfile /study/hosts" if several else "")
-    first = _job("first", 1, run, option, trial, name)
-    others = [_job("others", option.nodes - 1, "exec /usr/sbin/sshd -D -e", option, trial, name)] if several else []
+    """The file of a JobSet: a first host that drives, and others that serve ssh; arguments as those of `job_text`."""
+    name = _label(study)
+    has_several_hosts = option.nodes > 1
+    hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{index}.{name}" for index in range(option.nodes - 1))]
+    hostfile = "".join(f"{host} slots={option.candidate.ranks_per_node}\n" for host in hosts)
+    files = {"study.toml": study, "hosts": hostfile}
+    run = "vitscale run /study/study.toml -o /shared/results"
+    jobs: list[dict[str, Any]] = []
+    if has_several_hosts:
+        serve_ssh = "exec /usr/sbin/sshd -D -e"
+        jobs.append(_job("first", 1, f"{run} --hostfile /study/hosts", option, trial, name))
+        jobs.append(_job("others", option.nodes - 1, serve_ssh, option, trial, name))
+    else:
+        jobs.append(_job("first", 1, run, option, trial, name))
     spec: dict[str, Any] = {
         # The other hosts serve ssh for ever: what counts is that the first has ended well.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["first"]},
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "subdomain": name},
-        "replicatedJobs": [first, *others],
+        "replicatedJobs": jobs,
     }
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-study"}, "data": files}
     job_set = {
@@ -108,17 +118,28 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel
         "metadata": {"name": name},
         "spec": spec,
     }
-    own = f" and the script {shown(trial.train.script)}" if trial.train.script is not None else ""
+    script = f" and the script {shown(trial.train.script)}" if trial.train.script is not None else ""
+    hosts_note = ""
+    if has_several_hosts:
+        hosts_note = " that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh"
     head = (
-        f"Written by vitscale advise. Name an image with {wheel.name}[train]{own} in it and a claim for /shared"
-        + (" that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh" if several else "")
-        + ". Then: kubectl apply -f FILE"
+        f"Written by vitscale advise. Name an image with {wheel.name}[train]{script} in it and a claim for /shared"
+        f"{hosts_note}. Then: kubectl apply -f FILE"
     )
     return _yaml(head, config, job_set)
 
 
 def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_set: str) -> dict[str, Any]:
-    """A replicated job, with one pod on each host."""
+    """A replicated job, with one pod on each host.
+
+    Args:
+        name: its name in the set.
+        pods: number of hosts.
+        command: the shell command of each pod.
+        option: what was advised.
+        trial: the trial that it was worked out from.
+        job_set: the name of the set.
+    """
     gpus = {"nvidia.com/gpu": option.candidate.ranks_per_node} if trial.train.device == "cuda" else {}
     mounts = [
         {"name": "study", "mountPath": "/study"},
@@ -159,6 +180,7 @@ JOB_FORMATS: Mapping[str, JobFormat] = {
 
 
 def _cores(option: Option, trial: Trial) -> int:
+    """Cores of a host."""
     return option.candidate.ranks_per_node * max(1, trial.world.threads_per_rank)
 
 
@@ -179,5 +201,8 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
-    written = [yaml.dump(text, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for text in documents]
-    return f"# {head}\n" + "---\n".join(written)
+    """A file of several documents, after a comment."""
+    texts = [
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for document in documents
+    ]
+    return f"# {head}\n" + "---\n".join(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.advice.request import Option
 from vitscale.prediction.evidence import Series
@@ -15,10 +16,15 @@ from vitscale.prediction.results import REACH
 CHECKED_SPREAD = 0.1
 """Standard deviation of the logarithm of a bandwidth that a check measured."""
 _CHECK_SECONDS = 120.0
-"""What `vitscale check` takes on all its ranks, starting them included."""
+"""Time that `vitscale check` takes on all its ranks, starting them included."""
 _SHORT_STEPS = 60
 """Steps of a short run, warm-up included."""
 _UNKNOWN_STARTUP_SECONDS = 60.0
+"""Start-up of a run where none was measured."""
+_ENOUGH_RUNS = 3
+"""Runs of each measured rank count from which no more are proposed."""
+_WORTH_WHILE = 0.9
+"""Share of the interval's width that a measurement may leave to be worth it."""
 _OVERLAP_LEFT = 0.25
 """Share of the overlap's variance that is left once runs of two ranks and more are there: (0.15 / 0.30)^2, from the two
 priors of `prediction.parameters`."""
@@ -31,7 +37,7 @@ class Measurement:
     what: str
     """What to do, as a command or a study."""
     part: str
-    """The part of the step that it tells more of."""
+    """The part of the step that is then better known."""
     gpu_minutes: float
     spread_before: float
     """Upper over lower end of the 90 % interval of a future run, start-up and luck with failures aside."""
@@ -61,94 +67,126 @@ def measurements(
     if not low > 0:
         return ()
     width = math.log(high / low)
-    if not (math.isfinite(width) and width > 0):
+    if not math.isfinite(width) or width <= 0:
         return ()
     variance = (width / (2 * REACH)) ** 2
-    startup = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
-    possible = []
-    runs = _runs(option, series, shares, variance, startup)
-    for part, what, gpu_minutes, left in (*_checks(option, series, network), *runs):
-        kept = math.sqrt(max(0.0, 1 - sum(shares.get(part, 0.0) * (1 - rest) for part, rest in left.items())))
-        possible.append(Measurement(what, part, gpu_minutes, math.exp(width), math.exp(width * kept)))
-    worth = [part for part in possible if math.log(part.spread_after) <= 0.9 * width]
-    return tuple(sorted(worth, key=lambda part: -part.gain_per_gpu_minute))
+    worthwhile = []
+    for proposal in (*_checks(option, series, network), *_runs(option, series, shares, variance)):
+        removed = sum(shares.get(part, 0.0) * (1 - left) for part, left in proposal.variance_left.items())
+        width_after = width * math.sqrt(max(0.0, 1 - removed))
+        measurement = Measurement(
+            what=proposal.what,
+            part=proposal.part,
+            gpu_minutes=proposal.gpu_minutes,
+            spread_before=math.exp(width),
+            spread_after=math.exp(width_after),
+        )
+        if math.log(measurement.spread_after) <= _WORTH_WHILE * width:
+            worthwhile.append(measurement)
+    return tuple(sorted(worthwhile, key=lambda measurement: -measurement.gain_per_gpu_minute))
 
 
-_Possible = tuple[str, str, float, Mapping[str, float]]
-"""(part, what to do, GPU-minutes, part -> share of its variance that is left)."""
+class _Proposal(NamedTuple):
+    """A measurement that could be made."""
+
+    part: str
+    """The part of the step that it measures, in words."""
+    what: str
+    """What to do."""
+    gpu_minutes: float
+    variance_left: Mapping[str, float]
+    """Part -> share of its variance that is left after it."""
 
 
-def _checks(option: Option, series: Series, network: Network) -> Iterator[_Possible]:
-    per_node = option.candidate.ranks_per_node
-
-    def left(spread: float) -> float:
-        return min(1.0, (CHECKED_SPREAD / spread) ** 2) if spread > 0 else 1.0
-
-    inside = {}
-    if option.gpus > 1 and per_node > 1 and network.inside.source != "check":
-        ranks = min(per_node, max(2, max(point.trial.world.ranks_per_node for point in series.points)))
-        inside = {"network inside hosts": left(network.inside.bandwidth_spread)}
-        what = f"vitscale check, on one host with {ranks} ranks"
-        yield "network inside hosts", what, ranks * _CHECK_SECONDS / 60, inside
+def _checks(option: Option, series: Series, network: Network) -> Iterator[_Proposal]:
+    """Yields checks of the network levels that an option uses and no check has measured."""
+    ranks_per_node = option.candidate.ranks_per_node
+    left_inside: dict[str, float] = {}
+    if option.gpus > 1 and ranks_per_node > 1 and network.inside.source != "check":
+        most_measured = max(point.trial.world.ranks_per_node for point in series.points)
+        ranks = min(ranks_per_node, max(2, most_measured))
+        left_inside["network inside hosts"] = _variance_left_by_check(network.inside.bandwidth_spread)
+        yield _Proposal(
+            part="network inside hosts",
+            what=f"vitscale check, on one host with {ranks} ranks",
+            gpu_minutes=ranks * _CHECK_SECONDS / 60,
+            variance_left=left_inside,
+        )
     if option.nodes > 1 and network.across.source != "check":
-        what = f"vitscale check --hostfile HOSTS, on 2 hosts with {per_node} rank{'s' if per_node > 1 else ''} each"
-        # It measures both levels at once.
-        both = inside | {"network between hosts": left(network.across.bandwidth_spread)}
-        yield (
-            "network inside and between hosts" if inside else "network between hosts",
-            what,
-            (2 * per_node * _CHECK_SECONDS / 60),
-            both,
+        left_across = {"network between hosts": _variance_left_by_check(network.across.bandwidth_spread)}
+        plural = "s" if ranks_per_node > 1 else ""
+        yield _Proposal(
+            part="network inside and between hosts" if left_inside else "network between hosts",
+            what=f"vitscale check --hostfile HOSTS, on 2 hosts with {ranks_per_node} rank{plural} each",
+            gpu_minutes=2 * ranks_per_node * _CHECK_SECONDS / 60,
+            variance_left=left_inside | left_across,  # it measures both levels at once
         )
 
 
-def _runs(
-    option: Option, series: Series, shares: Mapping[str, float], variance: float, startup: float
-) -> Iterator[_Possible]:
-    """Short runs: of the answer itself, and of smaller counts where a part was never measured."""
+def _variance_left_by_check(bandwidth_spread: float) -> float:
+    """Share of a network's variance that is left once a check has measured its bandwidth."""
+    return min(1.0, (CHECKED_SPREAD / bandwidth_spread) ** 2) if bandwidth_spread > 0 else 1.0
+
+
+def _runs(option: Option, series: Series, shares: Mapping[str, float], variance: float) -> Iterator[_Proposal]:
+    """Yields short runs: of the answer itself, and of smaller counts where a part was never measured.
+
+    Args:
+        option: the answer.
+        series: the measured series it was worked out from.
+        shares: each part's share of the variance.
+        variance: that of the logarithm of a future run's step.
+    """
     candidate = option.candidate
-    step = max(seconds for point in series.points for seconds in point.step_seconds)
-    of_a_run = scale_of_jobs(series.points) ** 2
+    points = series.points
+    longest_step_seconds = max(seconds for point in points for seconds in point.step_seconds)
+    startup_seconds = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
+    run_seconds = startup_seconds + _SHORT_STEPS * longest_step_seconds
+    run_variance = scale_of_jobs(points) ** 2
 
     def gpu_minutes(ranks: int, runs: int) -> float:
-        return runs * ranks * (startup + _SHORT_STEPS * step) / 60
+        return runs * ranks * run_seconds / 60
 
-    def compute_to(runs: int) -> float:
+    def compute_left(runs: int) -> float:
         """Share of its variance that is left: runs measure compute directly, so it is known as far as they agree."""
-        own = shares.get("compute", 0.0) * variance
-        return min(1.0, of_a_run / runs / own) if own > 0 else 1.0
+        compute_variance = shares.get("compute", 0.0) * variance
+        return min(1.0, run_variance / runs / compute_variance) if compute_variance > 0 else 1.0
 
-    measured = {point.trial.train.micro_batch for point in series.points}
-    where = "" if candidate.instance is None else f" of {candidate.instance.name}"
-    if candidate.micro_batch not in measured or not option.measured_engine or where:
-        yield (
-            "compute",
-            f"2 short runs on 1 rank{where} at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
-            gpu_minutes(1, 2),
-            {"compute": compute_to(2)},
+    measured_batches = {point.trial.train.micro_batch for point in points}
+    instance = "" if candidate.instance is None else f" of {candidate.instance.name}"
+    if candidate.micro_batch not in measured_batches or not option.measured_engine or instance:
+        yield _Proposal(
+            part="compute",
+            what=f"2 short runs on 1 rank{instance} at micro-batch {candidate.micro_batch} (measure.steps = 50, "
+            "repeats = 2)",
+            gpu_minutes=gpu_minutes(ranks=1, runs=2),
+            variance_left={"compute": compute_left(runs=2)},
         )
-    if option.gpus > 1 and (max(point.gpus for point in series.points) == 1 or not option.measured_engine):
-        yield (
-            "overlap",
-            f"2 short runs of {candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
-            gpu_minutes(2, 2),
-            {"overlap": _OVERLAP_LEFT, "stragglers": 1.0},
+    measured_counts = {point.gpus for point in points}
+    if option.gpus > 1 and (max(measured_counts) == 1 or not option.measured_engine):
+        yield _Proposal(
+            part="overlap",
+            what=f"2 short runs of {candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
+            gpu_minutes=gpu_minutes(ranks=2, runs=2),
+            variance_left={"overlap": _OVERLAP_LEFT, "stragglers": 1.0},
         )
-    few = min(len(point.step_seconds) for point in series.points)
-    if few < 3:
-        counts = sorted({point.gpus for point in series.points})
-        more, on = 3 - few, ", ".join(map(str, counts))
-        yield (
-            "compute",
-            f"{more} more run{'s' if more > 1 else ''} of what was measured, on {on} ranks (measure.repeats = 3)",
-            sum(gpu_minutes(count, more) for count in counts),
-            {"compute": compute_to(3), "optimizer": few / 3},
+    fewest_runs = min(len(point.step_seconds) for point in points)
+    if fewest_runs < _ENOUGH_RUNS:
+        missing_runs = _ENOUGH_RUNS - fewest_runs
+        plural = "s" if missing_runs > 1 else ""
+        counts = sorted(measured_counts)
+        yield _Proposal(
+            part="compute",
+            what=f"{missing_runs} more run{plural} of what was measured, on {', '.join(map(str, counts))} ranks "
+            "(measure.repeats = 3)",
+            gpu_minutes=sum(gpu_minutes(count, missing_runs) for count in counts),
+            variance_left={"compute": compute_left(_ENOUGH_RUNS), "optimizer": fewest_runs / _ENOUGH_RUNS},
         )
-    if option.gpus not in {point.gpus for point in series.points}:
-        everything = [part for part in shares if part != "job-to-job"]
-        yield (
-            "all but job-to-job",
-            f"2 short runs on {option.gpus} ranks themselves (measure.steps = 50, repeats = 2)",
-            gpu_minutes(option.gpus, 2),
-            dict.fromkeys(everything, min(1.0, of_a_run / 2 / variance)),
+    if option.gpus not in measured_counts:
+        parts_of_a_step = [part for part in shares if part != "job-to-job"]
+        yield _Proposal(
+            part="all but job-to-job",
+            what=f"2 short runs on {option.gpus} ranks themselves (measure.steps = 50, repeats = 2)",
+            gpu_minutes=gpu_minutes(option.gpus, runs=2),
+            variance_left=dict.fromkeys(parts_of_a_step, min(1.0, run_variance / 2 / variance)),
         )

@@ -1,4 +1,4 @@
-"""What advice says: the answers as one table, what a reader must know of them, the rest folded; and the JSON of it."""
+"""Advice as a document: the answers as one table, what a reader must know of them, the rest folded; and as JSON."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
 
+_MOST_MEASUREMENTS = 3
+"""Most measurements that are proposed."""
+_FAR = 10
+"""Times a limit from which a value is given as a multiple of it, and no longer as a percentage beyond it."""
 _SHORT_VERDICT: dict[WishVerdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
 _BRACKETS = (
     "In brackets: where 9 of 10 runs will lie. A limit is met (yes) where the far end of that is within it, and "
@@ -39,84 +43,124 @@ def advice_document(
         start: the command that starts the file that was written; None: none was.
         remarks: what a reader must know first.
     """
-    work = advice.work
-    head = (
-        f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
-        f"{counted(advice.looked_at, 'configuration')} looked at."
-    )
-    limits = [f"Limits: {'; '.join(told)}."] if (told := sentences.limit_lines(advice)) else []
-    if any(assumed.part == PROFILER for assumed in advice.assumptions):
-        limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
-    narrower, *others = _measurements(advice.measurements, units.ranks_time(advice.device, "minutes"))
+    narrower, *other_measurements = _measurements(advice.measurements, units.ranks_time(advice.device, "minutes"))
     blocks: list[doc.Block] = [
         *remarks.blocks,
-        doc.Paragraph(" ".join([head, *limits]), "strong"),
+        doc.Paragraph(" ".join(_head(advice)), "strong"),
         *_answers(advice),
         doc.Paragraph(narrower),
     ]
-    last = []
-    if advice.chosen is not None:
-        next_step = f"  {start}" if start else "  -o STUDY.toml writes it as a study"
-        refused = [line for line in launch if line.startswith("unavailable: ")]
-        whose = "the first answer" if advice.met else "what comes nearest"
-        where_time_goes = shares_in_words(advice.step_shares, whose)
-        last += [where_time_goes] if where_time_goes else []
-        last += [f"To run {sentences.in_short(advice.chosen)}:", *(refused or [next_step])]
-        launch = () if refused else launch
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
-    blocks += [doc.Bullets(notes)] if notes else []
-    if launch:
+    if notes:
+        blocks.append(doc.Bullets(notes))
+    refusals = [line for line in launch if line.startswith("unavailable: ")] if advice.chosen is not None else []
+    if launch and not refusals:
         blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
     if advice.front:
-        title = "Nothing else is both faster and cheaper"
         columns = _columns(advice, advice.front)
         rows = [[form(option) for form in columns.values()] for option in advice.front]
-        blocks.append(doc.table([*columns], rows, title=title, folded=True))
-    assumed = tuple(
+        title = "Nothing else is both faster and cheaper"
+        blocks.append(doc.table(list(columns), rows, title=title, folded=True))
+    assumptions = tuple(
         f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
         for assumption in advice.assumptions
     )
-    for title, items in (("Assumed, for nothing measured it", assumed), ("Other measurements", tuple(others))):
-        blocks += [doc.Section(title, (doc.Bullets(items),), folded=True)] if items else []
-    return doc.Document("", tuple(blocks), tuple(last))
+    if assumptions:
+        blocks.append(doc.Section("Assumed, for nothing measured it", (doc.Bullets(assumptions),), folded=True))
+    if other_measurements:
+        bullets = doc.Bullets(tuple(other_measurements))
+        blocks.append(doc.Section("Other measurements", (bullets,), folded=True))
+    return doc.Document("", tuple(blocks), tuple(_last_lines(advice, refusals, start)))
+
+
+def _head(advice: Advice) -> list[str]:
+    """Sentences on what was looked at, under which limits."""
+    work = advice.work
+    head = [
+        f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
+        f"{counted(advice.looked_at, 'configuration')} looked at."
+    ]
+    limits = sentences.limit_lines(advice)
+    if limits:
+        head.append(f"Limits: {'; '.join(limits)}.")
+    if any(assumption.part == PROFILER for assumption in advice.assumptions):
+        head.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
+    return head
+
+
+def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> list[str]:
+    """Where the time of the chosen option goes, and how to run it; empty where there is no option.
+
+    Args:
+        advice: what was found.
+        refusals: why no command would start it.
+        start: the command that starts the file that was written; None: none was.
+    """
+    if advice.chosen is None:
+        return []
+    lines = []
+    whose = "the first answer" if advice.met else "what comes nearest"
+    where_time_goes = shares_in_words(advice.step_shares, whose)
+    if where_time_goes:
+        lines.append(where_time_goes)
+    lines.append(f"To run {sentences.in_short(advice.chosen)}:")
+    if refusals:
+        lines += refusals
+    else:
+        lines.append(f"  {start}" if start else "  -o STUDY.toml writes it as a study")
+    return lines
 
 
 def _answers(advice: Advice) -> Iterator[doc.Block]:
-    """One row for each question; where nothing meets the limits, what comes nearest and by how much it misses."""
-    asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
-    if advice.closest is not None and (large := advice.large_batch) is not None:
-        surely = "meets" if large.verdict == "meets" else "probably meets"
-        yield doc.Paragraph(
-            f"Only large-batch training {surely} the limits: {sentences.in_short(large)}, "
-            f"{sentences.amounts(advice, large)} ({large.label}). "
-            "--large-batch lets the answers do that. What comes nearest without it:",
-            "bad",
-        )
-        asked = {"nearest": advice.closest}
-    elif advice.closest is not None:
-        yield doc.Paragraph("No configuration meets the limits. What comes nearest:", "bad")
-        asked = {"nearest": advice.closest}
-    if not asked:
+    """Yields a table with one row for each question, what is less sure than its options, and all figures, folded.
+
+    Where nothing meets the limits, the one row is what comes nearest, and bullets say by how much it misses.
+    """
+    option_by_question = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
+    if advice.closest is not None:
+        option_by_question = {"nearest": advice.closest}
+        yield doc.Paragraph(_why_nearest(advice), "bad")
+    if not option_by_question:
         return
-    columns = _columns(advice, [*asked.values()], lambda option: _seconds_cell(option.seconds))
-    rest = _rest(advice, [*asked.values()])
-    names: dict[Candidate, str] = {}
-    rows, whole = [], []
-    for question, option in asked.items():
-        same = f"= {names[option.candidate]}" if option.candidate in names else ""
-        cells = [doc.Cell(same, spans=len(columns))] if same else [form(option) for form in columns.values()]
+    options = list(option_by_question.values())
+    columns = _columns(advice, options, time=lambda option: _seconds_cell(option.seconds))
+    detail_columns = _detail_columns(advice, options)
+    first_question: dict[Candidate, str] = {}
+    rows = []
+    detail_rows = []
+    for question, option in option_by_question.items():
+        cells: list[doc.Cell]
+        if option.candidate in first_question:
+            cells = [doc.Cell(f"= {first_question[option.candidate]}", spans=len(columns))]
+        else:
+            first_question[option.candidate] = question
+            cells = [form(option) for form in columns.values()]
+            detail_rows.append((doc.Cell(question), *(form(option) for form in detail_columns.values())))
         rows.append((doc.Cell(question), *cells))
-        whole += [] if same else [(doc.Cell(question), *(form(option) for form in rest.values()))]
-        names.setdefault(option.candidate, question)
-    first = doc.Column("answer", words=True)
-    of_forks = any(starts_as_forks(advice, option) for option in asked.values())
-    notes = (_BRACKETS, *((OF_FORKS,) if of_forks else ()))
-    yield doc.Table((first, *columns), (doc.RowGroup("", tuple(rows)),), notes)
-    if dares := tuple(sentences.dares(advice)):
+    question_column = doc.Column("answer", words=True)
+    notes = [_BRACKETS]
+    if any(starts_as_forks(advice, option) for option in options):
+        notes.append(OF_FORKS)
+    yield doc.Table((question_column, *columns), (doc.RowGroup("", tuple(rows)),), tuple(notes))
+    dares = tuple(sentences.dares(advice))
+    if dares:
         yield doc.Bullets(dares)
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
-    yield doc.table([first, *rest], whole, title="The answers in full", folded=True)
+    yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
+
+
+def _why_nearest(advice: Advice) -> str:
+    """Why the answer is what comes nearest to the limits."""
+    large = advice.large_batch
+    if large is None:
+        return "No configuration meets the limits. What comes nearest:"
+    verb = "meets" if large.verdict == "meets" else "probably meets"
+    return (
+        f"Only large-batch training {verb} the limits: {sentences.in_short(large)}, "
+        f"{sentences.amounts(advice, large)} ({large.label}). "
+        "--large-batch lets the answers do that. What comes nearest without it:"
+    )
 
 
 def starts_as_forks(advice: Advice, option: Option) -> bool:
@@ -125,7 +169,7 @@ def starts_as_forks(advice: Advice, option: Option) -> bool:
 
 
 def _alone(advice: Advice) -> Iterator[str]:
-    """Which limits can be met one by one, where several cannot be met together."""
+    """Yields which limits can be met one by one, where several cannot be met together."""
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
@@ -136,46 +180,48 @@ def _alone(advice: Advice) -> Iterator[str]:
 
 
 def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
-    """Sentences on how far the nearest option misses each limit."""
-    asked = advice.asked
+    """Yields sentences on how far the nearest option misses each limit."""
+    request = advice.asked
     spent = option.cost or option.gpu_hours
-    for limit, value, most in (
-        ("deadline", option.seconds.value, asked.deadline_seconds),
-        ("budget", spent.value, asked.budget),
-    ):
-        if most is not None and value > most:
-            more = (
-                f"{value / most:,.0f} times as large"
-                if value > 10 * most
-                else f"{100 * (value / most - 1):.3g} % larger"
-            )
-            yield f"The {limit} would have to be {more}."
-    if asked.min_efficiency is not None and not option.efficiency.value >= asked.min_efficiency:
-        yield f"Its efficiency is {option.efficiency.value:.3g}, and {asked.min_efficiency:g} was asked for."
+    yield from _excess("deadline", option.seconds.value, request.deadline_seconds)
+    yield from _excess("budget", spent.value, request.budget)
+    if request.min_efficiency is not None and not option.efficiency.value >= request.min_efficiency:
+        yield f"Its efficiency is {option.efficiency.value:.3g}, and {request.min_efficiency:g} was asked for."
+
+
+def _excess(name: str, value: float, limit: float | None) -> Iterator[str]:
+    """Yields how much larger a limit would have to be; nothing where the value is within it."""
+    if limit is None or not value > limit:
+        return
+    if value > _FAR * limit:
+        yield f"The {name} would have to be {value / limit:,.0f} times as large."
+    else:
+        yield f"The {name} would have to be {100 * (value / limit - 1):.3g} % larger."
 
 
 CellOf = Callable[[Option], doc.Cell]
+"""Option -> the cell of a column."""
 
 
 def _time(option: Option) -> doc.Cell:
     return doc.Cell(units.seconds(option.seconds.value))
 
 
-def _seconds_cell(between: Estimate | None) -> doc.Cell:
+def _seconds_cell(estimate: Estimate | None) -> doc.Cell:
     """A time with its bounds in the unit of the value."""
-    if between is None:
+    if estimate is None:
         return doc.Cell(units.UNKNOWN)
-    unit = units.time_unit([between.value])
-    return doc.Cell(units.seconds(between.value), units.bounds(between.low, between.high, unit.text))
+    unit = units.time_unit([estimate.value])
+    return doc.Cell(units.seconds(estimate.value), units.bounds(estimate.low, estimate.high, unit.text))
 
 
-_AS_IT_IS = units.Unit(1.0, "")
+_NO_UNIT = units.Unit(1.0, "")
 
 
-def _amount_cell(between: Estimate | None, unit: units.Unit = _AS_IT_IS) -> doc.Cell:
-    if between is None:
+def _amount_cell(estimate: Estimate | None, unit: units.Unit = _NO_UNIT) -> doc.Cell:
+    if estimate is None:
         return doc.Cell(units.UNKNOWN)
-    return doc.Cell(unit.text(between.value), units.bounds(between.low, between.high, unit.text))
+    return doc.Cell(unit.text(estimate.value), units.bounds(estimate.low, estimate.high, unit.text))
 
 
 def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
@@ -183,13 +229,14 @@ def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = Fals
     return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
 
 
-def _rest(advice: Advice, options: Sequence[Option]) -> dict[doc.Column, CellOf]:
-    """What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting."""
+def _detail_columns(advice: Advice, options: Sequence[Option]) -> dict[doc.Column, CellOf]:
+    """The columns for which the table of answers has no room.
+
+    Start-up is in the time; the chance is that of not fitting.
+    """
     spent = _spent_unit(advice, options)
     return {
-        doc.Column("limits met", words=True): lambda option: doc.Cell(
-            ", ".join(f"{limit}: {_SHORT_VERDICT[met]}" for limit, met in option.verdicts.items()) or units.UNKNOWN
-        ),
+        doc.Column("limits met", words=True): lambda option: doc.Cell(_verdicts_in_words(option)),
         doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
         doc.Column(spent.sign): lambda option: _amount_cell(option.gpu_hours, spent),
         doc.Column("cost"): lambda option: _amount_cell(option.cost),
@@ -202,18 +249,23 @@ def _rest(advice: Advice, options: Sequence[Option]) -> dict[doc.Column, CellOf]
     }
 
 
+def _verdicts_in_words(option: Option) -> str:
+    """ "deadline: yes, budget: probably"; a dash without limits."""
+    verdicts = [f"{limit}: {_SHORT_VERDICT[verdict]}" for limit, verdict in option.verdicts.items()]
+    return ", ".join(verdicts) if verdicts else units.UNKNOWN
+
+
 def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> dict[doc.Column, CellOf]:
-    """What stands in each column; for instances, and where there is a price, money takes the place of ranks' time."""
-    rented = any(option.candidate.instance is not None for option in options)
-    several_engines = len({sentences.engine(option) for option in options}) > 1
-    money = advice.asked.priced or rented
+    """The columns of a table of options; money takes the place of ranks' time where there is a price or an instance."""
+    are_rented = any(option.candidate.instance is not None for option in options)
+    has_several_engines = len({sentences.engine(option) for option in options}) > 1
 
     def instance(option: Option) -> doc.Cell:
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
-        return doc.Cell(f"{name}, {sentences.engine(option)}" if several_engines else name)
+        return doc.Cell(f"{name}, {sentences.engine(option)}" if has_several_engines else name)
 
     columns: dict[doc.Column, CellOf] = {}
-    if rented:
+    if are_rented:
         columns[doc.Column("instance", words=True)] = instance
     else:
         columns[doc.Column("engine", words=True)] = lambda option: doc.Cell(sentences.engine(option))
@@ -222,7 +274,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
         columns[doc.Column("hosts")] = lambda option: doc.Cell(str(option.nodes))
     columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.mark(option))
     columns[doc.Column("time")] = time
-    if money:
+    if advice.asked.priced or are_rented:
         columns[doc.Column("cost")] = lambda option: doc.Cell(
             number(None if option.cost is None else option.cost.value)
         )
@@ -234,20 +286,26 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
         columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))
     if advice.asked.limited:
         columns[doc.Column("met", words=True)] = lambda option: doc.Cell(_SHORT_VERDICT[option.verdict])
-    return columns | {doc.Column("known", words=True, narrow=None): lambda option: doc.Cell(option.label)}
+    columns[doc.Column("known", words=True, narrow=None)] = lambda option: doc.Cell(option.label)
+    return columns
 
 
 def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
-    """Sentences on measurements; first what would narrow the first answer most for what it costs, in `minutes`."""
-    told = [
+    """Sentences on measurements, of which the first one would narrow the first answer most for what it costs.
+
+    Args:
+        measurements: the measurements, the best first.
+        minutes: what their costs are counted in: "GPU-minutes".
+    """
+    proposals = [
         f"{measurement.what}: about {number(measurement.gpu_minutes)} {minutes}; tells of {measurement.part}; the "
         f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
         f"{measurement.spread_after:.2f} apart"
-        for measurement in measurements[:3]
+        for measurement in measurements[:_MOST_MEASUREMENTS]
     ]
-    if not told:
+    if not proposals:
         return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]
-    return [f"What would narrow the first answer most, for what it costs: {told[0]}.", *told[1:]]
+    return [f"What would narrow the first answer most, for what it costs: {proposals[0]}.", *proposals[1:]]
 
 
 def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:
@@ -258,15 +316,15 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
         study: the text of the study that would run it; None where there is none.
         remarks: what a reader must know first.
     """
-    asked = advice.asked
+    request = advice.asked
     return {
         **remarks.fields,
         "series": list(advice.origins),
         "limits": {
-            **attributes(asked, "deadline_seconds", "budget", "min_efficiency"),
-            "budget_unit": "money" if asked.priced else units.ranks_time(advice.device),
+            **attributes(request, "deadline_seconds", "budget", "min_efficiency"),
+            "budget_unit": "money" if request.priced else units.ranks_time(advice.device),
         },
-        "price_per_gpu_hour": asked.price_per_gpu_hour,
+        "price_per_gpu_hour": request.price_per_gpu_hour,
         "work": {"images_per_epoch": advice.work.images, "epochs": advice.work.epochs},
         **attributes(advice.noise, "images", "reason", prefix="noise_scale_"),
         "met": advice.met,
@@ -303,6 +361,7 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
 
 
 def _option(option: Option) -> dict[str, Any]:
+    """An option as a JSON object."""
     candidate = option.candidate
     return {
         **attributes(option, "gpus", "nodes"),

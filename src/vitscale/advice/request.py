@@ -1,4 +1,4 @@
-"""What is asked (limits, counts, a price; the work that is to be done), and an option with its verdict on each."""
+"""A request (limits, counts, a price), the work that is to be done, and an option with its verdict on each limit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Request:
     large_batch: bool = False
     """Whether large-batch training may be an answer."""
     checkpoint_seconds: float | None = None
-    """What saving one takes."""
+    """Seconds that saving a checkpoint takes."""
     node_mtbf_seconds: float | None = None
     split: bool = False
     """Whether ranks may share a model ([parallel])."""
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def priced(self) -> bool:
-        """Whether costs are told in money."""
+        """Whether costs are in money."""
         return bool(self.instances) or self.price_per_gpu_hour is not None
 
     @property
@@ -79,7 +79,7 @@ class NoiseScale:
 
     @staticmethod
     def unknown(reason: str) -> NoiseScale:
-        """No figure, and why."""
+        """A noise scale without a figure, and the reason."""
         return NoiseScale(None, reason=reason)
 
 

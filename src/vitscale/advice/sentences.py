@@ -14,7 +14,11 @@ from vitscale.present.units import number
 from vitscale.trial.parallel import NO_SPLIT
 
 QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
+"""Question -> its name."""
+_MOST_COUNTS = 8
+"""Most rank counts that a sentence names."""
 LARGE = "\u2020"
+"""The mark of a large batch."""
 
 
 def engine(option: Option) -> str:
@@ -30,14 +34,20 @@ def batch(option: Option) -> str:
 
     Where ranks share models, the models count and not the ranks.
     """
+    copies = option.gpus // option.candidate.parallel.ranks_per_model
+    return f"{option.global_batch:,} = {copies:,} x {_micro_batches(option)}"
+
+
+def _micro_batches(option: Option) -> str:
+    """ "32 x 2": micro-batch x accumulation; "32" without accumulation."""
     candidate = option.candidate
-    accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
-    copies = option.gpus // candidate.parallel.ranks_per_model
-    return f"{option.global_batch:,} = {copies:,} x {candidate.micro_batch}{accumulated}"
+    return (
+        f"{candidate.micro_batch} x {candidate.grad_accum}" if candidate.grad_accum > 1 else f"{candidate.micro_batch}"
+    )
 
 
 def mark(option: Option) -> str:
-    """What stands beside a large batch."""
+    """The mark beside a large batch; empty for others."""
     return LARGE if option.large_batch else ""
 
 
@@ -61,21 +71,20 @@ def amounts(advice: Advice, option: Option) -> str:
 def ranks_on_hosts(option: Option) -> str:
     """ "16 ranks on 2 hosts"."""
     ranks = units.ranks(option.gpus)
-    if (instance := option.candidate.instance) is not None:
+    instance = option.candidate.instance
+    if instance is not None:
         return f"{ranks} on {option.nodes} {instance.name} ({instance.gpu.name})"
     return ranks if option.nodes == 1 else f"{ranks} on {option.nodes} hosts"
 
 
 def in_short(option: Option) -> str:
     """ "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)": in the report's order of words."""
-    candidate = option.candidate
-    accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
-    batch = f"micro-batch {candidate.micro_batch}{accumulated} (global batch {option.global_batch:,})"
+    batch = f"micro-batch {_micro_batches(option)} (global batch {option.global_batch:,})"
     return f"{engine(option)}, {ranks_on_hosts(option)}, {batch}"
 
 
 def question(advice: Advice, answer: Answer) -> str:
-    """What an answer answers."""
+    """The question of an answer, in words."""
     name = QUESTIONS[answer.kind]
     if answer.kind == "knee" or not advice.asked.limited:
         return name
@@ -90,48 +99,32 @@ def origins(advice: Advice) -> str:
 
 def limit_lines(advice: Advice) -> list[str]:
     """The limits as they were understood."""
-    asked = advice.asked
+    request = advice.asked
     lines = []
-    if asked.deadline_seconds is not None:
-        lines.append(f"done within {units.seconds(asked.deadline_seconds)}")
-    if asked.budget is not None:
-        if asked.priced:
-            lines.append(f"a cost of at most {number(asked.budget)}")
+    if request.deadline_seconds is not None:
+        lines.append(f"done within {units.seconds(request.deadline_seconds)}")
+    if request.budget is not None:
+        if request.priced:
+            lines.append(f"a cost of at most {number(request.budget)}")
         else:
-            lines.append(f"at most {units.rank_time(asked.budget, advice.device)}")
-    if asked.min_efficiency is not None:
-        lines.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
+            lines.append(f"at most {units.rank_time(request.budget, advice.device)}")
+    if request.min_efficiency is not None:
+        lines.append(f"efficiency of at least {100 * request.min_efficiency:.3g} %")
     return lines
 
 
 def notes(advice: Advice) -> Iterator[str]:
-    """What a reader must know to use the answers; one sentence or two each."""
-    answers = [answer.option for answer in advice.answers] or ([] if advice.closest is None else [advice.closest])
-    if any(option.startup is None for option in answers):
+    """Yields what a reader must know to use the answers; one sentence or two each."""
+    options = [answer.option for answer in advice.answers]
+    if not options and advice.closest is not None:
+        options = [advice.closest]
+    if any(option.startup is None for option in options):
         yield "Start-up is unavailable where none is shown (no run under that launcher told it), and left out there."
-    told = set()
-    for answer in advice.answers:
-        if answer.at_the_end:
-            yield (
-                f"The knee is the largest count looked at ({answer.option.gpus}): the real one may lie beyond. Look "
-                "further with --max-gpus."
-            )
-        if answer.option.candidate not in told:
-            yield from _about(answer)
-        told.add(answer.option.candidate)
+    yield from _about_answers(advice)
     if advice.other_batch is not None:
-        other = advice.other_batch
-        same = (
-            f"{other.label}; {units.seconds(other.same_loss_seconds)} to the same loss"
-            if other.same_loss_seconds is not None
-            else f"{other.label}; what that does to accuracy is unknown"
-        )
-        yield (
-            f"With another global batch than the study's, {in_short(other)} would take "
-            f"{units.seconds(other.seconds.value)} ({same}). --any-batch lets the answers do that."
-        )
-    yield from _large_batches(advice)
-    yield from _same_loss(advice)
+        yield _about_other_batch(advice.other_batch)
+    yield from _about_large_batches(advice)
+    yield from _about_same_loss(advice)
     if not advice.interruptions_known:
         yield (
             "Failures and checkpoints are left out: what a checkpoint of this model takes is not known. Say "
@@ -145,45 +138,81 @@ def notes(advice: Advice) -> Iterator[str]:
             "the model is one that vitscale can count."
         )
     if advice.indivisible:
-        counts = ", ".join(map(str, advice.indivisible[:8])) + (", ..." if len(advice.indivisible) > 8 else "")
-        yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts} ranks."
+        counts = ", ".join(map(str, advice.indivisible[:_MOST_COUNTS]))
+        more = ", ..." if len(advice.indivisible) > _MOST_COUNTS else ""
+        yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts}{more} ranks."
 
 
-def _large_batches(advice: Advice) -> Iterator[str]:
+def _about_answers(advice: Advice) -> Iterator[str]:
+    """Yields what a reader must know of each answer; an option that answers several questions is treated once."""
+    treated = set()
+    for answer in advice.answers:
+        if answer.at_the_end:
+            yield (
+                f"The knee is the largest count looked at ({answer.option.gpus}): the real one may lie beyond. Look "
+                "further with --max-gpus."
+            )
+        if answer.option.candidate not in treated:
+            yield from _about(answer)
+        treated.add(answer.option.candidate)
+
+
+def _about_other_batch(option: Option) -> str:
+    """What an option with another global batch than the study's would gain."""
+    if option.same_loss_seconds is not None:
+        accuracy = f"{units.seconds(option.same_loss_seconds)} to the same loss"
+    else:
+        accuracy = "what that does to accuracy is unknown"
+    return (
+        f"With another global batch than the study's, {in_short(option)} would take "
+        f"{units.seconds(option.seconds.value)} ({option.label}; {accuracy}). --any-batch lets the answers do that."
+    )
+
+
+def _about_large_batches(advice: Advice) -> Iterator[str]:
+    """Yields what large-batch training is, where an option is marked so, and what it alone would gain."""
     shown = [*(answer.option for answer in advice.answers), *advice.front]
     if any(option.large_batch for option in shown) or advice.large_batch is not None:
-        far = "" if advice.noise.images is None else ", or a batch of more than 10 times the gradient noise scale"
+        beyond_noise = (
+            "" if advice.noise.images is None else ", or a batch of more than 10 times the gradient noise scale"
+        )
         yield (
-            f"{LARGE} Large-batch training: fewer than 100 steps an epoch{far}, and larger than the study's smallest. "
-            "Time for an epoch says little of it: such steps teach less for each image."
+            f"{LARGE} Large-batch training: fewer than 100 steps an epoch{beyond_noise}, and larger than the study's "
+            "smallest. Time for an epoch says little of it: such steps teach less for each image."
         )
     if advice.large_batch is not None and advice.closest is None:
-        other = advice.large_batch
+        option = advice.large_batch
         yield (
-            f"Only large-batch training is faster than these answers: {in_short(other)} would take "
-            f"{units.seconds(other.seconds.value)} ({other.label}). --large-batch lets the answers do that."
+            f"Only large-batch training is faster than these answers: {in_short(option)} would take "
+            f"{units.seconds(option.seconds.value)} ({option.label}). --large-batch lets the answers do that."
         )
 
 
-def _same_loss(advice: Advice) -> Iterator[str]:
-    """What throughput alone hides, where the gradient noise scale is known."""
-    if advice.noise.images is None:
+def _about_same_loss(advice: Advice) -> Iterator[str]:
+    """Yields what throughput alone hides, where the gradient noise scale is known."""
+    noise = advice.noise
+    if noise.images is None:
         return
-    low, high = advice.noise.low, advice.noise.high
-    over = "" if low is None or high is None else f" (over the trials {number(low)} to {number(high)})"
+    has_range = noise.low is not None and noise.high is not None
+    trials = f" (over the trials {number(noise.low)} to {number(noise.high)})" if has_range else ""
     yield (
         f"Same loss: until the loss that a global batch of {advice.study_batches[0]:,} would have after this work, at "
-        f"a gradient noise scale of {number(advice.noise.images)} images{over}, each batch at its best learning rate."
+        f"a gradient noise scale of {number(noise.images)} images{trials}, each batch at its best learning rate."
     )
-    known = [(option.same_loss_seconds, option) for option in advice.front if option.same_loss_seconds is not None]
-    if known and known[0][0] > (quickest := min(known, key=lambda pair: pair[0]))[0] and not advice.asked.any_batch:
+    times = [(option.same_loss_seconds, option) for option in advice.front if option.same_loss_seconds is not None]
+    if not times or advice.asked.any_batch:
+        return
+    first_seconds, first = times[0]
+    quickest_seconds, quickest = min(times, key=lambda pair: pair[0])
+    if first_seconds > quickest_seconds:
         yield (
-            f"To the same loss {in_short(quickest[1])} is the fastest of these: {units.seconds(quickest[0])}, where "
-            f"{in_short(known[0][1])} takes {units.seconds(known[0][0])}."
+            f"To the same loss {in_short(quickest)} is the fastest of these: {units.seconds(quickest_seconds)}, where "
+            f"{in_short(first)} takes {units.seconds(first_seconds)}."
         )
 
 
 def _about(answer: Answer) -> Iterator[str]:
+    """Yields what a reader must know of one answer."""
     name = QUESTIONS[answer.kind].capitalize()
     option = answer.option
     if not option.measured_engine:
@@ -200,25 +229,26 @@ def _about(answer: Answer) -> Iterator[str]:
 
 
 def dares(advice: Advice) -> Iterator[str]:
-    """What is better than the answers and less sure, each once."""
-    told = set()
+    """Yields the options that are better than the answers and less sure, each once."""
+    treated = set()
     for answer in advice.answers:
-        if answer.riskier is None or answer.option.candidate in told:
+        if answer.riskier is None or answer.option.candidate in treated:
             continue
-        told.add(answer.option.candidate)
-        name, other = QUESTIONS[answer.kind].capitalize(), answer.riskier
-        why = "" if other.measured_engine else ", an engine that was not measured"
-        sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
+        treated.add(answer.option.candidate)
+        riskier = answer.riskier
+        unmeasured = "" if riskier.measured_engine else ", an engine that was not measured"
+        unsure = "" if riskier.verdict == "meets" else ", which only probably meets the limits"
         yield (
-            f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
-            f"{units.rank_time(other.gpu_hours.value, advice.device)} ({other.label})."
+            f"{QUESTIONS[answer.kind].capitalize()}, if you dare: {in_short(riskier)}{unmeasured}{unsure}: "
+            f"{time(riskier.seconds)}, {units.rank_time(riskier.gpu_hours.value, advice.device)} ({riskier.label})."
         )
 
 
 def dropped_lines(advice: Advice) -> list[str]:
     """How many configurations were left out, and why; engines that are refused for one reason together."""
-    lines = [f"{count:,} left out: {why}." for why, count in advice.dropped.items()]
-    by_reason: dict[str, list[str]] = {}
-    for name, why in advice.refused.items():
-        by_reason.setdefault(why.rstrip("."), []).append(name)
-    return [*lines, *(f"{', '.join(names)} left out: {why}." for why, names in by_reason.items())]
+    lines = [f"{count:,} left out: {reason}." for reason, count in advice.dropped.items()]
+    engines_by_reason: dict[str, list[str]] = {}
+    for name, reason in advice.refused.items():
+        engines_by_reason.setdefault(reason.rstrip("."), []).append(name)
+    lines += [f"{', '.join(names)} left out: {reason}." for reason, names in engines_by_reason.items()]
+    return lines

@@ -23,7 +23,7 @@ from vitscale.trial.trial import TrainSpec, Trial, World
 
 
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
-    """What an option would run: the measured `trial` with the option's engine, batch and ranks.
+    """The trial that an option would run: the measured `trial` with the option's engine, batch and ranks.
 
     The launcher is the measured one too, but for torchrun where that one cannot reach the option's other hosts.
 
@@ -45,7 +45,8 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     window = trial.window.model_copy(update={"steps": None})
     if own.script is not None and "epochs" not in script.placeholders(own.arguments):
         # The script itself decides how long it trains: the study measures as many steps as the one before.
-        train, window = train.model_copy(update={"epochs": own.epochs}), trial.window
+        train = train.model_copy(update={"epochs": own.epochs})
+        window = trial.window
     world = World(
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
@@ -68,47 +69,61 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         RequestError: as `advised_trial`.
     """
     advised = advised_trial(option, trial, work)
-    window = advised.window
-    sections: dict[str, dict[str, Any]] = {
-        **({} if advised.model.unknown else {"model": advised.model.model_dump(exclude_none=True)}),
-        "data": _changed(advised.data),
-        "train": _train(advised.train),
-        **({"parallel": split} if (split := _changed(advised.parallel)) else {}),
-        "scaling": {"mode": "strong-micro", "gpus": [option.gpus], "gpus_per_node": option.candidate.ranks_per_node},
-        "launch": {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank},
-        "measure": {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
-        | ({} if window.steps is None else {"steps": window.steps}),
-    }
     spent = units.rank_time(option.gpu_hours.value, advised.train.device)
+    interval = f"{units.seconds(option.seconds.low)} to {units.seconds(option.seconds.high)} for 9 runs in 10"
+    batch_note = "." if option.keeps_batch else ", which is NOT the one that the measured study trains with."
     lines = [
         "# Written by vitscale advise.",
-        f"# Expected: {units.seconds(option.seconds.value)} ({units.seconds(option.seconds.low)} to "
-        f"{units.seconds(option.seconds.high)} for 9 runs in 10), {spent}; "
-        f"{option.label}.",
-        f"# Global batch {option.global_batch:,}"
-        + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),
-        f"name = {toml_value(re.sub(r'[^A-Za-z0-9._-]', '-', name))}",
+        f"# Expected: {units.seconds(option.seconds.value)} ({interval}), {spent}; {option.label}.",
+        f"# Global batch {option.global_batch:,}{batch_note}",
     ]
     if advised.launcher != trial.launcher:
-        lines[-1:-1] = [
+        lines.append(
             f'# Measured under launcher = "{trial.launcher}", which starts ranks on one host alone: '
             f'"{advised.launcher}" starts them on several.'
-        ]
-    for section, keys in sections.items():
-        lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
+        )
+    study_name = re.sub(r"[^A-Za-z0-9._-]", "-", name)
+    lines.append(f"name = {toml_value(study_name)}")
+    for section, fields in _sections(option, advised).items():
+        lines += ["", f"[{section}]"]
+        lines += [f"{field} = {toml_value(value)}" for field, value in fields.items()]
     return "\n".join(lines) + "\n"
+
+
+def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
+    """Section of the study -> its fields with their values, in the order of the file."""
+    sections: dict[str, dict[str, Any]] = {}
+    if not advised.model.unknown:
+        sections["model"] = advised.model.model_dump(exclude_none=True)
+    sections["data"] = _changed(advised.data)
+    sections["train"] = _train(advised.train)
+    parallel = _changed(advised.parallel)
+    if parallel:
+        sections["parallel"] = parallel
+    sections["scaling"] = {
+        "mode": "strong-micro",
+        "gpus": [option.gpus],
+        "gpus_per_node": option.candidate.ranks_per_node,
+    }
+    sections["launch"] = {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank}
+    window = advised.window
+    sections["measure"] = {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
+    if window.steps is not None:
+        sections["measure"]["steps"] = window.steps
+    return sections
 
 
 def _train(train: TrainSpec) -> dict[str, Any]:
     """Fields of a [train] section that are not at their defaults; precision, device and micro-batch in any case."""
-    always = {
-        **({"engine": train.engine} if train.script is None else {}),
-        "precision": train.precision,
-        "device": train.device,
-        "micro_batch": train.micro_batch,
+    always: dict[str, Any] = {"engine": train.engine} if train.script is None else {}
+    always |= {"precision": train.precision, "device": train.device, "micro_batch": train.micro_batch}
+    left_out = {"deepspeed_config", "engine", *always}
+    changed = {
+        field: value
+        for field, value in _changed(train).items()
+        if field in TrainSection.model_fields and field not in left_out
     }
-    taken = {key: value for key, value in _changed(train).items() if key in TrainSection.model_fields}
-    return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", "engine", *always)}
+    return always | changed
 
 
 def _changed(spec: Spec) -> dict[str, Any]:
@@ -130,15 +145,18 @@ def start_line(file: Path, option: Option, trial: Trial, start: str | None) -> s
 
 
 _FOLDER = Path("RESULTS/runs/TRIAL")
+"""The folder of a run, in commands that are shown."""
 _PORT = 29_500
-_SHOWN = 2
-"""How many hosts' commands are shown; the others' differ only in the host's number."""
+_MOST_SHOWN = 2
+"""Number of hosts whose commands are shown; the others' differ only in the host's number."""
 
 
 def launch_lines(trial: Trial) -> list[str]:
-    """What `vitscale run` would start, one line for each of the first hosts; else one line that says why not."""
+    """The commands that `vitscale run` would start, a line for each of the first hosts; else the reason against it."""
     world = trial.world
-    hosts = tuple(Host(f"HOST{n}", world.ranks_per_node) for n in range(1, world.nodes + 1)) if world.nodes > 1 else ()
+    hosts: tuple[Host, ...] = ()
+    if world.nodes > 1:
+        hosts = tuple(Host(f"HOST{number}", world.ranks_per_node) for number in range(1, world.nodes + 1))
     try:
         launcher = launcher_named(trial.launcher, world, hosts)
         rank = python_module("vitscale.worker", str(_FOLDER), interpreter="python")
@@ -146,7 +164,8 @@ def launch_lines(trial: Trial) -> list[str]:
         launch = launched(trial.launcher, launcher, world, spawn)
     except RequestError as error:
         return [f"unavailable: {error}"]
-    lines = [shlex.join(command) for command in launch.commands[:_SHOWN]]
-    if (more := len(launch.commands) - _SHOWN) > 0:
-        lines.append(f"... and {more} more, one on each host")
+    lines = [shlex.join(command) for command in launch.commands[:_MOST_SHOWN]]
+    others = len(launch.commands) - _MOST_SHOWN
+    if others > 0:
+        lines.append(f"... and {others} more, one on each host")
     return lines

@@ -45,7 +45,10 @@ def operation(name: str) -> str:
     Args:
         name: without the backend: `_all_gather_base`, `reduce_scatter_tensor_coalesced`, `send 0->1`.
     """
-    return next((known for known, pattern in _OPERATIONS.items() if pattern.match(name)), name)
+    for field_name, pattern in _OPERATIONS.items():
+        if pattern.match(name):
+            return field_name
+    return name
 
 
 def dtype_name(name: str) -> str:
@@ -61,13 +64,19 @@ def is_collective(kernel: str) -> bool:
 
 
 def operation_of_kernel(name: str) -> str:
-    """The operation of a collective's kernel: "ncclDevKernel_AllReduce_Sum_f32_RING_LL" gives "all_reduce", gloo's name
-    for it. A "Generic" kernel may be any."""
+    """The operation of a collective's kernel, by gloo's name for it.
+
+    Example: "ncclDevKernel_AllReduce_Sum_f32_RING_LL" gives "all_reduce". A "Generic" kernel may be any.
+    """
     match = _KERNEL_OPERATION.search(name)
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower() if match else UNKNOWN_OPERATION
+    if match is None:
+        return UNKNOWN_OPERATION
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower()
 
 
-COMMUNICATION, COPY, UNKNOWN = "communication", "copy", "unknown"
+COMMUNICATION = "communication"
+COPY = "copy"
+UNKNOWN = "unknown"
 _NO_PRODUCT = r"^(?!triton_(?:poi|red|per|for)_).*"
 """torch.compile's names tell all that a kernel is made of, but one of these kinds holds no product or attention."""
 _KINDS = (
@@ -111,4 +120,7 @@ def kind_of(kernel: str) -> str:
     """The kind of a kernel of this name; UNKNOWN where no pattern fits."""
     if is_collective(kernel):
         return COMMUNICATION
-    return next((kind for kind, pattern in _PATTERNS if pattern.search(kernel)), UNKNOWN)
+    for kind, pattern in _PATTERNS:
+        if pattern.search(kernel):
+            return kind
+    return UNKNOWN

@@ -27,18 +27,18 @@ _FORM = 1
 _MOST_EVENTS = 5_000_000
 _TRACKS = ("step", "time", "phase", "idle", "copy", "loader", "collective")
 """Tracks of a rank in the order in which they are shown; collectives may need several."""
-_FIRST_TRACK, _TRACKS_OF_A_RANK = 10_000_000, 1000
-"""Thread numbers: if 0 or taken, Perfetto (v52) moves the track to another process, or makes it the main one."""
+_FIRST_TRACK = 10_000_000
+"""Lowest thread number: if 0 or taken, Perfetto (v52) moves the track to another process, or makes it the main one."""
+_TRACKS_OF_A_RANK = 1000
+"""Thread numbers that are set aside for each rank."""
+_PAUSE_NS = 1000
+"""Time between two steps: an event at the end of a step must not fall into the next one."""
 _COLOURS = {
     "bubble": "grey", "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
     "forward": "good", "backward": "rail_response", "optimizer": "rail_animation",
     "data_wait": "yellow", "h2d": "olive", "launch_gaps": "grey", "other": "white",
 }  # fmt: skip
 """Colours of a step's parts in chrome://tracing; Perfetto picks a colour for each name itself."""
-
-
-_Told = tuple[str, float, float, dict[str, Any]]
-"""Name, start and end in seconds from the step's beginning, and what else an event tells."""
 
 
 class RankStep(NamedTuple):
@@ -52,6 +52,17 @@ class RankStep(NamedTuple):
     """How far its clock, which is 0 at the step's beginning, is ahead of a common clock."""
 
 
+class _StepEvent(NamedTuple):
+    """One event of an explained step on one rank."""
+
+    track: str
+    name: str
+    seconds: Interval
+    """Start and end, from the step's beginning."""
+    facts: Mapping[str, Any]
+    """What an event of this track has beyond its time, so that reading it gives the record again."""
+
+
 def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) -> bytes:
     """The trace, as JSON.
 
@@ -60,79 +71,116 @@ def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) ->
         steps: all ranks of each step. Steps follow one another without a pause: what lay between was not explained.
     """
     events: list[dict[str, Any]] = []
-    lanes: dict[int, list[int]] = {}
-    began_ns = 1000
+    lane_ends_by_rank: dict[int, list[int]] = {}
+    step_begin_ns = _PAUSE_NS
     for ranks in steps:
-        latest = max(own.ahead_seconds for own in ranks)
-        ended_ns = began_ns
-        for own in ranks:
-            start_ns = began_ns + round((latest - own.ahead_seconds) * 1e9)
-            for track, name, (start, end), args in _events_of(own):
-                span = start_ns + round(start * 1e9), start_ns + round(end * 1e9)
-                tid = _TRACKS.index(track)
-                if track == "collective":
-                    tid += _lane(lanes.setdefault(own.rank, []), *span)
-                    ended_ns = max(ended_ns, span[1])
-                events.append(_event(own.rank, tid, track, name, span, args))
-            ended_ns = max(ended_ns, start_ns + round(own.line.seconds * 1e9))
-        began_ns = ended_ns + 1000  # an event at the end of a step must not fall into the next one
-    named = [
-        metadata
-        for rank in dict.fromkeys(event["pid"] for event in events)
-        for metadata in _names(rank, lanes.get(rank, []))
-    ]
-    whole = {"displayTimeUnit": "ms", ABOUT: {"form": _FORM, **about}, "traceEvents": [*named, *events]}
-    return json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
+        most_ahead_seconds = max(rank_step.ahead_seconds for rank_step in ranks)
+        step_end_ns = step_begin_ns
+        for rank_step in ranks:
+            origin_ns = step_begin_ns + round((most_ahead_seconds - rank_step.ahead_seconds) * 1e9)
+            lane_ends = lane_ends_by_rank.setdefault(rank_step.rank, [])
+            for event in _step_events(rank_step):
+                start_ns = origin_ns + round(event.seconds[0] * 1e9)
+                end_ns = origin_ns + round(event.seconds[1] * 1e9)
+                position = _TRACKS.index(event.track)
+                if event.track == "collective":
+                    position += _take_lane(lane_ends, start_ns, end_ns)
+                    step_end_ns = max(step_end_ns, end_ns)
+                events.append(_json_event(rank_step.rank, position, event, start_ns, end_ns))
+            step_end_ns = max(step_end_ns, origin_ns + round(rank_step.line.seconds * 1e9))
+        step_begin_ns = step_end_ns + _PAUSE_NS
+    names: list[dict[str, Any]] = []
+    for rank, lane_ends in lane_ends_by_rank.items():
+        names += _names(rank, lanes=len(lane_ends))
+    trace = {"displayTimeUnit": "ms", ABOUT: {"form": _FORM, **about}, "traceEvents": [*names, *events]}
+    return json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _events_of(own: RankStep) -> Iterator[tuple[str, str, Interval, dict[str, Any]]]:
-    """Yields (track, name, seconds from the step's beginning, what else is known) for each event of a step."""
-    line = own.line
-    more = {"block": line.block, "device": line.device, "unknown": line.unknown}
-    yield "step", f"step {line.step + 1}", (0.0, line.seconds), more
-    for part, spans in own.parts.items():
-        yield from (("time", part, span, {}) for span in spans)
-    untold = {"forward", "backward", "optimizer"} <= line.unknown.keys()  # one phase then stands for all
-    for name, start, end in line.phases:
-        yield "phase", "unknown" if untold else name, (start, end), {"phase": name} if untold else {}
-    for track, spans in (("idle", line.idle), ("copy", line.copies), ("loader", line.host_data)):
-        yield from ((track, track, span, {}) for span in spans)
+def _step_events(rank_step: RankStep) -> Iterator[_StepEvent]:
+    """Yields the events of a step on one rank, track by track; the parts are not read again, and have no facts."""
+    line = rank_step.line
+    step_facts = {"block": line.block, "device": line.device, "unknown": line.unknown}
+    yield _StepEvent("step", f"step {line.step + 1}", (0.0, line.seconds), step_facts)
+    for part, intervals in rank_step.parts.items():
+        for interval in intervals:
+            yield _StepEvent("time", part, interval, {})
+    # Where no phase is known, one of them stands for all.
+    are_phases_unknown = {"forward", "backward", "optimizer"} <= line.unknown.keys()
+    for phase, start, end in line.phases:
+        if are_phases_unknown:
+            yield _StepEvent("phase", "unknown", (start, end), {"phase": phase})
+        else:
+            yield _StepEvent("phase", phase, (start, end), {})
+    for track, intervals in (("idle", line.idle), ("copy", line.copies), ("loader", line.host_data)):
+        for interval in intervals:
+            yield _StepEvent(track, track, interval, {})
     for index, (communicator, operation, start, end) in enumerate(line.collectives):
-        yield "collective", operation, (start, end), {"communicator": communicator, "norm": index in line.norms}
+        facts = {"communicator": communicator, "norm": index in line.norms}
+        yield _StepEvent("collective", operation, (start, end), facts)
 
 
-def _lane(ends: list[int], start_ns: int, end_ns: int) -> int:
-    """Finds the first free track for a collective, or a new one, and marks it as used until `end_ns`."""
-    lane = next((lane for lane, end in enumerate(ends) if end <= start_ns), len(ends))
-    ends[lane : lane + 1] = [end_ns]
-    return lane
+def _take_lane(lane_ends: list[int], start_ns: int, end_ns: int) -> int:
+    """Finds the first lane that is free for a collective, or a new one, and marks it as used until its end.
+
+    Args:
+        lane_ends: until when each lane is used; changed.
+        start_ns: beginning of the collective.
+        end_ns: its end.
+    """
+    for lane, lane_end_ns in enumerate(lane_ends):
+        if lane_end_ns <= start_ns:
+            lane_ends[lane] = end_ns
+            return lane
+    lane_ends.append(end_ns)
+    return len(lane_ends) - 1
 
 
-def _event(
-    rank: int, tid: int, track: str, name: str, span: tuple[int, int], args: Mapping[str, Any]
-) -> dict[str, Any]:
-    event: dict[str, Any] = {"ph": "X", "cat": track, "name": name, "pid": rank, "tid": _number(rank, tid)}
-    event |= {"ts": span[0] / 1000, "dur": (span[1] - span[0]) / 1000}
-    if track == "time" and (colour := _COLOURS.get(name)):
-        event["cname"] = colour
-    return {**event, "args": {ABOUT: args}} if args else event
+def _json_event(rank: int, position: int, event: _StepEvent, start_ns: int, end_ns: int) -> dict[str, Any]:
+    """The event in Chrome's format, with times in microseconds.
+
+    Args:
+        rank: the rank.
+        position: the track's position among those of the rank.
+        event: the event.
+        start_ns: its start on the trace's clock.
+        end_ns: its end there.
+    """
+    entry: dict[str, Any] = {
+        "ph": "X",
+        "cat": event.track,
+        "name": event.name,
+        "pid": rank,
+        "tid": _thread_number(rank, position),
+        "ts": start_ns / 1000,
+        "dur": (end_ns - start_ns) / 1000,
+    }
+    if event.track == "time" and event.name in _COLOURS:
+        entry["cname"] = _COLOURS[event.name]
+    if event.facts:
+        entry["args"] = {ABOUT: event.facts}
+    return entry
 
 
-def _names(rank: int, lanes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    yield _name(rank, 0, "process_name", {"name": f"rank {rank}"})
-    yield _name(rank, 0, "process_sort_index", {"sort_index": rank})
-    tracks = [*_TRACKS[:-1], *("collectives" + f" ({lane + 1})" * (len(lanes) > 1) for lane in range(len(lanes)))]
-    for tid, track in enumerate(tracks):
-        yield _name(rank, tid, "thread_name", {"name": track})
-        yield _name(rank, tid, "thread_sort_index", {"sort_index": tid})
+def _names(rank: int, lanes: int) -> Iterator[dict[str, Any]]:
+    """Yields the entries that name and order the tracks of a rank, of which `lanes` are of collectives."""
+    yield _metadata(rank, 0, "process_name", {"name": f"rank {rank}"})
+    yield _metadata(rank, 0, "process_sort_index", {"sort_index": rank})
+    names = list(_TRACKS[:-1])
+    if lanes == 1:
+        names.append("collectives")
+    else:
+        names += [f"collectives ({lane + 1})" for lane in range(lanes)]
+    for position, name in enumerate(names):
+        yield _metadata(rank, position, "thread_name", {"name": name})
+        yield _metadata(rank, position, "thread_sort_index", {"sort_index": position})
 
 
-def _name(rank: int, tid: int, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": _number(rank, tid), "args": args}
+def _metadata(rank: int, position: int, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": rank, "tid": _thread_number(rank, position), "args": args}
 
 
-def _number(rank: int, track: int) -> int:
-    return _FIRST_TRACK + _TRACKS_OF_A_RANK * rank + track
+def _thread_number(rank: int, position: int) -> int:
+    return _FIRST_TRACK + _TRACKS_OF_A_RANK * rank + position
 
 
 def is_step_trace(path: Path) -> bool:
@@ -140,69 +188,122 @@ def is_step_trace(path: Path) -> bool:
     return f'"{ABOUT}":{{"form":'.encode() in beginning(path)
 
 
-def read_step_trace(path: Path) -> tuple[dict[str, Any], dict[int, list[ExplainedLine]]]:
-    """Reads what is known of the run, and each rank's explained steps in order.
+class StepTrace(NamedTuple):
+    """A trace that was read again."""
+
+    about: dict[str, Any]
+    """What is known of the run."""
+    lines_by_rank: dict[int, list[ExplainedLine]]
+    """The explained steps of each rank, in order."""
+
+
+class _TrackKey(NamedTuple):
+    """A track of a rank; all lanes of collectives are one."""
+
+    rank: int
+    track: str
+
+
+class _ReadEvent(NamedTuple):
+    """An event as the file has it, on the file's clock."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    facts: dict[str, Any]
+
+
+class _ReadStepEvent(NamedTuple):
+    """An event of a step, in seconds from the step's beginning."""
+
+    name: str
+    start: float
+    end: float
+    facts: dict[str, Any]
+
+
+def read_step_trace(path: Path) -> StepTrace:
+    """Reads a trace that vitscale wrote.
 
     Raises:
-        StoreError: the file cannot be read, or what is in it is no such trace.
+        StoreError: the file cannot be read, or is no such trace.
     """
     text = TraceText(path)
-    tracks: dict[tuple[int, str], list[tuple[int, int, str, dict[str, Any]]]] = {}
-    count = 0
-    for some in text.lists():
-        count += len(some)
-        if count > _MOST_EVENTS:
+    tracks: dict[_TrackKey, list[_ReadEvent]] = {}
+    events = 0
+    for raw_events in text.lists():
+        events += len(raw_events)
+        if events > _MOST_EVENTS:
             raise StoreError(f"{shown(path.name)} has more than {_MOST_EVENTS:,} events")
-        for event in some:
-            start_ns, lasts_ns, rank = nanoseconds(event.ts), nanoseconds(event.dur), integer(event.pid)
-            if event.ph != "X" or start_ns is None or lasts_ns is None or rank is None:
-                continue
-            if not isinstance(event.name, str):
-                continue
-            own = event.args.own if event.args is not None and isinstance(event.args.own, dict) else {}
-            told = (start_ns, start_ns + lasts_ns, event.name, own)
-            tracks.setdefault((rank, event.cat if isinstance(event.cat, str) else ""), []).append(told)
+        for raw in raw_events:
+            rank = integer(raw.pid)
+            event = _read_event(raw)
+            if rank is not None and event is not None:
+                track = raw.cat if isinstance(raw.cat, str) else ""
+                tracks.setdefault(_TrackKey(rank, track), []).append(event)
     about = text.about.get(ABOUT)
     if not isinstance(about, dict) or about.get("form") != _FORM:
         raise StoreError(
             f"{shown(path.name)} has another form of vitscale's traces than {_FORM}", next_step="Write it again"
         )
-    ranks = sorted({rank for rank, track in tracks if track == "step"})
+    ranks = sorted({key.rank for key in tracks if key.track == "step"})
+    lines_by_rank = {}
     try:
-        return about, {rank: _lines({track: tracks.get((rank, track), []) for track in _TRACKS}) for rank in ranks}
+        for rank in ranks:
+            tracks_of_rank = {track: tracks.get(_TrackKey(rank, track), []) for track in _TRACKS}
+            lines_by_rank[rank] = _lines(tracks_of_rank)
     except (ValidationError, ValueError, TypeError, KeyError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise StoreError(f"{shown(path.name)} holds a step that cannot be: {why}") from None
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise StoreError(f"{shown(path.name)} holds a step that cannot be: {reason}") from None
+    return StepTrace(about, lines_by_rank)
 
 
-def _lines(tracks: Mapping[str, Sequence[tuple[int, int, str, dict[str, Any]]]]) -> list[ExplainedLine]:
-    """The steps of a rank; an event belongs to the last step that began before it."""
-    steps = sorted(tracks["step"], key=lambda event: event[0])
-    begins = [start_ns for start_ns, _, _, _ in steps]
-    if len(set(begins)) < len(begins):
+def _read_event(raw: Any) -> _ReadEvent | None:
+    """The event of the file's entry; None where it has no time or no name."""
+    start_ns = nanoseconds(raw.ts)
+    duration_ns = nanoseconds(raw.dur)
+    if raw.ph != "X" or start_ns is None or duration_ns is None or not isinstance(raw.name, str):
+        return None
+    facts = raw.args.own if raw.args is not None and isinstance(raw.args.own, dict) else {}
+    return _ReadEvent(start_ns, start_ns + duration_ns, raw.name, facts)
+
+
+def _lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
+    """The steps of a rank; an event belongs to the last step that began before it.
+
+    Raises:
+        ValueError: two steps begin at once, or one cannot be.
+    """
+    begins_ns = sorted(event.start_ns for event in tracks["step"])
+    if len(set(begins_ns)) < len(begins_ns):
         raise ValueError("two steps of a rank begin at once")
-    own: list[dict[str, list[_Told]]] = [{track: [] for track in _TRACKS} for _ in steps]
+    steps: list[dict[str, list[_ReadStepEvent]]] = [{track: [] for track in _TRACKS} for _ in begins_ns]
     for track, events in tracks.items():
-        for start_ns, end_ns, name, more in events:
-            if (index := bisect.bisect_right(begins, start_ns) - 1) >= 0:
-                seconds = (start_ns - begins[index]) / 1e9, (end_ns - begins[index]) / 1e9
-                own[index][track].append((name, *seconds, more))
-    return [_line(*of_step["step"][0], of_step) for of_step in own]
+        for event in events:
+            step = bisect.bisect_right(begins_ns, event.start_ns) - 1
+            if step >= 0:
+                start = (event.start_ns - begins_ns[step]) / 1e9
+                end = (event.end_ns - begins_ns[step]) / 1e9
+                steps[step][track].append(_ReadStepEvent(event.name, start, end, event.facts))
+    return [_line(tracks_of_step) for tracks_of_step in steps]
 
 
-def _line(
-    name: str, _: float, seconds: float, told: Mapping[str, Any], tracks: Mapping[str, Sequence[_Told]]
-) -> ExplainedLine:
+def _line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
+    """The step of a rank from its events by track."""
+    step = tracks["step"][0]
+    collectives = tracks["collective"]
     return ExplainedLine(
-        step=int(name.removeprefix("step ")) - 1,
-        block=told["block"],
-        device=told["device"],
-        seconds=seconds,
-        phases=tuple((own.get("phase", name), start, end) for name, start, end, own in tracks["phase"]),
-        idle=tuple((start, end) for _, start, end, _ in tracks["idle"]),
-        collectives=tuple((str(own["communicator"]), op, start, end) for op, start, end, own in tracks["collective"]),
-        norms=tuple(index for index, (_, _, _, own) in enumerate(tracks["collective"]) if own.get("norm")),
-        copies=tuple((start, end) for _, start, end, _ in tracks["copy"]),
-        host_data=tuple((start, end) for _, start, end, _ in tracks["loader"]),
-        unknown=told["unknown"],
+        step=int(step.name.removeprefix("step ")) - 1,
+        block=step.facts["block"],
+        device=step.facts["device"],
+        seconds=step.end,
+        phases=tuple((event.facts.get("phase", event.name), event.start, event.end) for event in tracks["phase"]),
+        idle=tuple((event.start, event.end) for event in tracks["idle"]),
+        collectives=tuple(
+            (str(event.facts["communicator"]), event.name, event.start, event.end) for event in collectives
+        ),
+        norms=tuple(index for index, event in enumerate(collectives) if event.facts.get("norm")),
+        copies=tuple((event.start, event.end) for event in tracks["copy"]),
+        host_data=tuple((event.start, event.end) for event in tracks["loader"]),
+        unknown=step.facts["unknown"],
     )

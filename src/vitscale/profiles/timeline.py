@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from vitscale.base.time_spans import Interval, complement, intersection, union
 from vitscale.profiles.kernels import is_collective, operation, operation_of_kernel
 from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, ExplainedLine, PhaseName
 
-_Value = TypeVar("_Value")
+_Item = TypeVar("_Item")
 EventKind = Literal["operator", "annotation", "collective", "kernel", "copy", "launch"]
 KIND_OF_ACTIVITY: dict[str, EventKind] = {
     "cpu_op": "operator",
@@ -48,6 +49,13 @@ class Event(NamedTuple):
     """c10d's name of an NCCL kernel's communicator, as `operation` is of its operation; empty where the profiler does
     not link the kernel to its call."""
     operation: str = ""
+
+
+class Launched(NamedTuple):
+    """Work of the device, and when the host launched it."""
+
+    launch_ns: int
+    event: Event
 
 
 STEP = "vitscale.step"
@@ -88,91 +96,123 @@ NO_LAUNCH = (
 
 
 def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> list[ExplainedLine]:
-    """The lines of one block on a host that computes.
+    """Return the lines of one block on a host that computes.
 
     Args:
         events: events of the block's profile.
         steps: the numbers of the steps in it, in order.
         block: the number of the block.
     """
-    calls = _calls(events)
-    operators = [
-        (float(event.start_ns), float(event.end_ns))
-        for event in events
-        # c10d's operators only hand work over; the rank's waiting for it shows in the operators around them.
-        if event.kind == "operator"
-        and not event.name.startswith(("c10d::", "autograd::engine"))
-        and not _holds_one(event, calls)
-    ]
-    computing = union(operators, join_below=_SHORTEST_IDLE_NS)
-    of_norms = _OfNorms(events)
+    computing = _computing_on_host(events)
+    norms = _Norms(events)
+    annotations = _Annotations(events)
     lines = []
-    annotated = _Annotations(events)
-    for step, span in zip(steps, annotated.steps, strict=True):
-        collectives = sorted(
-            (event for event in events if event.kind == "collective" and span.start_ns <= event.start_ns < span.end_ns),
-            key=lambda event: event.start_ns,
-        )
-        in_flight = union((float(event.start_ns), float(event.end_ns)) for event in collectives)
-        inside: Interval = (span.start_ns, span.end_ns)
-        waiting = [gap for gap in complement(computing, inside) if gap[1] - gap[0] >= _SHORTEST_IDLE_NS]
+    for step, span in zip(steps, annotations.steps, strict=True):
+        collectives = [
+            event for event in events if event.kind == "collective" and span.start_ns <= event.start_ns < span.end_ns
+        ]
+        collectives.sort(key=lambda event: event.start_ns)
         lines.append(
             ExplainedLine(
                 step=step,
                 block=block,
                 device="cpu",
                 seconds=(span.end_ns - span.start_ns) / 1e9,
-                phases=tuple((_phase(s), *_seconds(s.start_ns, s.end_ns, span)) for s in annotated.phases(span)),
-                # Only gaps that can be exposed communication are kept: others are the host's own work.
-                idle=tuple(_seconds(*gap, span) for gap in waiting if intersection([gap], in_flight)),
-                collectives=tuple(
-                    ("gloo", e.name.removeprefix(GLOO), *_seconds(e.start_ns, e.end_ns, span)) for e in collectives
+                phases=tuple(
+                    (_phase_name(phase), *_seconds(phase.start_ns, phase.end_ns, origin_ns=span.start_ns))
+                    for phase in annotations.phases(span)
                 ),
-                norms=of_norms.places(event.start_ns for event in collectives),
+                idle=_exposed_waits(computing, collectives, span),
+                collectives=tuple(
+                    ("gloo", event.name.removeprefix(GLOO), *_seconds(event.start_ns, event.end_ns, span.start_ns))
+                    for event in collectives
+                ),
+                norms=norms.positions(event.start_ns for event in collectives),
                 unknown={"h2d": NO_TRANSFER, "launch_gaps": NO_GAPS},
             )
         )
     return lines
 
 
-def _calls(events: Iterable[Event]) -> dict[int, list[tuple[int, int]]]:
-    """(Start, end) of each call of a collective, in order, by thread."""
-    calls_of: dict[int, list[tuple[int, int]]] = {}
+def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
+    """When an operator of any thread computed on the host; short gaps between operators count as computing."""
+    calls = _collective_calls(events)
+    operators: list[Interval] = []
+    for event in events:
+        # c10d's operators only hand work over; the rank's waiting for it shows in the operators around them.
+        is_computing = event.kind == "operator" and not event.name.startswith(("c10d::", "autograd::engine"))
+        if is_computing and not _calls_a_collective(event, calls):
+            operators.append(_interval(event))
+    return union(operators, join_below=_SHORTEST_IDLE_NS)
+
+
+def _exposed_waits(computing: Sequence[Interval], collectives: Sequence[Event], step: Event) -> tuple[Interval, ...]:
+    """The seconds of a step in which nothing computed and that may be exposed communication, on the step's axis.
+
+    Other gaps are the host's own work.
+
+    Args:
+        computing: when operators computed; disjoint and in order.
+        collectives: the collectives of the step.
+        step: the span of the step.
+    """
+    in_flight = union(_interval(event) for event in collectives)
+    waits = []
+    for gap in complement(computing, (step.start_ns, step.end_ns)):
+        start, end = gap
+        if end - start >= _SHORTEST_IDLE_NS and intersection([gap], in_flight):
+            waits.append(_seconds(start, end, origin_ns=step.start_ns))
+    return tuple(waits)
+
+
+class _Call(NamedTuple):
+    """A call of a collective on the host."""
+
+    start_ns: int
+    end_ns: int
+
+
+def _collective_calls(events: Iterable[Event]) -> dict[int, list[_Call]]:
+    """Thread -> its calls of collectives, in order of time."""
+    calls_by_thread: dict[int, list[_Call]] = {}
     for event in events:
         if event.kind == "operator" and event.name.startswith("c10d::"):
-            calls_of.setdefault(event.lane, []).append((event.start_ns, event.end_ns))
-    return {lane: sorted(calls) for lane, calls in calls_of.items()}
+            calls_by_thread.setdefault(event.lane, []).append(_Call(event.start_ns, event.end_ns))
+    return {thread: sorted(calls) for thread, calls in calls_by_thread.items()}
 
 
-def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
+def _calls_a_collective(event: Event, calls_by_thread: Mapping[int, Sequence[_Call]]) -> bool:
     """Whether a collective is called inside this operator, a hook that may wait there; its own operators compute.
 
     ZeRO 2 and 3 exchange gradients inside `torch::autograd::AccumulateGrad`, FSDP2 inside its own backward function.
     """
-    of_thread = calls.get(event.lane, ())
-    index = bisect.bisect_left(of_thread, (event.start_ns, 0))
-    return index < len(of_thread) and of_thread[index][1] <= event.end_ns
+    calls = calls_by_thread.get(event.lane, ())
+    next_call = bisect.bisect_left(calls, (event.start_ns, 0))
+    return next_call < len(calls) and calls[next_call].end_ns <= event.end_ns
 
 
-def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
-    """(Launch time, event) of the device's work with possible times, in the order of launch.
+def launches_of(events: Iterable[Event]) -> list[Launched]:
+    """The device's work with possible times, in the order of launch.
 
     Correlations count up: work with one below those of all recorded launches was launched before the profile began, and
-    stands at 0. Work without a launch for another reason stands at its own start.
+    its launch stands at 0. Work without a launch for another reason stands at its own start.
     """
     events = list(events)
-    launched = _launched(events)
-    first = min(launched, default=0)
-    pairs = []
+    launch_times = _launch_times(events)
+    first_correlation = min(launch_times, default=0)
+    launches = []
     for event in events:
-        if event.kind in ("kernel", "copy"):
-            launch = launched.get(event.correlation, 0 if 0 < event.correlation < first else event.start_ns)
-            if event.start_ns > 0 and event.start_ns >= launch - _CLOCKS_APART_NS:
-                pairs.append((launch, event))
-    return sorted(pairs)
+        if event.kind not in ("kernel", "copy"):
+            continue
+        was_launched_earlier = 0 < event.correlation < first_correlation
+        launch_ns = launch_times.get(event.correlation, 0 if was_launched_earlier else event.start_ns)
+        if event.start_ns > 0 and event.start_ns >= launch_ns - _CLOCKS_APART_NS:
+            launches.append(Launched(launch_ns, event))
+    return sorted(launches)
 
 
-def _launched(events: Iterable[Event]) -> dict[int, int]:
+def _launch_times(events: Iterable[Event]) -> dict[int, int]:
+    """Correlation -> when the host made the call that launched the work with this correlation, in nanoseconds."""
     return {event.correlation: event.start_ns for event in events if event.kind == "launch" and event.correlation}
 
 
@@ -185,7 +225,7 @@ def steps_on_cuda(
     first_is_whole: bool = False,
     first_begin_ns: int | None = None,
 ) -> list[ExplainedLine]:
-    """The lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
+    """Return the lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
 
     The block's first step has no line unless it is whole: it began on a device that had been waited for. Parts with
     lost events are unknown, and so are those that they would be mistaken for: without its kernel a device looks idle.
@@ -198,215 +238,348 @@ def steps_on_cuda(
         first_is_whole: whether it is known when the first step began on the device.
         first_begin_ns: when that was, where nothing was launched before it; None: with the first event on the device.
     """
-    launched = _launched(events)
-    on_device = launches_of(events)
-    seen = {event.correlation for _, event in on_device}
-    captured = _captures(events)
-    work = sorted(
-        (e.start_ns, e.correlation in seen)
-        for e in events
-        if e.kind == "launch" and _LAUNCH.match(e.name) and (e.correlation in seen or not _within(captured, e.start_ns))
-    )
-    kernels = [event for _, event in on_device if event.kind == "kernel"]
-    to_device = [event for _, event in on_device if event.kind == "copy" and "HtoD" in event.name]
-    copies = union((float(e.start_ns), float(e.end_ns)) for e in to_device)
-    # Other copies, such as DDP's on the device into and out of its buckets, are work of their phase: it is not idle.
-    others = [event for _, event in on_device if event.kind == "copy" and "HtoD" not in event.name]
-    computing = (event for event in kernels if not is_collective(event.name))
-    working = union((float(e.start_ns), float(e.end_ns)) for e in (*computing, *others))
-    collectives = [(launch, e) for launch, e in on_device if e.kind == "kernel" and is_collective(e.name)]
-    annotated = _Annotations(events)
-    labels = _communicators(collectives, min((span.start_ns for span in annotated.steps), default=0))
-    ends = _Ends(on_device)
-    of_norms = _OfNorms(events)
-    block_wide = _without_launch(on_device, launched)
-    if world_size > 1 and not collectives:
-        block_wide = dict.fromkeys((*of_norms.exposed, COMMUNICATION), NO_NCCL) | block_wide
-    # Nothing runs before it is launched, so the device's clock is at least so much behind the host's.
-    behind = max([0, *(launch - event.start_ns for launch, event in on_device)])
+    launch_times = _launch_times(events)
+    work = _DeviceWork.of(events)
+    annotations = _Annotations(events)
+    norms = _Norms(events)
+    calls = _launch_calls(events, work.launches)
+    communicator_names = _communicator_names(work.collectives, annotations.first_ns)
+    unknown_in_block = _unknown_in_block(work, launch_times, norms, world_size)
+    if first_begin_ns is None:
+        first_begin_ns = min((launch.event.start_ns for launch in work.launches), default=None)
+    progress = _DeviceProgress(work.launches, first_begin_ns if first_is_whole else None)
+
     lines = []
-    first_event_ns = min((event.start_ns for _, event in on_device), default=None)
-    first = first_event_ns if first_begin_ns is None else first_begin_ns
-    for step, span in list(zip(steps, annotated.steps, strict=True))[not first_is_whole :]:
-        begin = ends.before(span.start_ns)
-        begin = (first if first_is_whole and first is not None else span.start_ns - behind) if begin is None else begin
-        end = max(ends.before(span.end_ns) or begin, begin)
-        axis = Event("annotation", STEP, begin, end, 0)
-        inside: Interval = (begin, end)
-        phases, reached = [], begin
-        of_step = annotated.phases(span)
-        for phase in of_step:
-            reached = min(max(ends.before(phase.start_ns) or reached, reached), end)
-            last = min(max(ends.before(phase.end_ns) or reached, reached), end)
-            if last > reached:
-                phases.append((_phase(phase), *_seconds(reached, last, axis)))
-            reached = last
-        waits = union((float(s.start_ns - behind), float(s.end_ns - behind)) for s in of_step if _phase(s) == "data")
+    marked_steps = list(zip(steps, annotations.steps, strict=True))
+    for step, mark in marked_steps if first_is_whole else marked_steps[1:]:
+        begin_ns = progress.begin(mark.start_ns)
+        end_ns = progress.finished(mark.end_ns, at_least=begin_ns)
+        inside: Interval = (begin_ns, end_ns)
+        phase_marks = annotations.phases(mark)
         # Those that the step launched, as on every rank: on a stream of its own one may begin before the step does.
-        own = sorted(_between(collectives, span), key=lambda pair: pair[1].start_ns)
+        launched_in_step = _begun_in(mark, work.collectives, lambda launch: launch.launch_ns)
+        collectives = sorted(launched_in_step, key=lambda launch: launch.event.start_ns)
+        loader_waits = union(progress.on_device(phase) for phase in phase_marks if _phase_name(phase) == "data")
         lines.append(
             ExplainedLine(
                 step=step,
                 block=block,
                 device="cuda",
                 # As far as the profiler knows nothing ran, so the host's time is all that is known.
-                seconds=(end - begin if end > begin else span.end_ns - span.start_ns) / 1e9,
-                phases=tuple(phases),
-                idle=tuple(_seconds(*gap, axis) for gap in complement(_around(working, inside), inside)),
+                seconds=(end_ns - begin_ns if end_ns > begin_ns else mark.end_ns - mark.start_ns) / 1e9,
+                phases=_device_phases(phase_marks, progress, begin_ns, end_ns),
+                idle=_all_in_seconds(complement(_near(work.working, inside), inside), begin_ns),
                 collectives=tuple(
                     (
-                        labels[_communicator(e)],
-                        _operation(e),
-                        *_seconds(max(e.start_ns, begin), max(e.end_ns, begin), axis),
+                        communicator_names[_communicator(kernel)],
+                        _operation(kernel),
+                        *_seconds(max(kernel.start_ns, begin_ns), max(kernel.end_ns, begin_ns), begin_ns),
                     )
-                    for _, e in own
+                    for _, kernel in collectives
                 ),
-                norms=of_norms.places(launched.get(event.correlation, 0) for _, event in own),
-                copies=tuple(_seconds(*copy, axis) for copy in intersection(_around(copies, inside), [inside])),
-                host_data=tuple(_seconds(*wait, axis) for wait in intersection(waits, [inside])),
-                unknown=annotated.untold(span) | block_wide | _lost(work, span, of_step, of_norms.exposed),
+                norms=norms.positions(launch_times.get(kernel.correlation, 0) for _, kernel in collectives),
+                copies=_all_in_seconds(intersection(_near(work.copies_from_host, inside), [inside]), begin_ns),
+                host_data=_all_in_seconds(intersection(loader_waits, [inside]), begin_ns),
+                unknown=annotations.unknown_parts(mark)
+                | unknown_in_block
+                | _unknown_for_lost_work(calls, mark, phase_marks, norms.exposed_parts),
             )
         )
     return lines
 
 
-def _around(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
-    """Those of many intervals, disjoint and in order, that may overlap with one."""
-    first = bisect.bisect_left(disjoint, inside[0], key=lambda interval: interval[1])
-    return disjoint[first : bisect.bisect_left(disjoint, inside[1], first, key=lambda interval: interval[0])]
+@dataclass(frozen=True)
+class _DeviceWork:
+    """The work that a block's profile saw on the device."""
+
+    launches: Sequence[Launched]
+    """All of it, in the order of launch; so are `collectives`."""
+    collectives: Sequence[Launched]
+    working: Sequence[Interval]
+    """When anything ran but collectives and copies from the host; disjoint and in order."""
+    copies_from_host: Sequence[Interval]
+    """When anything was copied from the host; disjoint and in order."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> _DeviceWork:
+        """Sorts the device's work by what it does."""
+        launches = launches_of(events)
+        collectives: list[Launched] = []
+        working: list[Interval] = []
+        copies_from_host: list[Interval] = []
+        for launch in launches:
+            event = launch.event
+            if event.kind == "kernel" and is_collective(event.name):
+                collectives.append(launch)
+            elif event.kind == "copy" and "HtoD" in event.name:
+                copies_from_host.append(_interval(event))
+            else:
+                # Other copies, such as DDP's on the device into and out of its buckets, are work of their phase.
+                working.append(_interval(event))
+        return cls(launches, collectives, union(working), union(copies_from_host))
 
 
-def _between(launches: Sequence[tuple[int, _Value]], span: Event) -> Sequence[tuple[int, _Value]]:
-    """Those of many launches, in order, that fall into a span."""
-    first = bisect.bisect_left(launches, span.start_ns, key=lambda pair: pair[0])
-    return launches[first : bisect.bisect_left(launches, span.end_ns, first, key=lambda pair: pair[0])]
+def _device_phases(
+    phase_marks: Sequence[Event], progress: _DeviceProgress, begin_ns: int, end_ns: int
+) -> tuple[tuple[PhaseName, float, float], ...]:
+    """The phases of a step on the device, on the step's axis: each ends with the last kernel launched in it.
+
+    Args:
+        phase_marks: the phases on the host, in order.
+        progress: how far the device had come.
+        begin_ns: beginning of the step on the device.
+        end_ns: its end there.
+    """
+    phases = []
+    phase_end_ns = begin_ns
+    for mark in phase_marks:
+        phase_begin_ns = min(progress.finished(mark.start_ns, at_least=phase_end_ns), end_ns)
+        phase_end_ns = min(progress.finished(mark.end_ns, at_least=phase_begin_ns), end_ns)
+        if phase_end_ns > phase_begin_ns:
+            phases.append((_phase_name(mark), *_seconds(phase_begin_ns, phase_end_ns, begin_ns)))
+    return tuple(phases)
+
+
+def _near(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
+    """Those of many intervals, disjoint and in order, that may overlap with `inside`."""
+    begin, end = inside
+    first = bisect.bisect_left(disjoint, begin, key=lambda interval: interval[1])
+    behind_last = bisect.bisect_left(disjoint, end, first, key=lambda interval: interval[0])
+    return disjoint[first:behind_last]
+
+
+def _begun_in(span: Event, items: Sequence[_Item], start_ns: Callable[[_Item], int]) -> Sequence[_Item]:
+    """Those of many items that fall into a span.
+
+    Args:
+        span: the span.
+        items: all of them, in order of time.
+        start_ns: the time of an item.
+    """
+    first = bisect.bisect_left(items, span.start_ns, key=start_ns)
+    behind_last = bisect.bisect_left(items, span.end_ns, first, key=start_ns)
+    return items[first:behind_last]
+
+
+class _LaunchCall(NamedTuple):
+    """A call of the host that launches a kernel or a copy."""
+
+    start_ns: int
+    was_seen: bool
+    """Whether its work was seen to run on the device."""
+
+
+def _launch_calls(events: Sequence[Event], launches: Sequence[Launched]) -> list[_LaunchCall]:
+    """The calls of a profile after which something runs on the device, in order of time.
+
+    Calls while a CUDA graph is recorded are left out, unless their work was seen.
+    """
+    seen_correlations = {launch.event.correlation for launch in launches}
+    captures = _captures(events)
+    calls = []
+    for event in events:
+        if event.kind == "launch" and _LAUNCH.match(event.name):
+            was_seen = event.correlation in seen_correlations
+            if was_seen or not _is_inside(captures, event.start_ns):
+                calls.append(_LaunchCall(event.start_ns, was_seen))
+    return sorted(calls)
 
 
 def _captures(events: Iterable[Event]) -> list[Interval]:
     """When CUDA graphs were recorded, by any thread: autograd's record backward. Disjoint and in order."""
-    spans, begun = list[Interval](), dict[int, int]()
-    calls = ((e, match[1]) for e in events if e.kind == "launch" and (match := _CAPTURE.match(e.name)))
-    for event, call in sorted(calls, key=lambda pair: pair[0].start_ns):
-        if call == "Begin":
-            begun[event.lane] = event.start_ns
-        elif event.lane in begun:
-            spans.append((float(begun.pop(event.lane)), float(event.end_ns)))
+    calls = []
+    for event in events:
+        match = _CAPTURE.match(event.name) if event.kind == "launch" else None
+        if match is not None:
+            calls.append((event, match[1]))
+    spans: list[Interval] = []
+    begin_by_thread: dict[int, int] = {}
+    for event, verb in sorted(calls, key=lambda call: call[0].start_ns):
+        if verb == "Begin":
+            begin_by_thread[event.lane] = event.start_ns
+        elif event.lane in begin_by_thread:
+            spans.append((float(begin_by_thread.pop(event.lane)), float(event.end_ns)))
     return union(spans)
 
 
-def _within(spans: Sequence[Interval], moment_ns: int) -> bool:
-    index = bisect.bisect_right(spans, (moment_ns, float("inf")))
-    return index > 0 and moment_ns < spans[index - 1][1]
+def _is_inside(spans: Sequence[Interval], moment_ns: int) -> bool:
+    """Whether a moment lies in one of the spans, which are in order."""
+    next_span = bisect.bisect_right(spans, (moment_ns, float("inf")))
+    return next_span > 0 and moment_ns < spans[next_span - 1][1]
 
 
-def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[int, int]) -> dict[str, str]:
-    """All parts as unknown where too much of what ran has no launch: nobody knows its phase or step."""
-    first = min(launched, default=0)
-    missing = sum(e.correlation not in launched and not 0 < e.correlation < first for _, e in on_device)
-    return _all_unknown(NO_LAUNCH, missing, len(on_device)) if missing > _MOST_LOST * len(on_device) else {}
-
-
-def _lost(
-    work: Sequence[tuple[int, bool]], step: Event, phases: Sequence[Event], exposed: Sequence[str]
+def _unknown_in_block(
+    work: _DeviceWork, launch_times: Mapping[int, int], norms: _Norms, world_size: int
 ) -> dict[str, str]:
-    """The parts of a step that are unknown because something was launched in it and never seen to run.
+    """Part -> why it is unknown in all steps of a block.
 
     Args:
-        work: when each kernel or copy was launched, in order, and whether it was seen to run.
+        work: what ran on the device.
+        launch_times: the recorded launches by their correlation.
+        norms: whether synchronised norms exchange.
+        world_size: ranks of the run.
+    """
+    first_correlation = min(launch_times, default=0)
+    without_launch = 0
+    for _, event in work.launches:
+        was_launched_earlier = 0 < event.correlation < first_correlation
+        if event.correlation not in launch_times and not was_launched_earlier:
+            without_launch += 1
+    unknown: dict[str, str] = {}
+    if world_size > 1 and not work.collectives:
+        unknown |= dict.fromkeys((*norms.exposed_parts, COMMUNICATION), NO_NCCL)
+    if without_launch > _MOST_LOST * len(work.launches):
+        unknown |= _all_parts_unknown(NO_LAUNCH, without_launch, len(work.launches))
+    return unknown
+
+
+def _unknown_for_lost_work(
+    calls: Sequence[_LaunchCall], step: Event, phases: Sequence[Event], exposed_parts: Sequence[str]
+) -> dict[str, str]:
+    """Part -> why it is unknown, where something was launched in a step and never seen to run.
+
+    Args:
+        calls: the launching calls of the block, in order.
         step: the span of the step.
         phases: the phases of that step.
-        exposed: the parts of its exposed communication.
+        exposed_parts: the parts of its exposed communication.
     """
-    own = _between(work, step)
-    lost = [launch for launch, seen in own if not seen]
-    if len(lost) > _MOST_LOST * len(own):
-        return _all_unknown(NO_KERNELS if len(lost) == len(own) else LOST_KERNELS, len(lost), len(own))
-    why = _said(LOST_KERNELS, len(lost), len(own))
-    hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
+    calls_in_step = _begun_in(step, calls, lambda call: call.start_ns)
+    lost = [call.start_ns for call in calls_in_step if not call.was_seen]
+    if not lost:
+        return {}
+    if len(lost) > _MOST_LOST * len(calls_in_step):
+        template = NO_KERNELS if len(lost) == len(calls_in_step) else LOST_KERNELS
+        return _all_parts_unknown(template, len(lost), len(calls_in_step))
+    parts = []
+    for phase in phases:
+        if any(phase.start_ns <= launch_ns < phase.end_ns for launch_ns in lost):
+            parts.append(_PART_OF_PHASE[_phase_name(phase)])
     # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
-    parts = [*(_PART_OF_PHASE[phase] for phase in hit), *exposed, COMMUNICATION, "launch_gaps"]
-    return dict.fromkeys(parts, why) if lost else {}
+    parts += [*exposed_parts, COMMUNICATION, "launch_gaps"]
+    return dict.fromkeys(parts, _loss_in_words(LOST_KERNELS, len(lost), len(calls_in_step)))
 
 
-def _all_unknown(why: str, lost: int, of: int) -> dict[str, str]:
-    return dict.fromkeys((*PARTS, COMMUNICATION), _said(why, lost, of))
+def _all_parts_unknown(template: str, lost: int, total: int) -> dict[str, str]:
+    """All parts of a step with one reason; the arguments are those of `_loss_in_words`."""
+    return dict.fromkeys((*PARTS, COMMUNICATION), _loss_in_words(template, lost, total))
 
 
-def _said(why: str, lost: int, of: int) -> str:
-    share = float(f"{100 * lost / max(1, of):.2g}")
-    return why.format(lost=lost, of=of, share=f"{share:g}")  # never "1e+02"
+def _loss_in_words(template: str, lost: int, total: int) -> str:
+    """A reason such as `LOST_KERNELS`, with how much was lost of how much, and that as a share in percent."""
+    share = float(f"{100 * lost / max(1, total):.2g}")
+    return template.format(lost=lost, of=total, share=f"{share:g}")  # never "1e+02"
 
 
 def _communicator(kernel: Event) -> str:
+    """The name of the kernel's communicator; where the profiler links none, its stream stands for one."""
     return kernel.communicator or f"stream {kernel.lane}"
 
 
-def _communicators(collectives: Sequence[tuple[int, Event]], since_ns: int) -> dict[str, str]:
-    """Names of communicators, alike on all ranks, by first launch; c10d's names of groups of some ranks are not.
+def _communicator_names(collectives: Sequence[Launched], since_ns: int) -> dict[str, str]:
+    """Communicator -> a name that is the same on all ranks, by first launch.
 
-    A communicator may use several streams; where the profiler links none to a kernel, its stream stands for one.
+    c10d's names of groups of some ranks are not the same. A communicator may use several streams.
 
     Args:
-        collectives: (launch, kernel), in the order of launch.
+        collectives: the kernels of collectives, in the order of launch.
         since_ns: beginning of the first step; what one rank recorded before it another may not have.
     """
-    later = (event for launch, event in collectives if launch >= since_ns)
-    names = dict.fromkeys(map(_communicator, (*later, *(event for _, event in collectives))))
-    others = [name for name in names if not name.startswith(ALIKE)]
-    prefix = ALIKE if len(others) == len(names) else f"{ALIKE}unnamed-"
-    return {name: name for name in names} | {name: f"{prefix}{index}" for index, name in enumerate(others)}
+    since_first_step = [event for launch_ns, event in collectives if launch_ns >= since_ns]
+    all_kernels = [event for _, event in collectives]
+    communicators = list(dict.fromkeys(_communicator(kernel) for kernel in (*since_first_step, *all_kernels)))
+    unlike = [name for name in communicators if not name.startswith(ALIKE)]
+    prefix = ALIKE if len(unlike) == len(communicators) else f"{ALIKE}unnamed-"
+    new_names = {name: f"{prefix}{index}" for index, name in enumerate(unlike)}
+    return {name: new_names.get(name, name) for name in communicators}
 
 
-class _OfNorms:
-    """Finds the collectives of synchronised norms by when they were issued: norms wait for them, so none overlap."""
+class _Norms:
+    """Recognises the collectives of synchronised norms: norms wait for them, so that none overlaps."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._marks = sorted((e.start_ns, e.end_ns) for e in events if e.name == NORM_MARK)
-        self.exposed = EXPOSED if self._marks else EXPOSED[:-1]
+        self._marks = sorted((event.start_ns, event.end_ns) for event in events if event.name == NORM_MARK)
+        self.exposed_parts = EXPOSED if self._marks else EXPOSED[:-1]
         """The parts of exposed communication that can occur."""
 
-    def places(self, issued_ns: Iterable[int]) -> tuple[int, ...]:
-        """Places of the norms' collectives among some, told by when the host issued each."""
-        return tuple(index for index, moment in enumerate(issued_ns) if _within(self._marks, moment))
+    def positions(self, issue_times_ns: Iterable[int]) -> tuple[int, ...]:
+        """Indices of the norms' collectives among those that the host issued at these times."""
+        return tuple(index for index, issue_ns in enumerate(issue_times_ns) if _is_inside(self._marks, issue_ns))
 
 
-class _Ends:
-    """When the device had finished, by when its work was launched."""
+class _DeviceProgress:
+    """How far the device had come when the host was at a given moment.
 
-    def __init__(self, on_device: Sequence[tuple[int, Event]]) -> None:
-        self._launches = [launch for launch, _ in on_device]
-        self._ends: list[int] = []
-        for _, event in on_device:
-            self._ends.append(max(event.end_ns, self._ends[-1] if self._ends else 0))
+    Args:
+        launches: the device's work, in the order of launch.
+        first_begin_ns: when the device began a step before which nothing was launched; None where that is unknown.
+    """
 
-    def before(self, moment_ns: int) -> int | None:
+    def __init__(self, launches: Sequence[Launched], first_begin_ns: int | None) -> None:
+        self._first_begin_ns = first_begin_ns
+        self._launch_ns = [launch.launch_ns for launch in launches]
+        self._end_ns: list[int] = []
+        """When each launch and all before it had run."""
+        end_ns = 0
+        self._lag_ns = 0
+        """Least time by which the device's clock is behind the host's, for nothing runs before it is launched."""
+        for launch_ns, event in launches:
+            end_ns = max(event.end_ns, end_ns)
+            self._end_ns.append(end_ns)
+            self._lag_ns = max(launch_ns - event.start_ns, self._lag_ns)
+
+    def _finished(self, moment_ns: int) -> int | None:
         """When the device had done all that was launched before `moment_ns`; None where nothing was launched."""
-        index = bisect.bisect_left(self._launches, moment_ns)
-        return self._ends[index - 1] if index else None
+        launches = bisect.bisect_left(self._launch_ns, moment_ns)
+        return self._end_ns[launches - 1] if launches else None
+
+    def finished(self, moment_ns: int, at_least: int) -> int:
+        """When the device had done all that was launched before `moment_ns`, but not before `at_least`."""
+        end_ns = self._finished(moment_ns)
+        return at_least if end_ns is None else max(end_ns, at_least)
+
+    def begin(self, start_ns: int) -> int:
+        """When the device began a step that the host began at `start_ns`: with all done that came before."""
+        end_ns = self._finished(start_ns)
+        if end_ns is not None:
+            return end_ns
+        return start_ns - self._lag_ns if self._first_begin_ns is None else self._first_begin_ns
+
+    def on_device(self, span: Event) -> Interval:
+        """A span on the host's clock as one on the device's."""
+        return (float(span.start_ns - self._lag_ns), float(span.end_ns - self._lag_ns))
 
 
 class _Annotations:
     """The steps and phases of a profile, in order."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        annotations = (e for e in events if e.kind == "annotation" and e.name.startswith(PHASE_PREFIX))
-        spans = sorted(annotations, key=lambda span: span.start_ns)
-        self.steps = [span for span in spans if span.name == STEP]
-        phases = get_args(PhaseName)
-        self._phases = [(s.start_ns, s) for s in spans if s.name.removeprefix(PHASE_PREFIX) in phases]
-        self._untold = [(s.start_ns, s) for s in spans if s.name.startswith(UNTOLD_PHASES)]
+        annotations = [event for event in events if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)]
+        annotations.sort(key=lambda span: span.start_ns)
+        phase_names = get_args(PhaseName)
+        self.steps = [span for span in annotations if span.name == STEP]
+        self._phases = [span for span in annotations if span.name.removeprefix(PHASE_PREFIX) in phase_names]
+        self._unknown = [span for span in annotations if span.name.startswith(UNTOLD_PHASES)]
 
-    def phases(self, step: Event) -> list[Event]:
+    @property
+    def first_ns(self) -> int:
+        """Beginning of the first step; 0 without any."""
+        return self.steps[0].start_ns if self.steps else 0
+
+    def phases(self, step: Event) -> Sequence[Event]:
         """The phases that begin in a step."""
-        return [phase for _, phase in _between(self._phases, step)]
+        return _begun_in(step, self._phases, lambda span: span.start_ns)
 
-    def untold(self, step: Event) -> dict[str, str]:
-        """The parts of a step that its annotations cannot tell, and why."""
-        said = (span.name.removeprefix(UNTOLD_PHASES).partition(" ") for _, span in _between(self._untold, step))
-        return {part: why for parts, _, why in said for part in parts.split(",")}
+    def unknown_parts(self, step: Event) -> dict[str, str]:
+        """Part -> why it is unknown, as the annotations in a step say (`UNTOLD_PHASES`)."""
+        reasons: dict[str, str] = {}
+        for span in _begun_in(step, self._unknown, lambda span: span.start_ns):
+            parts, _, reason = span.name.removeprefix(UNTOLD_PHASES).partition(" ")
+            reasons |= dict.fromkeys(parts.split(","), reason)
+        return reasons
 
 
-def _phase(span: Event) -> PhaseName:
+def _phase_name(span: Event) -> PhaseName:
     name: PhaseName = span.name.removeprefix(PHASE_PREFIX)  # type: ignore[assignment]  # `_Annotations` has looked
     return name
 
@@ -415,5 +588,14 @@ def _operation(kernel: Event) -> str:
     return operation(kernel.operation) if kernel.operation else operation_of_kernel(kernel.name)
 
 
-def _seconds(start_ns: float, end_ns: float, step: Event) -> tuple[float, float]:
-    return (round((start_ns - step.start_ns) / 1e9, 7), round((end_ns - step.start_ns) / 1e9, 7))
+def _interval(event: Event) -> Interval:
+    return (float(event.start_ns), float(event.end_ns))
+
+
+def _seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
+    """An interval in seconds from `origin_ns`, to a tenth of a microsecond."""
+    return (round((start_ns - origin_ns) / 1e9, 7), round((end_ns - origin_ns) / 1e9, 7))
+
+
+def _all_in_seconds(intervals_ns: Iterable[Interval], origin_ns: int) -> tuple[Interval, ...]:
+    return tuple(_seconds(start_ns, end_ns, origin_ns) for start_ns, end_ns in intervals_ns)

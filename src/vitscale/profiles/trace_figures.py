@@ -15,7 +15,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import COMMUNICATION, is_collective, kind_of
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event, Launched
 from vitscale.profiles.trace_file import Trace, TracedCollective
 from vitscale.store.records import Collective, TrafficLine
 
@@ -39,6 +39,10 @@ UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, s
 _PERIODIC = 0.95
 """Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
+_MOST_PERIODS = 1000
+"""Most times that a pattern is looked for."""
+_PERIOD_TOLERANCE = 0.05
+"""Share by which the distance between two events may differ from the period."""
 _LITTLE = 0.01
 """Share of the device's time below which kernels may be of what is done every few steps."""
 _MOST_IN_ONE = 8
@@ -50,6 +54,8 @@ _NO_BACKWARD = "an update is marked, but nothing tells where backward was (a com
 _NO_OPERATORS = "the host's operators are not recorded (ProfilerActivity.CPU): nothing tells the phase of a kernel"
 _NO_UPDATE = "no update is marked (Optimizer.step): what runs after backward stands as other"
 _NO_LOADER = "no DataLoader is marked: waiting for data stands in launch gaps and other"
+
+_Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,21 +73,46 @@ class TraceSteps:
     """When the first step began on the device, where that was before the first event there; None: with that event."""
 
 
+class _HostSpan(NamedTuple):
+    """A stretch of time on the host's clock."""
+
+    start_ns: int
+    end_ns: int
+
+
 def steps_of(trace: Trace) -> TraceSteps:
     """Steps by `ProfilerStep`, else by the optimizer's ranges, else by kernels that repeat, else all as one."""
-    if marks := _marks(trace):
+    marks = _marks(trace)
+    if marks:
         return _marked_steps(trace, marks)
-    launched = trace.launches
-    begin = min((event.start_ns for event in trace.events), default=0)
-    last = max((event.end_ns for event in trace.events), default=0)
-    if len(ends := _ends_of_updates(trace)) > 1:
-        spans = list(itertools.pairwise([begin, *ends]))
-        return _steps(trace, range(len(spans)), spans, "by the optimizer's ranges: a step ends where an update does")
-    if len(starts := _repeats([event for _, event in launched])) > _FEWEST_PERIODS:
-        at = [launched[index][0] for index in starts]
-        found_by = f"by kernels that repeat, {np.median(np.diff(starts)):,.0f} to a step"
-        return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found_by)
-    return _steps(trace, [0], [(begin, last + 1)], UNTOLD, first_is_whole=True)
+
+    begin_ns = min((event.start_ns for event in trace.events), default=0)
+    update_ends = _ends_of_updates(trace)
+    if len(update_ends) > 1:
+        return _steps(
+            trace,
+            numbers=range(len(update_ends)),
+            spans=_spans_between([begin_ns, *update_ends]),
+            found_by="by the optimizer's ranges: a step ends where an update does",
+        )
+
+    launches = trace.launches
+    pattern_starts = _repeats([launch.event for launch in launches])
+    if len(pattern_starts) > _FEWEST_PERIODS:
+        return _steps(
+            trace,
+            numbers=range(len(pattern_starts) - 1),
+            spans=_spans_between([launches[index].launch_ns for index in pattern_starts]),
+            found_by=f"by kernels that repeat, {np.median(np.diff(pattern_starts)):,.0f} to a step",
+        )
+
+    last_ns = max((event.end_ns for event in trace.events), default=0)
+    return _steps(trace, numbers=[0], spans=[_HostSpan(begin_ns, last_ns + 1)], found_by=UNTOLD, first_is_whole=True)
+
+
+def _spans_between(moments_ns: Iterable[int]) -> list[_HostSpan]:
+    """The spans from each moment to the next."""
+    return [_HostSpan(start_ns, end_ns) for start_ns, end_ns in itertools.pairwise(moments_ns)]
 
 
 class _Mark(NamedTuple):
@@ -112,7 +143,7 @@ def _marks(trace: Trace) -> list[_Mark]:
     numbers = [int(number) if number else index for index, (_, _, number) in enumerate(ranges)]
     if len(set(numbers)) < len(numbers):
         numbers = [*range(len(ranges))]
-    launch_ns = np.unique(np.array([launch for launch, _ in trace.launches], dtype=np.int64))
+    launch_ns = np.unique(np.array([launch.launch_ns for launch in trace.launches], dtype=np.int64))
     return [
         _Mark(start_ns, end_ns, number, launches=_count_between(launch_ns, start_ns, end_ns))
         for (start_ns, end_ns, _), number in zip(ranges, numbers, strict=True)
@@ -143,7 +174,7 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
     """
     whole_steps = _without_cut(_without_empty(marks))
     numbers = [mark.number for mark in whole_steps]
-    spans = [(mark.start_ns, mark.end_ns) for mark in whole_steps]
+    spans = [_HostSpan(mark.start_ns, mark.end_ns) for mark in whole_steps]
     skipped_clauses = _skipped_clauses(marks, whole_steps)
     method = "by the profiler's own marks (ProfilerStep)"
     if len(whole_steps) > 1:
@@ -202,7 +233,7 @@ def _begin_of_lone_step(trace: Trace, mark: _Mark) -> int | None:
     first event, and the step began a mark's length before the end.
     """
     first_ns = min((event.start_ns for _, event in trace.launches), default=mark.start_ns)
-    ends = [event.end_ns for launch, event in trace.launches if mark.start_ns <= launch < mark.end_ns]
+    ends = [event.end_ns for launch_ns, event in trace.launches if mark.start_ns <= launch_ns < mark.end_ns]
     begin_ns = max(ends, default=mark.end_ns) - mark.duration_ns
     return begin_ns if begin_ns < first_ns else None
 
@@ -213,36 +244,54 @@ def _ends_of_updates(trace: Trace) -> list[int]:
     An update inside backward, of each gradient as it comes, ends no step. Where neither forward nor backward is marked,
     each update stands for a step.
     """
-    updates, forwards = _named(trace, _OPTIMIZER), _named(trace, _FORWARD)
-    functions = union((float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator")
-    updates = [update for update in updates if intersection([update], functions) != [update]]
-    passes = sorted(start for start, _ in (*functions, *forwards))
-    if not passes:
-        return [math.ceil(end) for _, end in updates]
-    starts = [*(start for start, _ in updates[1:]), math.inf]
-    return [
-        math.ceil(end)
-        for (_, end), start in zip(updates, starts, strict=False)
-        if start == math.inf or bisect_left(passes, end) < bisect_left(passes, start)
-    ]
+    backward = union(_backward_functions(trace))
+    updates = [update for update in _named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
+    pass_starts = sorted(start for start, _ in (*backward, *_named(trace, _FORWARD)))
+    ends = []
+    for index, (_, end) in enumerate(updates):
+        following = updates[index + 1 : index + 2]
+        computes_before_next = not following or _is_any_between(pass_starts, end, following[0][0])
+        if computes_before_next or not pass_starts:
+            ends.append(math.ceil(end))
+    return ends
+
+
+def _is_any_between(sorted_ns: Sequence[float], start_ns: float, end_ns: float) -> bool:
+    """Whether a time lies from `start_ns` to before `end_ns`."""
+    return bisect_left(sorted_ns, start_ns) < bisect_left(sorted_ns, end_ns)
+
+
+def _backward_functions(trace: Trace) -> list[Interval]:
+    """When torch's backward functions ran, which are all operators that a trace keeps; in no order."""
+    return [(float(event.start_ns), float(event.end_ns)) for event in trace.events if event.kind == "operator"]
 
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
-    """Stretches of the ranges whose names match."""
-    return union(
-        (float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "annotation" and pattern.match(e.name)
-    )
+    """When ranges were open whose names match; disjoint and in order."""
+    matching = [event for event in trace.events if event.kind == "annotation" and pattern.match(event.name)]
+    return union((float(event.start_ns), float(event.end_ns)) for event in matching)
 
 
 def _steps(
-    trace: Trace, numbers: Iterable[int], spans: Sequence[tuple[int, int]], found_by: str, first_is_whole: bool = False
+    trace: Trace, numbers: Iterable[int], spans: Sequence[_HostSpan], found_by: str, first_is_whole: bool = False
 ) -> TraceSteps:
-    launched = trace.launches
+    """The steps of a trace with their phases.
+
+    Args:
+        trace: the trace.
+        numbers: the number of each step.
+        spans: each step on the host's clock.
+        found_by: how the steps were told apart, in words.
+        first_is_whole: whether the first one is whole whatever was launched before it.
+    """
+    step_events = [Event("annotation", STEP, span.start_ns, span.end_ns, lane=0) for span in spans]
+    launches = trace.launches
+    has_earlier_work = bool(launches and spans) and launches[0].launch_ns < spans[0].start_ns
     return TraceSteps(
-        tuple(numbers),
-        (*(Event("annotation", STEP, *span, 0) for span in spans), *_phases(trace, spans)),
-        found_by,
-        first_is_whole or bool(launched and spans and launched[0][0] < spans[0][0]),
+        numbers=tuple(numbers),
+        annotations=(*step_events, *_phases(trace, spans)),
+        found_by=found_by,
+        first_is_whole=first_is_whole or has_earlier_work,
     )
 
 
@@ -254,138 +303,237 @@ def _repeats(events: Sequence[Event]) -> list[int]:
     next to nothing is done but once in it, it is of several steps. A model's layers repeat within a step too, beside
     kernels that take time, update or exchange.
     """
-    names = Counter(event.name for event in events)
-    numbers = {name: index for index, name in enumerate(names)}
-    ids = np.array([numbers[event.name] for event in events], dtype=np.int64)
-    best, once = list[int](), 0
-    for count in sorted({count for count in names.values() if _FEWEST_PERIODS < count <= 1000}):
-        rare = [name for name, others in names.items() if others < count] if best else []
-        if best and (count > _MOST_IN_ONE * once or not _is_little(events, rare)):
-            break
-        of_all = np.flatnonzero(~np.isin(ids, [numbers[name] for name in rare]))
-        tried = (_chained(ids[of_all], numbers[name]) for name, others in names.items() if others == count)
-        if chained := next((some for some in tried if len(some) > _FEWEST_PERIODS), []):
-            best, once = [int(of_all[index]) for index in chained], once or count
-    return best
+    count_by_name = Counter(event.name for event in events)
+    id_by_name = {name: index for index, name in enumerate(count_by_name)}
+    ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)
+    starts: list[int] = []
+    count_of_longest_period = 0
+    for count in sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS}):
+        rarer: list[str] = []
+        if starts:
+            rarer = [name for name, other_count in count_by_name.items() if other_count < count]
+            if count > _MOST_IN_ONE * count_of_longest_period or not _is_little(events, rarer):
+                break
+        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer]))
+        candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
+        pattern = _first_period(ids[indices], candidates)
+        if pattern:
+            starts = [int(indices[index]) for index in pattern]
+            count_of_longest_period = count_of_longest_period or count
+    return starts
 
 
-def _is_little(events: Sequence[Event], rare: Sequence[str]) -> bool:
+def _is_little(events: Sequence[Event], names: Sequence[str]) -> bool:
     """Whether events of these names take next to no time, and are neither updates nor exchanges."""
-    if any(kind_of(name) in (COMMUNICATION, "optimizer") for name in rare):
+    if any(kind_of(name) in (COMMUNICATION, "optimizer") for name in names):
         return False
-    of_all = Counter[str]()
+    ns_by_name = Counter[str]()
     for event in events:
-        of_all[event.name] += event.end_ns - event.start_ns
-    return sum(of_all[name] for name in rare) < _LITTLE * of_all.total()
+        ns_by_name[event.name] += event.end_ns - event.start_ns
+    return sum(ns_by_name[name] for name in names) < _LITTLE * ns_by_name.total()
 
 
-def _chained(ids: np.ndarray[Any, np.dtype[np.int64]], number: int) -> list[int]:
-    """Indices of one kind of event, one period apart, if that period is everything's; else none."""
-    places = np.flatnonzero(ids == number)
-    period = int(np.median(np.diff(places)))
+def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
+    """`_occurrences_one_period_apart` of the first kind of event that has several; empty without any.
+
+    Args:
+        ids: the kind of each event.
+        candidates: the kinds to try.
+    """
+    for candidate in candidates:
+        indices = _occurrences_one_period_apart(ids, candidate)
+        if len(indices) > _FEWEST_PERIODS:
+            return indices
+    return []
+
+
+def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
+    """Indices of one kind of event, one period apart, if that period is everything's; else empty."""
+    indices = np.flatnonzero(ids == candidate)
+    period = int(np.median(np.diff(indices)))
     if period <= 1 or np.mean(ids[period:] == ids[:-period]) < _PERIODIC:
         return []
-    chained = [int(places[0])]
-    for index in places[1:]:
-        if abs(int(index) - chained[-1] - period) <= 0.05 * period:
-            chained.append(int(index))
-    return chained
+    chain = [int(indices[0])]
+    for index in indices[1:]:
+        if abs(int(index) - chain[-1] - period) <= _PERIOD_TOLERANCE * period:
+            chain.append(int(index))
+    return chain
 
 
-def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
-    """Yields each step's phases: backward by its functions, the others by ranges and by what lies between them."""
-    updates, forwards, data = (_named(trace, pattern) for pattern in (_OPTIMIZER, _FORWARD, _DATA))
-    functions = [(float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator"]
-    functions = union([*functions, *_named(trace, _AFTER_BACKWARD)])
-    graphs = sorted(e.start_ns for e in trace.events if e.kind == "launch" and "GraphLaunch" in e.name)
-    launched = _Launched(trace)
-    for start, end in spans:
-        inside: Interval = (start, end)
-        update = intersection(updates, [inside])
-        backward = union(intersection(functions, [inside]), join_below=_ONE_BACKWARD * (end - start))
-        backward = _outside(backward, update, inside)
-        told = _outside(intersection(forwards, [inside]), [*backward, *update], inside)
-        waits = _outside(intersection(data, [inside]), [*backward, *update], inside)
-        in_graphs = graphs[bisect_left(graphs, start) : bisect_left(graphs, end)]
-        untold = {} if data else {"data_wait": _NO_LOADER}
-        if backward:
-            phases = _filled(inside, told, backward, update, launched)
-            untold |= {} if updates else {"optimizer": _NO_UPDATE}
-        elif trace.operators and not update and all(intersection(told, [(at, at + 1.0)]) for at in in_graphs):
-            phases = {"forward": told or [inside]}
-        else:
-            why = _NO_BACKWARD if update else _IN_A_GRAPH if trace.operators else _NO_OPERATORS
-            untold |= {"forward,backward,optimizer": why}
-            # One phase stands for all of them, so that gaps between launches are known.
-            phases = {"forward": [(start, update[-1][1] if update else end)]}
-        yield from (
-            Event("annotation", f"{UNTOLD_PHASES}{parts} {why}", start, end, 0) for parts, why in untold.items()
+@dataclass(frozen=True)
+class _PhaseRanges:
+    """The ranges of a trace that show phases, on the host's clock: disjoint and in order."""
+
+    updates: Sequence[Interval]
+    forwards: Sequence[Interval]
+    loader: Sequence[Interval]
+    backward: Sequence[Interval]
+    graph_launches_ns: Sequence[int]
+    """When CUDA graphs were launched, in order."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> _PhaseRanges:
+        """Collects the ranges of a trace."""
+        graph_launches = [event for event in trace.events if event.kind == "launch" and "GraphLaunch" in event.name]
+        return cls(
+            updates=_named(trace, _OPTIMIZER),
+            forwards=_named(trace, _FORWARD),
+            loader=_named(trace, _DATA),
+            backward=union([*_backward_functions(trace), *_named(trace, _AFTER_BACKWARD)]),
+            graph_launches_ns=sorted(event.start_ns for event in graph_launches),
         )
-        phases["forward"] = _outside(phases["forward"], waits, inside)
-        for name, some in {"data": waits, **phases}.items():
-            yield from (Event("annotation", PHASE_PREFIX + name, math.ceil(a), math.ceil(b), 0) for a, b in some)
+
+    def graph_launches_in(self, span: _HostSpan) -> Sequence[int]:
+        """When CUDA graphs were launched within a span."""
+        first = bisect_left(self.graph_launches_ns, span.start_ns)
+        return self.graph_launches_ns[first : bisect_left(self.graph_launches_ns, span.end_ns)]
+
+
+def _phases(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
+    """Yields the events of the phases of each step, and of what is unknown there."""
+    ranges = _PhaseRanges.of(trace)
+    launched = _LaunchedCopies(trace)
+    for span in spans:
+        yield from _phases_of_step(span, ranges, launched, has_operators=trace.operators > 0)
+
+
+def _phases_of_step(
+    span: _HostSpan, ranges: _PhaseRanges, launched: _LaunchedCopies, has_operators: bool
+) -> Iterator[Event]:
+    """Yields a step's phases: backward by its functions, the others by ranges and by what lies between them.
+
+    Args:
+        span: the step.
+        ranges: the marked ranges of the trace.
+        launched: the copies that the host launched.
+        has_operators: whether the trace records the host's operators.
+    """
+    inside: Interval = (span.start_ns, span.end_ns)
+    update = intersection(ranges.updates, [inside])
+    longest_pause = _ONE_BACKWARD * (span.end_ns - span.start_ns)
+    backward = union(intersection(ranges.backward, [inside]), join_below=longest_pause)
+    backward = _outside(backward, update, inside)
+    forward = _outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside)
+    loader_waits = _outside(intersection(ranges.loader, [inside]), [*backward, *update], inside)
+
+    reason_by_parts = {} if ranges.loader else {"data_wait": _NO_LOADER}
+    if backward:
+        phases = _filled(inside, forward, backward, update, launched)
+        if not ranges.updates:
+            reason_by_parts["optimizer"] = _NO_UPDATE
+    elif has_operators and not update and _are_inside(ranges.graph_launches_in(span), forward):
+        phases = {"forward": forward or [inside]}
+    else:
+        reason_by_parts["forward,backward,optimizer"] = _reason_for_no_phases(bool(update), has_operators)
+        # One phase stands for all of them, so that gaps between launches are known.
+        _, end = update[-1] if update else inside
+        phases = {"forward": [(span.start_ns, end)]}
+    phases["forward"] = _outside(phases["forward"], loader_waits, inside)
+
+    for parts, reason in reason_by_parts.items():
+        yield Event("annotation", f"{UNTOLD_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
+    for name, stretches in {"data": loader_waits, **phases}.items():
+        for start, end in stretches:
+            yield Event("annotation", PHASE_PREFIX + name, math.ceil(start), math.ceil(end), lane=0)
+
+
+def _are_inside(moments_ns: Iterable[int], stretches: Sequence[Interval]) -> bool:
+    """Whether each moment lies in one of the stretches."""
+    return all(intersection(stretches, [(moment, moment + 1.0)]) for moment in moments_ns)
+
+
+def _reason_for_no_phases(has_update: bool, has_operators: bool) -> str:
+    """Why forward and backward of a step without a backward function cannot be told apart."""
+    if has_update:
+        return _NO_BACKWARD
+    return _IN_A_GRAPH if has_operators else _NO_OPERATORS
+
+
+class _PhaseMark(NamedTuple):
+    """A stretch of a step that is of one phase by its marks."""
+
+    start: float
+    end: float
+    phase: str
 
 
 def _filled(
     inside: Interval,
-    told: Sequence[Interval],
+    forward: Sequence[Interval],
     backward: Sequence[Interval],
     update: Sequence[Interval],
-    launched: _Launched,
+    launched: _LaunchedCopies,
 ) -> dict[str, list[Interval]]:
-    """The phases of a step that trains, with what lies between their marks.
+    """Phase -> its stretches in a step that trains, with what lies between its marks.
 
     Before a backward pass lies forward: preprocessing, the model, the loss. It ends with the copies by which DDP hands
     gradients back, and clipping belongs to the update. What follows the last update is of no phase, unless marked.
+
+    Args:
+        inside: the step.
+        forward: the marks of each phase in it, as are `backward`, of which there is one at least, and `update`.
+        launched: the copies that the host launched.
     """
-    marks = sorted(
-        (start, end, name)
-        for name, some in (("forward", told), ("backward", backward), ("optimizer", update))
-        for start, end in some
-    )
+    marked: dict[str, Sequence[Interval]] = {"forward": forward, "backward": backward, "optimizer": update}
+    marks = sorted(_PhaseMark(*stretch, phase) for phase, stretches in marked.items() for stretch in stretches)
     phases: dict[str, list[Interval]] = {"forward": [], "backward": [], "optimizer": []}
-    last = max((start for start, _ in backward), default=-math.inf)
-    reached, before = inside[0], ""
-    for start, end, name in [*marks, (inside[1], inside[1], "")]:
-        if before == "backward":
-            returned = launched.copies(reached, start)
-            phases["backward"].append((reached, returned))
-            reached = returned
-        if name == "optimizer" and before in ("backward", "optimizer"):
-            phases["optimizer"].append((reached, start))
-        elif start <= last:
+    last_backward_start = max(start for start, _ in backward)
+    step_start, step_end = inside
+    filled_until = step_start
+    previous_phase = ""
+    for mark in marks:
+        if previous_phase == "backward":
+            filled_until = _fill_with_copies(phases, filled_until, mark.start, launched)
+        gap = (filled_until, mark.start)
+        if mark.phase == "optimizer" and previous_phase in ("backward", "optimizer"):
+            phases["optimizer"].append(gap)
+        elif mark.start <= last_backward_start:
             # Where forward is marked, a pause without such a mark lies within one pass.
-            phases["backward" if told and name == before == "backward" else "forward"].append((reached, start))
-        if name:
-            phases[name].append((start, end))
-        reached, before = end, name
-    return {name: union(some) for name, some in phases.items()}
+            is_within_backward = mark.phase == "backward" and previous_phase == "backward" and bool(forward)
+            phases["backward" if is_within_backward else "forward"].append(gap)
+        phases[mark.phase].append((mark.start, mark.end))
+        filled_until = mark.end
+        previous_phase = mark.phase
+    if previous_phase == "backward":
+        _fill_with_copies(phases, filled_until, step_end, launched)
+    return {phase: union(stretches) for phase, stretches in phases.items()}
 
 
-class _Launched:
-    """What the host launched, by when."""
+def _fill_with_copies(phases: dict[str, list[Interval]], start: float, end: float, launched: _LaunchedCopies) -> float:
+    """Adds the copies with which a gap after backward begins to backward, and returns their end."""
+    copies_end = launched.end_of_copies(start, end)
+    phases["backward"].append((start, copies_end))
+    return copies_end
+
+
+class _LaunchedCopies:
+    """Finds the copies by which DDP hands gradients back, by when the host launched them."""
 
     def __init__(self, trace: Trace) -> None:
         self._launches = trace.launches
-        self._at = np.array([launch for launch, _ in self._launches], dtype=np.int64)
-        self._exchanges = any(event.kind == "kernel" and is_collective(event.name) for _, event in self._launches)
+        self._launch_ns = np.array([launch.launch_ns for launch in self._launches], dtype=np.int64)
+        events = [launch.event for launch in self._launches]
+        self._has_exchanges = any(event.kind == "kernel" and is_collective(event.name) for event in events)
 
-    def copies(self, since_ns: float, until_ns: float) -> float:
+    def end_of_copies(self, since_ns: float, until_ns: float) -> float:
         """When the last of those copies on the device was launched with which a stretch begins.
 
-        Where nothing is exchanged they are not DDP's, and the stretch begins with none.
+        It is `since_ns` where the stretch begins with none, and where nothing is exchanged: copies are not DDP's then.
         """
-        reached = since_ns
-        first, last = np.searchsorted(self._at, (math.ceil(since_ns), math.ceil(until_ns)))
-        for launch, event in self._launches[first:last] if self._exchanges else ():
+        end_ns = since_ns
+        if not self._has_exchanges:
+            return end_ns
+        first, behind_last = np.searchsorted(self._launch_ns, (math.ceil(since_ns), math.ceil(until_ns)))
+        for launch_ns, event in self._launches[first:behind_last]:
             if event.kind != "copy" or "DtoD" not in event.name:
                 break
-            reached = launch + 1.0
-        return reached
+            end_ns = launch_ns + 1.0
+        return end_ns
 
 
-def _outside(some: Sequence[Interval], of: Sequence[Interval], within: Interval) -> list[Interval]:
-    return intersection(some, complement(union(of), within))
+def _outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
+    """The parts of `stretches` that lie in `inside` and in none of `excluded`, which may overlap."""
+    return intersection(stretches, complement(union(excluded), inside))
 
 
 @dataclass(frozen=True)
@@ -414,92 +562,133 @@ class DeviceTime:
     """What ran on the device of one rank, as disjoint intervals in nanoseconds."""
 
     def __init__(self, trace: Trace) -> None:
-        by_kind: dict[str, list[Interval]] = {"compute": [], "communication": [], "copy": []}
+        compute: list[Interval] = []
+        communication: list[Interval] = []
+        copies: list[Interval] = []
+        intervals_by_kind = {"communication": communication, "copy": copies}  # all other kinds compute
         self.kernel_seconds: dict[str, float] = {}
         """Kind of kernel to its seconds, added up over streams."""
         for event in trace.on_device:
             kind = kind_of(event.name) if event.kind == "kernel" else "copy"
             self.kernel_seconds[kind] = self.kernel_seconds.get(kind, 0.0) + (event.end_ns - event.start_ns) / 1e9
-            of = kind if kind in by_kind else "compute"
-            by_kind[of].append((float(event.start_ns), float(event.end_ns)))
-        self._compute, self._communication, self._copies = (union(some) for some in by_kind.values())
-        ends = [edge for some in (self._compute, self._communication, self._copies) for span in some for edge in span]
-        self.span: Interval | None = (min(ends), max(ends)) if ends else None
+            intervals_by_kind.get(kind, compute).append((float(event.start_ns), float(event.end_ns)))
+        self._compute = union(compute)
+        self._communication = union(communication)
+        self._copies = union(copies)
+        self.span: Interval | None = None
         """First start and last end on the device; None where nothing ran."""
+        of_any_kind = [spans for spans in (self._compute, self._communication, self._copies) if spans]
+        if of_any_kind:
+            self.span = (min(spans[0][0] for spans in of_any_kind), max(spans[-1][1] for spans in of_any_kind))
 
     def shares(self, within: Interval) -> TimeShares:
         """How the time within an interval was spent."""
-        compute, communication, copies = (
-            intersection(some, [within]) for some in (self._compute, self._communication, self._copies)
-        )
+        compute = intersection(self._compute, [within])
+        communication = intersection(self._communication, [within])
+        copies = intersection(self._copies, [within])
         working = union([*compute, *communication])
         busy = union([*working, *copies])
-        whole = length(communication)
+        start, end = within
+        total = end - start
+        communicating = length(communication)
         overlapped = length(intersection(compute, communication))
-        total = within[1] - within[0]
         return TimeShares(
-            total / 1e9,
-            length(compute) / 1e9,
-            (whole - overlapped) / 1e9,
-            (length(busy) - length(working)) / 1e9,
-            (total - length(busy)) / 1e9,
-            whole / 1e9,
-            length(copies) / 1e9,
-            overlapped / whole if whole else None,
+            total_seconds=total / 1e9,
+            compute_seconds=length(compute) / 1e9,
+            exposed_communication_seconds=(communicating - overlapped) / 1e9,
+            copy_seconds=(length(busy) - length(working)) / 1e9,
+            idle_seconds=(total - length(busy)) / 1e9,
+            communication_seconds=communicating / 1e9,
+            copying_seconds=length(copies) / 1e9,
+            communication_overlap_share=overlapped / communicating if communicating else None,
         )
 
 
-def step_spans(trace: Trace, steps: TraceSteps) -> list[tuple[int, Interval, bool]]:
-    """(Number, span on the device, whether it is whole) of each step that launched something.
+class StepSpan(NamedTuple):
+    """A step on the device."""
+
+    number: int
+    span: Interval
+    """In nanoseconds."""
+    is_whole: bool
+    """Whether it is known when the step began."""
+
+
+def step_spans(trace: Trace, steps: TraceSteps) -> list[StepSpan]:
+    """The span on the device of each step that launched something.
 
     A step lasts from the end of what was launched before it to the end of what it launched. If nothing was launched
     before, it is not whole: it begins with its own first kernel, and what came before that is unknown.
     """
-    launches = trace.launches
-    spans: list[tuple[int, Interval, bool]] = []
-    reached, index = 0, 0
-    first = min((event.start_ns for _, event in launches), default=0)
-    if steps.first_begin_ns is not None:
-        first = steps.first_begin_ns
-    for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
-        while index < len(launches) and launches[index][0] < start:
-            reached, index = max(reached, launches[index][1].end_ns), index + 1
-        known, begin = reached > 0, reached or first
-        own = index
-        while index < len(launches) and launches[index][0] < end:
-            reached, index = max(reached, launches[index][1].end_ns), index + 1
-        if index > own and reached > begin:
-            spans.append((number, (begin, reached), known or steps.first_is_whole))
+    launches = _LaunchReader(trace.launches)
+    first_ns = steps.first_begin_ns
+    if first_ns is None:
+        first_ns = min((event.start_ns for _, event in trace.launches), default=0)
+    spans: list[StepSpan] = []
+    for number, host in zip(steps.numbers, _host_spans(steps), strict=True):
+        launches.read(until_ns=host.start_ns)
+        is_begin_known = launches.end_ns > 0
+        begin_ns = launches.end_ns if is_begin_known else first_ns
+        launches_in_step = launches.read(until_ns=host.end_ns)
+        if launches_in_step > 0 and launches.end_ns > begin_ns:
+            is_whole = is_begin_known or steps.first_is_whole
+            spans.append(StepSpan(number, (begin_ns, launches.end_ns), is_whole))
     return spans
+
+
+class _LaunchReader:
+    """Goes through launches once, in their order."""
+
+    def __init__(self, launches: Sequence[Launched]) -> None:
+        self._launches = launches
+        self._next = 0
+        self.end_ns = 0
+        """When all work was done that was launched so far; 0 without any."""
+
+    def read(self, until_ns: int) -> int:
+        """Goes on to the first launch at `until_ns` or later, and returns the number of launches before it."""
+        first = self._next
+        while self._next < len(self._launches) and self._launches[self._next].launch_ns < until_ns:
+            self.end_ns = max(self.end_ns, self._launches[self._next].event.end_ns)
+            self._next += 1
+        return self._next - first
 
 
 def traffic_lines(trace: Trace, steps: TraceSteps) -> tuple[TrafficLine, ...]:
     """What each step's collectives sent, if the file records their sizes; else why it is unknown."""
-    if not (trace.calls or any(kind_of(event.name) == COMMUNICATION for event in trace.on_device)):
+    if not trace.calls and not any(kind_of(event.name) == COMMUNICATION for event in trace.on_device):
         return ()
     lines = []
-    for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
-        own = [call for call in trace.calls if start <= call.start_ns < end]
-        known = [collective for call in own if (collective := _collective(call)) is not None]
-        whole = bool(known) and len(known) == len(own)
-        why = "the trace's calls of collectives carry no sizes" if own else "the trace records no calls of collectives"
-        lines.append(
-            TrafficLine(
-                step=number,
-                backend=trace.backend or "nccl",
-                collectives=tuple(known) if whole else None,
-                reason=None if whole else why,
-            )
-        )
+    for number, host in zip(steps.numbers, _host_spans(steps), strict=True):
+        calls = [call for call in trace.calls if host.start_ns <= call.start_ns < host.end_ns]
+        lines.append(_traffic_line(number, trace.backend or "nccl", calls))
     return tuple(lines)
 
 
+def _traffic_line(step: int, backend: str, calls: Sequence[TracedCollective]) -> TrafficLine:
+    """The collectives of a step, or why they are unknown: none was recorded, or one lacks a figure."""
+    collectives = []
+    for call in calls:
+        collective = _collective(call)
+        if collective is not None:
+            collectives.append(collective)
+    if not calls:
+        reason = "the trace records no calls of collectives"
+    elif len(collectives) < len(calls):
+        reason = "the trace's calls of collectives carry no sizes"
+    else:
+        return TrafficLine(step=step, backend=backend, collectives=tuple(collectives), reason=None)
+    return TrafficLine(step=step, backend=backend, collectives=None, reason=reason)
+
+
 def _collective(call: TracedCollective) -> Collective | None:
-    """The collective of a call; None if the call lacks a figure, or tells what cannot be: nothing sent, or no ranks."""
-    sizes = call.input_elements, call.output_elements
-    if not (call.operation and call.dtype and call.ranks and call.ranks > 0) or call.input_elements is None:
+    """The collective of a call; None if the call lacks a figure, or has one that cannot be: nothing sent, no ranks."""
+    if not call.operation or not call.dtype or call.ranks is None or call.input_elements is None:
         return None
-    if any(size is not None and size < 0 for size in sizes) or not (any(sizes) or call.operation == "barrier"):
+    output_elements = call.output_elements or 0
+    if call.ranks <= 0 or call.input_elements < 0 or output_elements < 0:
+        return None
+    if call.input_elements == 0 and output_elements == 0 and call.operation != "barrier":
         return None
     return Collective(
         communicator=call.communicator,
@@ -507,21 +696,23 @@ def _collective(call: TracedCollective) -> Collective | None:
         operation=call.operation,
         dtype=call.dtype,
         input_elements=call.input_elements,
-        output_elements=call.output_elements or 0,
+        output_elements=output_elements,
     )
 
 
 def product_rate(trace: Trace, steps: TraceSteps, device: DeviceTime) -> float | None:
     """FLOP/s of the matrix products of whole steps while the device computed; None where no shapes were recorded."""
-    hosts = dict(zip(steps.numbers, _host_spans(steps), strict=True))
-    flops, seconds = 0, 0.0
-    for number, span, whole in step_spans(trace, steps):
-        if whole:
-            start, end = hosts[number]
-            flops += sum(product.flops for product in trace.products if start <= product.start_ns < end)
-            seconds += device.shares(span).compute_seconds
+    host_by_number = dict(zip(steps.numbers, _host_spans(steps), strict=True))
+    flops = 0
+    seconds = 0.0
+    for step in step_spans(trace, steps):
+        if step.is_whole:
+            host = host_by_number[step.number]
+            flops += sum(product.flops for product in trace.products if host.start_ns <= product.start_ns < host.end_ns)
+            seconds += device.shares(step.span).compute_seconds
     return flops / seconds if flops and seconds else None
 
 
-def _host_spans(steps: TraceSteps) -> Sequence[tuple[int, int]]:
-    return sorted((event.start_ns, event.end_ns) for event in steps.annotations if event.name == STEP)
+def _host_spans(steps: TraceSteps) -> list[_HostSpan]:
+    """The steps on the host's clock, in order."""
+    return sorted(_HostSpan(event.start_ns, event.end_ns) for event in steps.annotations if event.name == STEP)

@@ -18,14 +18,23 @@ from typing import Any, NamedTuple
 
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
-from vitscale.profiles.timeline import ALIKE, COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, EventKind, launches_of
+from vitscale.profiles.timeline import (
+    ALIKE,
+    COMMUNICATION_CALL,
+    KIND_OF_ACTIVITY,
+    Event,
+    EventKind,
+    Launched,
+    launches_of,
+)
 from vitscale.profiles.trace_json import TraceText, integer, nanoseconds, text_of
 
 TracedShapes = Sequence[Sequence[int]]
+_MOST_FLOPS = 1 << 62
 
 
 def product_flops(name: str, shapes: TracedShapes, concrete: Sequence[object]) -> int | None:
-    """Floating-point operations of one call; None where its shapes do not tell.
+    """Floating-point operations of one call; None where its shapes do not suffice.
 
     Args:
         name: the operator's name, with its namespace ("aten::addmm").
@@ -33,72 +42,90 @@ def product_flops(name: str, shapes: TracedShapes, concrete: Sequence[object]) -
         concrete: its inputs as text, which hold the strides and paddings of a convolution.
     """
     rule = FLOPS_OF.get(name)
+    if rule is None:
+        return None
     try:
-        flops = rule(shapes, concrete) if rule else None
+        flops = rule(shapes, concrete)
     except (IndexError, ValueError, ZeroDivisionError):
         return None
-    return flops if flops is not None and 0 < flops < 1 << 62 else None
+    return flops if 0 < flops < _MOST_FLOPS else None
 
 
-def _of_matrices(first: Sequence[int], second: Sequence[int]) -> int:
-    (rows, inner), columns = first[-2:], second[-1]
+def _matrix_flops(first: Sequence[int], second: Sequence[int]) -> int:
+    """FLOPs of matrices (..., rows, inner) times (..., inner, columns)."""
+    rows, inner = first[-2:]
+    columns = second[-1]
     return 2 * math.prod(first[:-2]) * rows * inner * columns
 
 
-def _attention(shapes: TracedShapes) -> int:
+def _attention_flops(shapes: TracedShapes) -> int:
     """FLOPs of the scores and of their weighted sum, for queries (..., S, D) and keys (..., T, D)."""
     queries, keys, values = shapes[:3]
     return 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
 
 
-def _convolution(shapes: TracedShapes, concrete: Sequence[object]) -> int:
-    images, weight = shapes[0], shapes[1]
-    stride, padding, dilation = (_numbers(concrete[index]) for index in (3, 4, 5))
-    if str(concrete[6]) == "True":
-        return _of_pixels(images, weight)
-    steps, pads, widths = (_for_each(some, len(weight) - 2) for some in (stride, padding, dilation))
-    out = 1
-    for size, kernel, step, pad, wide in zip(images[2:], weight[2:], steps, pads, widths, strict=True):
-        out *= (size + 2 * pad - wide * (kernel - 1) - 1) // step + 1
-    return 2 * images[0] * math.prod(weight) * out
+def _convolution_flops(shapes: TracedShapes, concrete: Sequence[object]) -> int:
+    """FLOPs of images (N, C, ...) and a weight (C_out, C, ...); its strides, paddings, dilations are inputs 3 to 5."""
+    images = shapes[0]
+    weight = shapes[1]
+    strides, paddings, dilations = (_numbers(concrete[index]) for index in (3, 4, 5))
+    is_transposed = str(concrete[6]) == "True"
+    if is_transposed:
+        return _pixel_flops(images, weight)
+    axes = len(weight) - 2
+    output_pixels = 1
+    for size, kernel, stride, padding, dilation in zip(
+        images[2:],
+        weight[2:],
+        _for_each_axis(strides, axes),
+        _for_each_axis(paddings, axes),
+        _for_each_axis(dilations, axes),
+        strict=True,
+    ):
+        output_pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    return 2 * images[0] * math.prod(weight) * output_pixels
 
 
-def _of_pixels(images: Sequence[int], weight: Sequence[int]) -> int:
+def _pixel_flops(images: Sequence[int], weight: Sequence[int]) -> int:
     """FLOPs of a convolution whose whole weight meets each of these pixels: its output, or a transposed one's input."""
     return 2 * images[0] * math.prod(images[2:]) * math.prod(weight)
 
 
-def _convolution_backward(shapes: TracedShapes, concrete: Sequence[object]) -> int:
-    transposed = len(concrete) > 7 and str(concrete[7]) == "True"
-    wanted = str(concrete[-1]).strip("[]").split(",")[:2] if concrete else ["True", "True"]
-    products = sum(flag.strip() == "True" for flag in wanted)
-    return products * _of_pixels(shapes[1] if transposed else shapes[0], shapes[2])
+def _convolution_backward_flops(shapes: TracedShapes, concrete: Sequence[object]) -> int:
+    """FLOPs of the gradients of images and weight, as far as the last input asks for them: "[True, False, ...]"."""
+    is_transposed = len(concrete) > 7 and str(concrete[7]) == "True"
+    output_mask = str(concrete[-1]).strip("[]").split(",") if concrete else ["True", "True"]
+    gradients = sum(flag.strip() == "True" for flag in output_mask[:2])
+    pixels = shapes[1] if is_transposed else shapes[0]
+    return gradients * _pixel_flops(pixels, shapes[2])
 
 
 def _numbers(text: object) -> list[int]:
+    """ "[1, 2]" -> [1, 2]."""
     return [int(number) for number in str(text).strip("[]").split(",")]
 
 
-def _for_each(some: Sequence[int], axes: int) -> list[int]:
-    return list(some) * axes if len(some) == 1 else list(some)
+def _for_each_axis(values: Sequence[int], axes: int) -> list[int]:
+    """One value per axis: a single one holds for all."""
+    return list(values) * axes if len(values) == 1 else list(values)
 
 
 _SDPA = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 FLOPS_OF: Mapping[str, Callable[[TracedShapes, Sequence[object]], int]] = {
     **dict.fromkeys(
-        ("aten::mm", "aten::_scaled_mm", "aten::bmm"), lambda shapes, _: _of_matrices(shapes[0], shapes[1])
+        ("aten::mm", "aten::_scaled_mm", "aten::bmm"), lambda shapes, _: _matrix_flops(shapes[0], shapes[1])
     ),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), lambda shapes, _: _of_matrices(shapes[1], shapes[2])),
-    "aten::convolution": _convolution,
-    "aten::convolution_backward": _convolution_backward,
-    **{f"aten::_scaled_dot_product_{kind}": lambda shapes, _: _attention(shapes) for kind in _SDPA},
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), lambda shapes, _: _matrix_flops(shapes[1], shapes[2])),
+    "aten::convolution": _convolution_flops,
+    "aten::convolution_backward": _convolution_backward_flops,
+    **{f"aten::_scaled_dot_product_{kind}": lambda shapes, _: _attention_flops(shapes) for kind in _SDPA},
     # The scores again, and four products for the gradients.
     **{
-        f"aten::_scaled_dot_product_{kind}_backward": lambda shapes, _: _attention(shapes[1:]) * 5 // 2
+        f"aten::_scaled_dot_product_{kind}_backward": lambda shapes, _: _attention_flops(shapes[1:]) * 5 // 2
         for kind in _SDPA
     },
 }
-"""Operator to its FLOPs. Other operators call one of these, as `aten::linear` and `aten::conv2d` do."""
+"""Operator -> the FLOPs of a call. Other operators call one of these, as `aten::linear` and `aten::conv2d` do."""
 
 
 _MOST_EVENTS = 20_000_000
@@ -174,8 +201,8 @@ class Trace:
     """Number of events that are left out, by why: a category that is not known, or values that cannot be."""
 
     @cached_property
-    def launches(self) -> list[tuple[int, Event]]:
-        """(Launch time, event) of what ran, in the order of launch, once all is read."""
+    def launches(self) -> list[Launched]:
+        """The device's work in the order of launch, once all is read."""
         return launches_of(self.events)
 
     @property
@@ -190,206 +217,306 @@ def read_trace(path: Path) -> Trace:
     Raises:
         StoreError: it cannot be read, is cut off, is no trace, or is larger than what is read.
     """
-    text, reader = TraceText(path), _Reader(path)
-    for some in text.lists():
-        reader.set_clock(some)
-        for raw in some:
+    text = TraceText(path)
+    reader = _Reader(path)
+    for raw_events in text.lists():
+        reader.set_clock(raw_events)
+        for raw in raw_events:
             reader.take(raw)
     return reader.trace(text.about)
 
 
+class _Lane(NamedTuple):
+    """A row of the trace: a thread of the host or a stream of a device, as text."""
+
+    process: str
+    thread: str
+
+
+class _Span(NamedTuple):
+    """A stretch of time on the trace's own clock."""
+
+    start_ns: int
+    end_ns: int
+
+
 class _Reader:
+    """Takes the events of a file one by one, and keeps those of a timeline."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._names: dict[str, str] = {}
+        self._trace = Trace(
+            rank=None,
+            world_size=None,
+            device=None,
+            trace_id=None,
+            backend=None,
+            versions={},
+            groups=(),
+            started_unix_seconds=None,
+        )
         self._base_ns: int | None = None
-        self._called: dict[int, TracedCollective] = {}
-        self._launched_by: dict[int, int] = {}
-        self._trace = Trace(None, None, None, None, None, {}, (), None)
-        self._devices: Counter[int] = Counter()
-        self._device_lanes: set[tuple[str, str]] = set()
-        self._host_lanes: set[tuple[str, str]] = set()
-        self._host_lane: tuple[Any, Any] = (None, None)
-        self._ranges: list[tuple[Event, tuple[str, str]]] = []
-        self._begun: dict[tuple[str, str], list[Any]] = {}
+        """The clock's origin, in nanoseconds since 1970; None until a time is known."""
+        self._names: dict[str, str] = {}
+        """Each name once, for events share it."""
+        self._open: dict[_Lane, list[Any]] = {}
+        """Beginnings that still lack their ends, the innermost last."""
+        self._ranges: list[tuple[Event, _Lane]] = []
+        self._events_by_device: Counter[int] = Counter()
+        self._device_lanes: set[_Lane] = set()
+        self._host_lanes: set[_Lane] = set()
+        self._last_host_lane: tuple[Any, Any] = (None, None)
+        """Process and thread of the last call of the host, as the file has them."""
+        self._calls_by_external_id: dict[int, TracedCollective] = {}
+        self._external_ids: dict[int, int] = {}
+        """Correlation of a launch -> the identity of the call that launched it."""
         self._unlinked: list[int] = []
+        """Indices among the events of collectives without an operation of their own."""
 
-    def set_clock(self, some: Sequence[Any]) -> None:
+    def set_clock(self, raw_events: Sequence[Any]) -> None:
         """Sets the clock's origin by the middle of the first events: some are of no time (pytorch/kineto issue 109)."""
-        if self._base_ns is None:
-            times = sorted(ns for raw in some if raw.ph in ("X", "B") and (ns := nanoseconds(raw.ts)) is not None)
-            self._base_ns = times[len(times) // 2] - _LONGEST_NS if times else None
+        if self._base_ns is not None:
+            return
+        times = [nanoseconds(raw.ts) for raw in raw_events if raw.ph in ("X", "B")]
+        known_times = sorted(time_ns for time_ns in times if time_ns is not None)
+        if known_times:
+            self._base_ns = known_times[len(known_times) // 2] - _LONGEST_NS
 
     def take(self, raw: Any) -> None:
         """Takes one event of the file."""
-        trace = self._trace
-        if raw.ph in ("B", "E") and (raw := self._joined(raw)) is None:
+        if raw.ph in ("B", "E"):
+            raw = self._joined(raw)
+        if raw is None or raw.ph != "X":
             return
-        if raw.ph != "X":
-            return
-        category = raw.cat.lower() if isinstance(raw.cat, str) else ""
-        kind = _KINDS.get(category)
+        kind = self._kind(raw)
         if kind is None:
-            if category and category not in _PASSED_OVER:
-                trace.unknown[f"category {printable(category)[:40]}"] += 1
             return
-        name = raw.name
-        if not isinstance(name, str):
-            trace.unknown["events without a name"] += 1
-            return
-        arguments = raw.args
-        if kind == "operator":
-            trace.operators += 1
-            if name.startswith(_BACKWARD):
-                name = _BACKWARD
-            elif _MARKED.match(name):
-                kind = "annotation"
-            elif name != COMMUNICATION_CALL and (name not in FLOPS_OF or arguments is None or not arguments.dims):
-                return
-        start_ns, end_ns = nanoseconds(raw.ts), nanoseconds(raw.dur)
-        if start_ns is None or end_ns is None or not 0 <= end_ns < _LONGEST_NS or start_ns == end_ns == 0:
-            trace.unknown["events with impossible times"] += 1
-            return
-        start_ns -= self._base_ns or 0
-        if not 0 < start_ns < 2 * _LONGEST_NS:
-            trace.unknown["events with impossible times"] += 1
-            return
-        if kind == "operator" and name != _BACKWARD:
-            if name == COMMUNICATION_CALL:
-                self._call(start_ns, arguments)
-            elif (product := _product(start_ns, name, arguments)) is not None:
-                trace.products.append(product)
-            return
-        if len(trace.events) >= _MOST_EVENTS:
-            raise StoreError(f"{shown(self._path.name)} has more than {_MOST_EVENTS:,} events of a timeline")
-        name = self._names.setdefault(name, name)
-        correlation = integer(arguments.correlation) or 0 if arguments is not None else 0
-        communicator = operation_name = ""
-        if kind in ("kernel", "copy"):
-            kind = "copy" if kind_of(name) == COPY else kind
-            lane = integer(arguments.stream) if arguments is not None else None
-            lane = integer(raw.tid) or 0 if lane is None else lane
-            device = integer(arguments.device) if arguments is not None else None
-            self._devices[(integer(raw.pid) or 0) if device is None else device] += 1
-            self._device_lanes.add(_lane(raw))
-            if kind == "kernel" and is_collective(name):
-                communicator, operation_name = (
-                    _communicator(text_of(arguments, "group")),
-                    text_of(arguments, "operation"),
-                )
-                if not operation_name:
-                    self._unlinked.append(len(trace.events))
+        if not isinstance(raw.name, str):
+            self._trace.unknown["events without a name"] += 1
+        elif kind == "operator":
+            self._take_operator(raw)
         else:
-            lane = integer(raw.tid) or 0
-            if kind == "launch" and arguments is not None and (external := integer(arguments.external)):
-                self._launched_by[correlation] = external
-        event = Event(kind, name, start_ns, start_ns + end_ns, lane, correlation, communicator, operation_name)
-        if kind == "annotation":
-            self._ranges.append((event, _lane(raw)))
-        else:
-            trace.events.append(event)
-            if kind in ("launch", "operator") and self._host_lane != (raw.pid, raw.tid):
-                self._host_lane = raw.pid, raw.tid
-                self._host_lanes.add(_lane(raw))
+            self._keep(raw, kind, raw.name)
 
     def _joined(self, raw: Any) -> Any:
         """Joins a beginning and an end that are events of their own; None at a beginning."""
-        begun = self._begun.setdefault(_lane(raw), [])
+        open_events = self._open.setdefault(_lane(raw), [])
         if raw.ph == "B":
-            begun.append(raw)
+            open_events.append(raw)
             return None
-        start, end = (nanoseconds(some) for some in (begun[-1].ts if begun else None, raw.ts))
-        if start is None or end is None:
+        start_ns = nanoseconds(open_events[-1].ts) if open_events else None
+        end_ns = nanoseconds(raw.ts)
+        if start_ns is None or end_ns is None:
             self._trace.unknown["ends without a beginning"] += 1
             return None
-        whole = begun.pop()
-        whole.ph, whole.dur = "X", (end - start) / 1000
-        return whole
+        joined = open_events.pop()
+        joined.ph = "X"
+        joined.dur = (end_ns - start_ns) / 1000
+        return joined
 
-    def _call(self, start_ns: int, arguments: Any) -> None:
-        if arguments is None:
+    def _kind(self, raw: Any) -> EventKind | None:
+        """The kind of an event by its category; None, counted where the category is not known, for no kind."""
+        category = raw.cat.lower() if isinstance(raw.cat, str) else ""
+        kind = _KINDS.get(category)
+        if kind is None and category and category not in _PASSED_OVER:
+            self._trace.unknown[f"category {printable(category)[:40]}"] += 1
+        return kind
+
+    def _take_operator(self, raw: Any) -> None:
+        """Takes an operator of the host, most of which are counted and passed over."""
+        name = raw.name
+        self._trace.operators += 1
+        if name.startswith(_BACKWARD):
+            self._keep(raw, "operator", _BACKWARD)
+        elif _MARKED.match(name):
+            self._keep(raw, "annotation", name)
+        elif name == COMMUNICATION_CALL:
+            span = self._span(raw)
+            if span is not None and raw.args is not None:
+                self._add_call(span.start_ns, raw.args)
+        elif name in FLOPS_OF and raw.args is not None and raw.args.dims:
+            span = self._span(raw)
+            product = _product(span.start_ns, name, raw.args) if span is not None else None
+            if product is not None:
+                self._trace.products.append(product)
+
+    def _span(self, raw: Any) -> _Span | None:
+        """When the event was, from the clock's origin on; None, counted, where its times cannot be."""
+        start_ns = nanoseconds(raw.ts)
+        duration_ns = nanoseconds(raw.dur)
+        if start_ns is not None and duration_ns is not None and 0 <= duration_ns < _LONGEST_NS:
+            since_base_ns = start_ns - (self._base_ns or 0)
+            has_no_time = start_ns == 0 and duration_ns == 0
+            if 0 < since_base_ns < 2 * _LONGEST_NS and not has_no_time:
+                return _Span(since_base_ns, since_base_ns + duration_ns)
+        self._trace.unknown["events with impossible times"] += 1
+        return None
+
+    def _keep(self, raw: Any, kind: EventKind, name: str) -> None:
+        """Keeps an event for the timeline, unless its times cannot be."""
+        span = self._span(raw)
+        if span is None:
             return
-        called = text_of(arguments, "operation")
-        inputs, outputs = integer(arguments.inputs), integer(arguments.outputs)
+        if len(self._trace.events) >= _MOST_EVENTS:
+            raise StoreError(f"{shown(self._path.name)} has more than {_MOST_EVENTS:,} events of a timeline")
+        name = self._names.setdefault(name, name)
+        if kind in ("kernel", "copy"):
+            self._keep_on_device(raw, kind, name, span)
+        else:
+            self._keep_on_host(raw, kind, name, span)
+
+    def _keep_on_device(self, raw: Any, kind: EventKind, name: str, span: _Span) -> None:
+        if kind_of(name) == COPY:
+            kind = "copy"
+        stream = device = None
+        correlation = 0
+        if raw.args is not None:
+            stream = integer(raw.args.stream)
+            device = integer(raw.args.device)
+            correlation = integer(raw.args.correlation) or 0
+        if stream is None:
+            stream = integer(raw.tid) or 0
+        if device is None:
+            device = integer(raw.pid) or 0
+        communicator = operation_name = ""
+        if kind == "kernel" and is_collective(name):
+            communicator = _communicator(text_of(raw.args, "group"))
+            operation_name = text_of(raw.args, "operation")
+            if not operation_name:
+                self._unlinked.append(len(self._trace.events))
+        self._events_by_device[device] += 1
+        self._device_lanes.add(_lane(raw))
+        self._trace.events.append(
+            Event(kind, name, span.start_ns, span.end_ns, stream, correlation, communicator, operation_name)
+        )
+
+    def _keep_on_host(self, raw: Any, kind: EventKind, name: str, span: _Span) -> None:
+        correlation = integer(raw.args.correlation) or 0 if raw.args is not None else 0
+        event = Event(kind, name, span.start_ns, span.end_ns, lane=integer(raw.tid) or 0, correlation=correlation)
+        if kind == "annotation":
+            self._ranges.append((event, _lane(raw)))
+            return
+        self._trace.events.append(event)
+        external_id = integer(raw.args.external) if kind == "launch" and raw.args is not None else None
+        if external_id:
+            self._external_ids[correlation] = external_id
+        if kind in ("launch", "operator") and self._last_host_lane != (raw.pid, raw.tid):
+            self._last_host_lane = (raw.pid, raw.tid)
+            self._host_lanes.add(_lane(raw))
+
+    def _add_call(self, start_ns: int, arguments: Any) -> None:
+        """Adds a call of a collective; waiting for one is none."""
+        c10d_name = text_of(arguments, "operation")
+        if c10d_name == "wait":
+            return
         dtype = text_of(arguments, "dtype")
         call = TracedCollective(
-            start_ns,
-            text_of(arguments, "group"),
-            operation(called) if called else "",
-            integer(arguments.ranks),
-            dtype_name(dtype) if dtype else None,
-            inputs,
-            outputs,
+            start_ns=start_ns,
+            communicator=text_of(arguments, "group"),
+            operation=operation(c10d_name) if c10d_name else "",
+            ranks=integer(arguments.ranks),
+            dtype=dtype_name(dtype) if dtype else None,
+            input_elements=integer(arguments.inputs),
+            output_elements=integer(arguments.outputs),
         )
-        if called == "wait":
-            return
         self._trace.calls.append(call)
-        if called and (external := integer(arguments.external)):
-            self._called[external] = call
+        external_id = integer(arguments.external)
+        if c10d_name and external_id:
+            self._calls_by_external_id[external_id] = call
 
     def trace(self, about: dict[str, Any]) -> Trace:
         """The trace of all events read, with the facts around them."""
+        self._link_collectives()
+        self._add_ranges()
         trace = self._trace
-        for index in self._unlinked:
-            event = trace.events[index]
-            call = self._called.get(self._launched_by.get(event.correlation, 0))
-            if call is not None:
-                trace.events[index] = event._replace(
-                    communicator=_communicator(call.communicator), operation=call.operation
-                )
-        # In some releases the device's copies of the host's ranges have the category of the ranges themselves. A lane
-        # from which something is launched is the host's, though a stream may have the same numbers.
-        repeated = self._device_lanes - self._host_lanes
-        trace.events += [event for event, lane in self._ranges if lane not in repeated]
-        trace.devices = len(self._devices)
+        trace.devices = len(self._events_by_device)
+        trace.device = _device_name(about.get("deviceProperties"), self._events_by_device)
+        trace.trace_id = about["trace_id"] if isinstance(about.get("trace_id"), str) else None
         job = about.get("distributedInfo")
         job = job if isinstance(job, dict) else {}
-        trace.rank, trace.world_size = integer(job.get("rank")), integer(job.get("world_size"))
+        trace.rank = integer(job.get("rank"))
+        trace.world_size = integer(job.get("world_size"))
         trace.backend = job.get("backend") if isinstance(job.get("backend"), str) else None
         trace.groups = tuple(_groups(job.get("pg_config")))
-        trace.device = _device_name(about.get("deviceProperties"), self._devices)
-        trace.trace_id = about["trace_id"] if isinstance(about.get("trace_id"), str) else None
-        named = {"nccl": job.get("nccl_version"), "cuda": about.get("cuda_runtime_version"),
-                 "hip": about.get("hip_runtime_version"), "driver": about.get("cuda_driver_version")}  # fmt: skip
-        trace.versions = {name: printable(str(value))[:40] for name, value in named.items() if value is not None}
-        since = integer(about.get("baseTimeNanoseconds")) or 0
-        trace.started_unix_seconds = None if self._base_ns is None else (self._base_ns + _LONGEST_NS + since) / 1e9
+        versions = {
+            "nccl": job.get("nccl_version"),
+            "cuda": about.get("cuda_runtime_version"),
+            "hip": about.get("hip_runtime_version"),
+            "driver": about.get("cuda_driver_version"),
+        }
+        trace.versions = {name: printable(str(value))[:40] for name, value in versions.items() if value is not None}
+        if self._base_ns is not None:
+            file_base_ns = integer(about.get("baseTimeNanoseconds")) or 0
+            trace.started_unix_seconds = (self._base_ns + _LONGEST_NS + file_base_ns) / 1e9
         return trace
+
+    def _link_collectives(self) -> None:
+        """Gives kernels of collectives without an operation that of the call which launched them."""
+        events = self._trace.events
+        for index in self._unlinked:
+            external_id = self._external_ids.get(events[index].correlation, 0)
+            call = self._calls_by_external_id.get(external_id)
+            if call is not None:
+                communicator = _communicator(call.communicator)
+                events[index] = events[index]._replace(communicator=communicator, operation=call.operation)
+
+    def _add_ranges(self) -> None:
+        """Adds the ranges of the host.
+
+        In some releases the device's copies of the host's ranges have the category of the ranges themselves. A lane
+        from which something is launched is the host's, though a stream may have the same numbers.
+        """
+        lanes_of_copies = self._device_lanes - self._host_lanes
+        self._trace.events += [event for event, lane in self._ranges if lane not in lanes_of_copies]
 
 
 def _communicator(group: str) -> str:
     """The communicator of a process group: its ranks had to agree on its name to meet, and no other group has it."""
-    return group and ALIKE + group
+    return ALIKE + group if group else ""
 
 
-def _lane(raw: Any) -> tuple[str, str]:
-    return str(raw.pid)[:40], str(raw.tid)[:40]
+def _lane(raw: Any) -> _Lane:
+    return _Lane(process=str(raw.pid)[:40], thread=str(raw.tid)[:40])
 
 
 def _product(start_ns: int, name: str, arguments: Any) -> TracedProduct | None:
-    shapes = arguments.dims if isinstance(arguments.dims, list) else []
-    plain = tuple(
-        tuple(size for size in value if isinstance(size, int)) if isinstance(value, list) else () for value in shapes
-    )
-    flops = product_flops(name, plain, arguments.concrete if isinstance(arguments.concrete, list) else [])
-    types = arguments.types if isinstance(arguments.types, list) else []
-    dtype = next((dtype_name(value) for value in types if isinstance(value, str) and value), "")
-    return None if flops is None else TracedProduct(start_ns, name, plain, dtype, flops)
+    """The product of an operator's arguments; None where its shapes do not give its FLOPs."""
+    shapes = tuple(_shape(value) for value in _as_list(arguments.dims))
+    flops = product_flops(name, shapes, _as_list(arguments.concrete))
+    if flops is None:
+        return None
+    type_names = [value for value in _as_list(arguments.types) if isinstance(value, str) and value]
+    dtype = dtype_name(type_names[0]) if type_names else ""
+    return TracedProduct(start_ns, name, shapes, dtype, flops)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """A shape as the file has it; empty for what is no tensor."""
+    return tuple(size for size in _as_list(value) if isinstance(size, int))
+
+
+def _as_list(value: object) -> list[Any]:
+    """The value; an empty list for anything else than a list. Traces are input, and may hold anything."""
+    return value if isinstance(value, list) else []
 
 
 def _groups(listed: object) -> Iterator[TracedGroup]:
-    for group in listed if isinstance(listed, list) else []:
+    """Yields the process groups of a file's list; those without ranks are left out."""
+    for group in _as_list(listed):
         ranks = group.get("ranks") if isinstance(group, dict) else None
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
             yield TracedGroup(str(group.get("pg_name", ""))[:100], tuple(ranks))
 
 
-def _device_name(properties: object, used: Counter[int]) -> str | None:
-    number = used.most_common(1)[0][0] if used else 0
-    named = {
-        integer(gpu.get("id")): gpu["name"]
-        for gpu in (properties if isinstance(properties, list) else [])
-        if isinstance(gpu, dict) and isinstance(gpu.get("name"), str)
-    }
-    name = named.get(number) or (next(iter(named.values())) if len(set(named.values())) == 1 else None)
+def _device_name(properties: object, events_by_device: Counter[int]) -> str | None:
+    """The name of the GPU with the most events; None where the file has none for it and GPUs of several names."""
+    names_by_id: dict[int | None, str] = {}
+    for gpu in _as_list(properties):
+        if isinstance(gpu, dict) and isinstance(gpu.get("name"), str):
+            names_by_id[integer(gpu.get("id"))] = gpu["name"]
+    busiest = events_by_device.most_common(1)[0][0] if events_by_device else 0
+    name = names_by_id.get(busiest)
+    names = set(names_by_id.values())
+    if not name and len(names) == 1:
+        name = names.pop()
     return printable(name)[:100] if name else None

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,9 +36,12 @@ _RENAMED = {
     "inputs": "In msg nelems", "outputs": "Out msg nelems", "ranks": "Group size", "dims": "Input Dims",
     "types": "Input type", "concrete": "Concrete Inputs", "own": "vitscale",
 }  # fmt: skip
+"""Field of `_Arguments` -> its name in the file."""
 
 
 class _Arguments(msgspec.Struct, rename=_RENAMED):
+    """The arguments of an event that are read, of any type."""
+
     correlation: Any = 0
     stream: Any = None
     device: Any = None
@@ -57,6 +60,8 @@ class _Arguments(msgspec.Struct, rename=_RENAMED):
 
 
 class _Raw(msgspec.Struct):
+    """An event as the file has it, with fields of any type."""
+
     ph: Any = ""
     cat: Any = ""
     name: Any = ""
@@ -68,6 +73,8 @@ class _Raw(msgspec.Struct):
 
 
 class _Typed(_Raw):
+    """An event whose arguments are an object or missing, as all events of a sound file are."""
+
     args: _Arguments | None = None
 
 
@@ -85,7 +92,8 @@ def beginning(path: Path) -> bytes:
 def is_trace(path: Path) -> bool:
     """Whether a file begins like a trace; False if it cannot be read."""
     begin = beginning(path)
-    return b'"traceEvents"' in begin or b'"schemaVersion"' in begin or (begin.lstrip()[:1] == b"[" and b'"ph"' in begin)
+    is_list_of_events = begin.lstrip()[:1] == b"[" and b'"ph"' in begin
+    return is_list_of_events or b'"traceEvents"' in begin or b'"schemaVersion"' in begin
 
 
 class TraceText:
@@ -104,55 +112,63 @@ class TraceText:
             StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
         """
         blocks = _blocks(self._path)
-        buffer = next(blocks, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
-        if buffer[:1] == b"[":  # the file is a bare list of events
-            buffer = buffer[1:]
-        else:
-            if buffer[:1] != b"{":
-                raise self._no_trace("it is no JSON object")
-            while (match := _LIST.search(buffer)) is None:
-                if len(buffer) > _LONGEST_EVENT or not (more := next(blocks, b"")):
-                    raise self._no_trace("it has no list of traceEvents")
-                buffer += more
-            self._learn(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
-            buffer = buffer[match.end() :]
-        failed = 0
+        buffer = self._without_header(blocks)
+        retried_from = 0  # bytes; otherwise each block would try a broken beginning again
         for block in blocks:
             buffer += block
-            if len(buffer) < min(2 * failed, _LONGEST_EVENT):  # otherwise each block would try a broken beginning again
+            if len(buffer) < min(retried_from, _LONGEST_EVENT):
                 continue
-            cuts = [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - _TAIL))]
-            if len(cuts) < _MOST_CUTS:
-                cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
-            for cut in cuts[: -_MOST_CUTS - 1 : -1]:
-                mend = cut == cuts[-1] and len(buffer) < _MENDED
-                if (some := _decoded(b"[" + buffer[:cut] + b"]", mend)) is not None:
-                    self._events += len(some)
-                    yield some
-                    buffer = buffer[cut:].lstrip(b", \t\r\n")
-                    failed = 0
-                    break
+            part = _leading_events(buffer)
+            if part is None:
+                retried_from = 2 * len(buffer)
             else:
-                failed = len(buffer)
+                self._events += len(part.events)
+                yield part.events
+                buffer = part.remainder
+                retried_from = 0
             if len(buffer) > _LONGEST_EVENT:
                 raise self._no_trace(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
         yield self._rest(buffer)
 
+    def _without_header(self, blocks: Iterator[bytes]) -> bytes:
+        """Reads up to the list of events, and returns what of it has been read; the facts before it go to `about`.
+
+        Args:
+            blocks: the blocks of the file, of which those that are needed are taken.
+        """
+        buffer = next(blocks, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
+        is_bare_list = buffer[:1] == b"["
+        if is_bare_list:
+            return buffer[1:]
+        if buffer[:1] != b"{":
+            raise self._no_trace("it is no JSON object")
+        match = _LIST.search(buffer)
+        while match is None:
+            block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT else b""
+            if not block:
+                raise self._no_trace("it has no list of traceEvents")
+            buffer += block
+            match = _LIST.search(buffer)
+        self._learn(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
+        return buffer[match.end() :]
+
     def _rest(self, buffer: bytes) -> list[Any]:
+        """The last events; the facts that stand after them go to `about`."""
         try:
             text = _mended(b"[" + buffer)
-            last, end = json.JSONDecoder(strict=False).raw_decode(text)
-            after = text[end:].strip(" \t\r\n")
-            if after.startswith(","):
-                self._learn(("{" + after[1:]).encode())
+            last_events, end = json.JSONDecoder(strict=False).raw_decode(text)
+            footer = text[end:].strip(" \t\r\n")
+            if footer.startswith(","):
+                self._learn(("{" + footer[1:]).encode())
         except (ValueError, RecursionError) as error:
             if isinstance(error, StoreError):
                 raise
-            what = f"{shown(self._path.name)} is cut off or broken after {self._events:,} events"
-            raise StoreError(what, next_step="Copy it again from where it was written") from None
-        return [_lenient(event) for event in last]
+            message = f"{shown(self._path.name)} is cut off or broken after {self._events:,} events"
+            raise StoreError(message, next_step="Copy it again from where it was written") from None
+        return [_lenient(event) for event in last_events]
 
     def _learn(self, text: bytes) -> None:
+        """Adds the facts of a JSON object to `about`."""
         try:
             about = json.loads(_mended(text), strict=False)
         except (ValueError, RecursionError):
@@ -160,9 +176,29 @@ class TraceText:
         if isinstance(about, dict):
             self.about |= about
 
-    def _no_trace(self, why: str) -> StoreError:
-        what = f"{shown(self._path.name)} is no trace of the PyTorch profiler: {why}"
-        return StoreError(what, next_step="Give a file that profile.export_chrome_trace wrote")
+    def _no_trace(self, reason: str) -> StoreError:
+        message = f"{shown(self._path.name)} is no trace of the PyTorch profiler: {reason}"
+        return StoreError(message, next_step="Give a file that profile.export_chrome_trace wrote")
+
+
+class _Part(NamedTuple):
+    """A buffer, divided after its last event that is complete."""
+
+    events: list[Any]
+    remainder: bytes
+
+
+def _leading_events(buffer: bytes) -> _Part | None:
+    """The events with which a buffer begins, as many as can be decoded; None where that cannot be seen yet."""
+    cuts = [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - _TAIL))]
+    if len(cuts) < _MOST_CUTS:
+        cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
+    for cut in reversed(cuts[-_MOST_CUTS:]):
+        may_mend = cut == cuts[-1] and len(buffer) < _MENDED
+        events = _decoded(b"[" + buffer[:cut] + b"]", may_mend)
+        if events is not None:
+            return _Part(events, remainder=buffer[cut:].lstrip(b", \t\r\n"))
+    return None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -175,31 +211,33 @@ def _blocks(path: Path) -> Iterator[bytes]:
         if path.exists() and not path.is_file():
             raise StoreError(f"{shown(str(path))} cannot be read: it is no file")
         with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
+            is_gzipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            total = 0
-            for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
-                total += len(block)
-                if total > _MOST_BYTES:
-                    what = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
-                    raise StoreError(what, next_step="Profile fewer steps")
+            total_bytes = 0
+            for block in _unpacked(file, path) if is_gzipped else iter(lambda: file.read(_BLOCK), b""):
+                total_bytes += len(block)
+                if total_bytes > _MOST_BYTES:
+                    message = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
+                    raise StoreError(message, next_step="Profile fewer steps")
                 yield block
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"{shown(str(path))} cannot be read: {why}") from None
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"{shown(str(path))} cannot be read: {reason}") from None
 
 
 def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
+    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK` bytes at a time."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         while packed := file.read(_BLOCK // 16):
             while packed:
-                if block := unpacker.decompress(packed, _BLOCK):
+                block = unpacker.decompress(packed, _BLOCK)
+                if block:
                     yield block
                 packed = unpacker.unconsumed_tail
                 if unpacker.eof:  # a file may be several streams, one after the other
-                    packed, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
-                    packed = packed.lstrip(b"\0")
+                    packed = unpacker.unused_data.lstrip(b"\0")
+                    unpacker = zlib.decompressobj(wbits=31)
     except zlib.error as error:
         raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
@@ -240,7 +278,9 @@ def nanoseconds(microseconds: object) -> int | None:
             microseconds = float(microseconds)
         except ValueError:
             return None
-    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float) or not abs(microseconds) < 1e18:
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
+        return None
+    if not abs(microseconds) < 1e18:  # NaN is no time either
         return None
     return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
 
@@ -249,7 +289,9 @@ def integer(value: object) -> int | None:
     """A whole number, given as a number or as text; None where it is none, or has more than 64 bits."""
     if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdigit():
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if abs(value) < 1 << 63 else None
 
 
 def text_of(arguments: Any, name: str) -> str:

@@ -314,7 +314,7 @@ _ROUNDING = 1.01
 _CONTRADICTION = "the recorded norms of the gradients contradict each other"
 
 
-class NoiseScale(NamedTuple):
+class TrialNoiseScale(NamedTuple):
     """The gradient noise scale of a trial, B_noise."""
 
     images: Estimate | None
@@ -333,7 +333,7 @@ class _RunNoiseScale:
     """Whether noise drowns the gradient."""
 
 
-def noise_scale(runs: Sequence[Run]) -> NoiseScale:
+def noise_scale(runs: Sequence[Run]) -> TrialNoiseScale:
     """B_noise in images over the runs of one trial; or None, with the reason.
 
     Runs of one seed see the same gradients and count as one observation. Where noise drowns the gradient in any run
@@ -341,23 +341,23 @@ def noise_scale(runs: Sequence[Run]) -> NoiseScale:
     """
     reason = _reason_for_no_norms(runs)
     if reason:
-        return NoiseScale(None, reason)
+        return TrialNoiseScale(None, reason)
     noise_scales = [_run_noise_scale(run) for run in runs]
     drowned = [scale for scale in noise_scales if scale.is_drowned]
     if drowned:
         share_of_runs = f"in {len(drowned)} of {len(runs)} runs " if len(runs) > 1 else ""
-        return NoiseScale(None, f"{share_of_runs}{drowned[0].reason}")
+        return TrialNoiseScale(None, f"{share_of_runs}{drowned[0].reason}")
     images_by_seed: dict[int, list[float]] = {}
     for run, scale in zip(runs, noise_scales, strict=True):
         if scale.images is not None:
             images_by_seed.setdefault(seed_of(run), []).append(scale.images)
     if not images_by_seed:
-        return NoiseScale(None, noise_scales[0].reason)
+        return TrialNoiseScale(None, noise_scales[0].reason)
     observed = [statistics.median(images) for images in images_by_seed.values()]
     known_runs = sum(len(images) for images in images_by_seed.values())
     if len(observed) == 1 and known_runs > 1:
-        return NoiseScale(Estimate(observed[0], None, None, note=ONE_SEED), "")
-    return NoiseScale(interval(observed), "")
+        return TrialNoiseScale(Estimate(observed[0], None, None, note=ONE_SEED), "")
+    return TrialNoiseScale(interval(observed), "")
 
 
 def _reason_for_no_norms(runs: Sequence[Run]) -> str:

@@ -1,4 +1,4 @@
-"""Can this be trusted? All findings on a study, each with what to do about it."""
+"""Findings: reasons to trust the figures of a study less, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ from vitscale.store.results import Run, StudyRecord
 def findings(
     trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord, runs: Sequence[Run]
 ) -> tuple[Finding, ...]:
-    """All findings on a study, warnings first. `runs`: all runs, failed ones too."""
+    """All findings on a study, warnings first.
+
+    Args:
+        trials: all trials of the study.
+        curves: all its curves.
+        study: the study as it was planned.
+        runs: all its runs, failed ones too.
+    """
     measured = [trial for trial in trials if trial.run_figures]
-    found_by_rule = [
+    all_findings = [
         *study_quality.drift(measured),
         *study_quality.training_otherwise(measured),
         *study_quality.unknown_drift(measured),
@@ -76,4 +83,4 @@ def findings(
         *import_quality.steps_from_epochs(measured),
         *import_quality.some_ranks(measured),
     ]
-    return most_severe_first(found_by_rule)
+    return most_severe_first(all_findings)

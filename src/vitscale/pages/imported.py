@@ -83,7 +83,7 @@ def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 def _rank_counts(gpus: Sequence[int]) -> str:
     """Counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
-    ranges = []
+    ranges: list[str] = []
     for run in units.runs_of(gpus):
         ranges += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
     return ", ".join(ranges)

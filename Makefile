@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARALLEL = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PARALLEL = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 # Bytecode is kept whatever the environment says: tests start thousands of processes, and each would compile what it

@@ -71,7 +71,7 @@ def _around(values: FloatArray) -> Estimates:
 
 def _alone(one: Candidate) -> Candidate:
     return Candidate(
-        1, 1, one.engine, one.zero_stage, one.micro_batch, one.grad_accum, one.activation_checkpointing
+        1, 1, one.variant, one.micro_batch, one.grad_accum, one.activation_checkpointing
     )  # fmt: skip
 
 

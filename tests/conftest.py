@@ -24,43 +24,12 @@ from forks import AT_FIRST, BRIEF, FOLDER, share_forks
 hypothesis.settings.register_profile("day", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("night", deadline=None, max_examples=200)
 
-WORLDS = ("tests/engines/test_equality.py", "tests/engines/test_checkpoints_on_ranks.py")
-"""Files that share worlds of ranks: one process runs them, so that each world is trained once."""
-LONG = (
-    "tests/test_examples.py",
-    *WORLDS,
-    "tests/engines/test_traffic_volumes.py",
-    "tests/runner/test_batch_jobs.py",
-    "tests/lab/test_launchers_across_hosts.py",
-    "tests/prediction/memory/test_forecast_on_ranks.py",
-    "tests/runner/test_kills.py",
-    "tests/lab/test_packed_and_spread.py",
-    "tests/worker/test_convergence_on_ranks.py",
-    "tests/test_documented_commands.py",
-    "tests/runner/test_faults_on_ranks.py",
-    "tests/runner/test_driver_death_on_ranks.py",
-    "tests/lab/test_faults_across_hosts.py",
-    "tests/worker/test_prepared.py",
-    "tests/worker/test_training_on_ranks.py",
-    "tests/runner/test_batch_jobs_on_ranks.py",
-)
-"""Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
-APART = (
-    "test_each_way_to_tell_a_probe_leaves_the_same_steps",
-    "test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes",
-    "test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines",
-    "test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory",
-    "test_the_thesis_study_runs_from_jpeg_and_png_and_tells_what_the_thesis_could_not",
-)
-"""Long tests of the longest file that share nothing with its others: any process may run them."""
-COMPUTING = (
-    "advice", "analysis", "api", "base", "deepspeed_lint", "importers", "models", "present", "prediction", "profiles",
-    "published", "pages", "sources", "store", "study", "trial", "test_cli_advise.py", "test_cli_bad_input.py",
-    "test_cli_option_values.py", "test_cli_predict.py", "test_documented_commands.py", "test_docs_site.py",
-    "test_fuzzing.py", "test_json_forms.py", "test_measures.py", "test_packaging.py", "test_readme.py",
+COMPUTING_FOLDERS = (
+    "advice", "analysis", "api", "base", "deepspeed_lint", "importers", "models", "pages", "prediction", "present",
+    "profiles", "published", "sources", "store", "study", "trial",
 )  # fmt: skip
-"""Folders and files whose tests compute: what goes before them on the machine only makes them take longer. Tests in
-them that start ranks or measure times do not."""
+"""Folders whose tests are marked `computing`, but for those that start ranks or measure times. Other files say so
+themselves."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -162,7 +131,9 @@ def pytest_collection_finish() -> None:
 
 
 def _computes(path: Path) -> bool:
-    return path.relative_to(Path(__file__).parent).parts[0] in COMPUTING
+    """Whether a file's tests are marked `computing`, as far as the file says nothing else of one of them."""
+    is_in_folder = path.relative_to(Path(__file__).parent).parts[0] in COMPUTING_FOLDERS
+    return is_in_folder or "mark.computing" in path.read_text(encoding="utf-8")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -187,18 +158,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     ranks = {item.path for item in items if item.get_closest_marker("ranks") is not None}
-    places = {config.rootpath / file: place for place, file in enumerate(LONG)}
-    items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in ranks))
+    items.sort(key=lambda item: (_place_of_file(item), item.path not in ranks))
 
 
-class _FilesAndWorlds(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
-    """A file's tests are run by one process, and so are those of all files that share worlds."""
+def _place_of_file(item: pytest.Item) -> float:
+    """Return the number in the file's mark `long`; a number behind all of these where it has none."""
+    long = item.get_closest_marker("long")
+    return float("inf") if long is None else float(long.args[0])
+
+
+class _FilesAndGroups(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
+    """Has a file's tests run by one process, and so all tests that are marked with one `xdist_group`.
+
+    xdist itself, with `--dist loadgroup`, would send tests without a group to any process, one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        # xdist writes the group behind the test's parameters: "tests/test_a.py::test_b[c]@group".
+        _, mark, group = nodeid[nodeid.rfind("]") + 1 :].rpartition("@")
+        if mark:
+            return group
         file: str = super()._split_scope(nodeid)
-        name = nodeid.partition("::")[2].partition("[")[0]
-        return nodeid if name in APART else WORLDS[0] if file in WORLDS else file
+        return file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    return _FilesAndWorlds(config, log) if config.option.dist == "loadfile" else None
+    return _FilesAndGroups(config, log) if config.option.dist == "loadgroup" else None

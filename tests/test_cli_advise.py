@@ -26,6 +26,8 @@ from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
 from vitscale.present.estimate import Estimate
 
+pytestmark = pytest.mark.computing
+
 Answer = tuple[int, str, str]
 
 

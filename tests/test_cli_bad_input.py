@@ -12,6 +12,8 @@ from cifar_factory import malicious_pickles, member, pack, pack_escaping, trunca
 from driving import tree
 from vitscale import cli
 
+pytestmark = pytest.mark.computing
+
 GOOD = """
 name = "study"
 [model]

@@ -11,6 +11,8 @@ from vitscale.cli.base import hours, money, rank_counts, seconds, share_of, shar
 from vitscale.errors import RequestError
 from vitscale.prediction.layouts import MOST_RANKS
 
+pytestmark = pytest.mark.computing
+
 
 @pytest.mark.parametrize(
     ("text", "counts"),

@@ -15,7 +15,7 @@ import typer
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
-from vitscale.api.asking import AdviseAsking, PredictAsking
+from vitscale.api.questions import AdviseQuestion, PredictQuestion
 from vitscale.cli.predicting import advise, predict
 from vitscale.prediction.remarks import OptionWithoutEffect, Remarks, change_nothing, options_without_effect
 from vitscale.present.document import Bullets
@@ -108,7 +108,7 @@ def compared(verb: str, answer: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("folder", ["own", "table"])
 @pytest.mark.parametrize(("verb", "option"), [
-    (verb, option) for verb, asking in (("predict", PredictAsking), ("advise", AdviseAsking))
+    (verb, option) for verb, asking in (("predict", PredictQuestion), ("advise", AdviseQuestion))
     for option in asking.OPTIONS if option in VALUES
 ])  # fmt: skip
 def test_an_option_is_said_to_change_nothing_exactly_where_all_figures_are_the_same_without_it(
@@ -131,7 +131,7 @@ def test_an_option_is_said_to_change_nothing_exactly_where_all_figures_are_the_s
 
 
 def test_every_option_is_tried_or_chooses_what_is_shown() -> None:
-    for verb, command, asking in (("predict", predict, PredictAsking), ("advise", advise, AdviseAsking)):
+    for verb, command, asking in (("predict", predict, PredictQuestion), ("advise", advise, AdviseQuestion)):
         app = typer.Typer()
         app.command()(command)
         options = {parameter.opts[-1] for parameter in typer.main.get_command(app).params} - {"--help"}

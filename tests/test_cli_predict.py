@@ -17,6 +17,8 @@ from vitscale import cli
 from vitscale.errors import RequestError
 from vitscale.prediction.answering import matching
 
+pytestmark = pytest.mark.computing
+
 Answer = tuple[int, str, str]
 
 

@@ -20,6 +20,8 @@ import vitscale
 from vitscale import cli
 from vitscale.study.sections import SECTIONS
 
+pytestmark = pytest.mark.computing
+
 ROOT = Path(__file__).parent.parent
 MESSAGES = re.sub(
     r'"\s*\n\s*f?"|\s+',

@@ -30,6 +30,8 @@ from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
 
+pytestmark = [pytest.mark.computing, pytest.mark.long(11)]
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- not executed(?: \(([^)]*)\))?: ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```", re.M | re.S)

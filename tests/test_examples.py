@@ -24,7 +24,7 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(1), pytest.mark.ranks]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMISED = {
@@ -71,6 +71,7 @@ def test_every_example_is_tested() -> None:
 
 
 @pytest.mark.timeout(1200)  # twelve ranks that each import everything anew; DeepSpeed may compile for minutes
+@pytest.mark.xdist_group("probes of examples")
 def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
     """Plain, Accelerate, DeepSpeed, a Trainer's callback, Composer's events, torchtitan's loop: on two ranks each."""
     scripts = {path.name for path in (EXAMPLES / "own_script").glob("*.py")} - {"tiny.py", "with_lightning.py"}
@@ -259,6 +260,7 @@ def test_markdown_goes_to_standard_output(quickstart: Path) -> None:
 @pytest.mark.parametrize(
     "batches", [(16, 64, 256), pytest.param((16, 32, 64, 128, 256), marks=pytest.mark.nightly)], ids=["some", "all"]
 )
+@pytest.mark.xdist_group("batch sizes of examples")
 def test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes(
     tmp_path: Path, batches: tuple[int, ...]
 ) -> None:
@@ -388,6 +390,7 @@ def test_what_accelerate_hides_is_unknown_and_not_nothing(engines: Path) -> None
         pytest.param(12, 85_806_346, marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.xdist_group("vit-b16 of examples")
 def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(
     tmp_path: Path, layers: int, parameters: int
 ) -> None:
@@ -450,6 +453,7 @@ def test_the_thesis_halves_its_steps_with_every_doubling(scenes: Path) -> None:
         assert (train["optimizer"], train["learning_rate"], train["batch_norm"]) == ("adamw", 6e-5, "synchronised")
 
 
+@pytest.mark.xdist_group("thesis of examples")
 def test_the_thesis_study_runs_from_jpeg_and_png_and_tells_what_the_thesis_could_not(scenes: Path) -> None:
     study = changed(
         "thesis.toml",
@@ -483,6 +487,7 @@ def test_the_thesis_study_runs_from_jpeg_and_png_and_tells_what_the_thesis_could
 # --- image sets, and large images -------------------------------------------------------------------------------------
 
 
+@pytest.mark.xdist_group("imagenet-100 of examples")
 def test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 import fuzzing
 from fuzz_readers import READERS
 
+pytestmark = pytest.mark.computing
+
 INPUTS = 60
 
 

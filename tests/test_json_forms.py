@@ -32,6 +32,8 @@ from vitscale.preflight.training_proofs import Proof
 from vitscale.present.data import VERSIONS, envelope
 from vitscale.runner import plan
 
+pytestmark = pytest.mark.computing
+
 PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8")
 WORDS = set(re.findall(r"`([\w-]+)`", PAGE))
 ENDS = ("_low", "_high", "_mean_low", "_mean_high")

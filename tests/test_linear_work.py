@@ -24,7 +24,7 @@ from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.trial import Trial, World
 
 FEW = 40
@@ -74,13 +74,13 @@ def test_the_cells_of_a_plan() -> None:
 def test_the_rows_of_a_table_of_which_25_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a terminal does not show are read for the widths, and not laid out."""
     laid = Counter()
-    physical = terminal_table._physical
+    physical = terminal_table._joined
 
     def counting(*given: Any, **more: Any) -> Any:
         laid.count += 1
         return physical(*given, **more)
 
-    monkeypatch.setattr(terminal_table, "_physical", counting)
+    monkeypatch.setattr(terminal_table, "_joined", counting)
 
     def laid_out(rows: int) -> int:
         laid.count = 0

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from results_factory import rich_study, write_results
+
+pytestmark = pytest.mark.computing
 
 SRC = Path(__file__).parent.parent / "src/vitscale"
 

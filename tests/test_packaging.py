@@ -25,6 +25,8 @@ from results_factory import write_results
 from vitscale.base import program
 from vitscale.base.distribution import write_wheel
 
+pytestmark = pytest.mark.computing
+
 ROOT = Path(__file__).parent.parent
 STUDY = """
 name = "light"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 from typer.main import get_command
 
 from vitscale.cli import app
 from vitscale.study.sections import Study
+
+pytestmark = pytest.mark.computing
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

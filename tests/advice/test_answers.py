@@ -16,6 +16,7 @@ from vitscale.advice.comparable_series import comparable_series
 from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.request import NoiseScale, Option, Request
 from vitscale.advice.study_text import advised_trial
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH
@@ -155,11 +156,11 @@ def test_an_engine_that_nobody_measured_is_no_answer_but_a_hint() -> None:
 
 def test_an_engine_that_nobody_measured_is_the_answer_where_no_measured_one_will_do() -> None:
     def replicas(one: Candidate) -> float:
-        return 1.0 if (one.engine, one.zero_stage) == ("deepspeed", 3) else 100.0
+        return 1.0 if one.variant == EngineVariant("deepspeed", (("zero_stage", 3),)) else 100.0
 
     found = answer(advised(forecast=forecaster(memory=replicas, capacity=10.0)), "fastest")
 
-    assert (found.candidate.engine, found.candidate.zero_stage, found.measured_engine) == ("deepspeed", 3, False)
+    assert (found.candidate.variant, found.measured_engine) == (EngineVariant("deepspeed", (("zero_stage", 3),)), False)
 
 
 def test_the_global_batch_stays_the_study_s_unless_told_otherwise() -> None:
@@ -395,7 +396,9 @@ def test_nothing_that_is_rejected_dominates_an_answer(
     factors: list[float], deadline: float | None, budget: float | None, any_batch: bool
 ) -> None:
     def step(one: Candidate) -> float:
-        place = (COUNTS.index(one.gpus) + 3 * one.micro_batch + 5 * one.zero_stage + one.grad_accum) % len(factors)
+        place = (COUNTS.index(one.gpus) + 3 * one.micro_batch + 5 * one.changes["zero_stage"] + one.grad_accum) % len(
+            factors
+        )
         return step_seconds(one) * factors[place]
 
     asked = replace(ASKED, gpus=(1, 4, 10), deadline_seconds=deadline, budget=budget, any_batch=any_batch)

@@ -72,7 +72,7 @@ def test_plan_takes_what_advise_writes_and_gets_the_very_configuration(tmp_path:
 
 def test_several_hosts_and_an_engine_with_a_stage(tmp_path: Path) -> None:
     def only_zero_3(one: Candidate) -> float:
-        return 0.0 if one.zero_stage == 3 and one.activation_checkpointing else 100.0
+        return 0.0 if one.changes["zero_stage"] == 3 and one.activation_checkpointing else 100.0
 
     asked = replace(ASKED, gpus=(8,), ranks_per_node=4)
     advice = advised(asked, forecaster(memory=only_zero_3, capacity=10.0))

@@ -12,7 +12,7 @@ from results_factory import make_trial
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.engines.names import engine_name
 from vitscale.study.sections import TrainSection
-from vitscale.trial.trial import AccelerateBackend, GradientDtype, Offload
+from vitscale.trial.trial import AccelerateBackend, CompileMode, GradientDtype, Offload
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bucket_mib": st.integers(1, 1000),
     "gather_bucket_mib": st.integers(1, 1000),
     "learning_rate": st.floats(1e-6, 1.0),
+    "compile_mode": st.sampled_from(get_args(CompileMode)),
     "rank_speeds": st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=5),
     **dict.fromkeys(
         ["compile", "overlap_comm", "activation_checkpointing", "reshard_after_forward", "gradient_as_bucket_view",

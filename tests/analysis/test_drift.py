@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from results_factory import failed_run, make_curve, make_rank, make_results, make_run, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import compare_curves
-from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, largest, losses
+from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, largest_difference, losses
 from vitscale.analysis.quality.study import drift, unknown_drift
 from vitscale.analysis.trials import Drift, TrialResult
 from vitscale.present.document import Finding
@@ -387,4 +387,4 @@ def test_all_runs_at_once_differ_as_each_by_itself_does(changes: list[list[float
     )
     by_run = [between_runs(run, reference) for run in losses(member)]
     worst = max((known for known in by_run if known is not None), key=lambda known: known.worst[1])
-    assert largest(member, reference) == worst
+    assert largest_difference(member, reference) == worst

@@ -17,7 +17,7 @@ from vitscale.errors import RequestError
 from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
-from vitscale.pages.outputs import Reported, brought
+from vitscale.pages.outputs import Reported, package_figures
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import LocalHost, made
 from vitscale.study.sections import LaunchSection, SlurmSection
@@ -131,7 +131,7 @@ def read(folder: Path) -> object:
 
 
 def drawn(_: Path) -> object:
-    return brought(["flux"], Reported(analyse(rich_study())))
+    return package_figures(["flux"], Reported(analyse(rich_study())))
 
 
 SOURCE = "class Flux:\n  def check(self, spec): {}\n  def load(self, spec, root): {}\n"

@@ -18,7 +18,7 @@ def _accelerate(backend: str, **fields: Any) -> Train:
     return {"engine": "accelerate", "accelerate_backend": backend, **fields}
 
 
-ENGINES: dict[str, Train] = {
+ENGINE_FIELDS: dict[str, Train] = {
     "ddp": {"engine": "ddp"},
     "fsdp2": {"engine": "fsdp2"},
     "zero-0": _zero(0),
@@ -33,7 +33,8 @@ ENGINES: dict[str, Train] = {
     "accelerate-zero-2": _accelerate("deepspeed", zero_stage=2),
     "accelerate-zero-3": _accelerate("deepspeed", zero_stage=3),
 }
-"""All that run on CPU ranks. (Accelerate ignores FSDP there and would train DDP; Megatron-Core: test_megatron.)"""
+"""Name of an engine in these jobs -> its fields of [train]; all that run on CPU ranks. (Accelerate ignores FSDP there
+and would train DDP; Megatron-Core: test_megatron.)"""
 
 ADAMW: Train = {"optimizer": "adamw", "learning_rate": 0.001}
 SGD: Train = {"optimizer": "sgd", "learning_rate": 0.05}
@@ -157,7 +158,7 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
 
     By day a few of these. Two ranks come first: in their folder the others find checkpoints.
     """
-    jobs = [_job(f"{engine} segmented", ENGINES[engine] | SEGMENTED) for engine in ENGINES]
+    jobs = [_job(f"{engine} segmented", ENGINE_FIELDS[engine] | SEGMENTED) for engine in ENGINE_FIELDS]
     if ranks == 1:
         none: Train = {"engine": "none"}
         jobs += [_job("segmented", none | SEGMENTED), _job("segmented fine-tuned", none | FINE_TUNED)]
@@ -165,21 +166,21 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
         jobs += [_job("segmented fast", none | FAST), _job("segmented fast local", none | FAST | LOCAL)]
         jobs += [_job("segmented fast threads", none | FAST) | {"threads": 2}]
     if ranks == 2:
-        jobs += [_job(f"{engine} segmented fine-tuned", ENGINES[engine] | FINE_TUNED) for engine in FULLY]
-        jobs += [_job(f"{engine} segmented fast", ENGINES[engine] | FAST) for engine in FULLY]
+        jobs += [_job(f"{engine} segmented fine-tuned", ENGINE_FIELDS[engine] | FINE_TUNED) for engine in FULLY]
+        jobs += [_job(f"{engine} segmented fast", ENGINE_FIELDS[engine] | FAST) for engine in FULLY]
         jobs += [
-            _job(f"{engine} segmented accumulated", ENGINES[engine] | SEGMENTED_ACCUMULATED)
+            _job(f"{engine} segmented accumulated", ENGINE_FIELDS[engine] | SEGMENTED_ACCUMULATED)
             for engine in ("ddp", "fsdp2", "zero-2")
         ]
-        jobs += [_job("ddp segmented vit", ENGINES["ddp"] | SEGMENTED)]
-        jobs += [_job("ddp segmented local", ENGINES["ddp"] | SEGMENTED | LOCAL)]
+        jobs += [_job("ddp segmented vit", ENGINE_FIELDS["ddp"] | SEGMENTED)]
+        jobs += [_job("ddp segmented local", ENGINE_FIELDS["ddp"] | SEGMENTED | LOCAL)]
     for job in jobs:
         job["steps"] = SEGMENTED_STEPS
         engine, _, setting = job["name"].partition(" ")
         if ranks == 2 and setting == "segmented fine-tuned" and engine in SEGMENTED_SAVED:
             job["save_before"] = SEGMENTED_BEFORE
     for saved, resumed in SEGMENTED_RESUMED[ranks]:
-        fields = ENGINES.get(resumed, {"engine": "none"}) | FINE_TUNED
+        fields = ENGINE_FIELDS.get(resumed, {"engine": "none"}) | FINE_TUNED
         jobs.append(_job(f"{resumed} from {saved} segmented", fields, SEGMENTED_STEPS))
         jobs[-1]["load"] = str(two_ranks / f"{saved} segmented fine-tuned")
     for job in jobs:
@@ -199,7 +200,7 @@ def of_scenes(ranks: int, folder: Path) -> list[Job]:
     in stages."""
     jobs = []
     for engine, evaluation in (("ddp", "whole"), ("zero-3", "sliding")) + (("none", "whole"),) * (ranks == 1):
-        job = _job(f"{engine} scenes", ENGINES.get(engine, {"engine": engine}) | SEGMENTED)
+        job = _job(f"{engine} scenes", ENGINE_FIELDS.get(engine, {"engine": engine}) | SEGMENTED)
         job |= {"steps": SCENES_STEPS, "segments": "swin", "scenes": str(folder), "evaluation": evaluation}
         jobs.append(job)
     if ranks < 3:
@@ -220,8 +221,8 @@ def of_world(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
     Two ranks come first: in their folder the others find checkpoints.
     """
     jobs = [
-        _job(f"{engine} {setting}", ENGINES[engine] | SETTINGS[setting])
-        for engine in ENGINES
+        _job(f"{engine} {setting}", ENGINE_FIELDS[engine] | SETTINGS[setting])
+        for engine in ENGINE_FIELDS
         for setting in (SETTINGS if ranks == 2 and engine in FULLY else OF_WORLD[ranks])
     ]
     if ranks == 1:
@@ -238,7 +239,7 @@ def of_world(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
     jobs += [job for setting in SHARED.get(ranks, ()) for job in _of_unequal_shares(ranks, setting)]
     for setting, pairs in (("adamw-clipped", RESUMED[ranks]), ("sgd-clipped", RESUMED_SGD[ranks])):
         for saved, resumed in pairs:
-            fields = ENGINES.get(resumed, {"engine": "none"}) | SETTINGS[setting]
+            fields = ENGINE_FIELDS.get(resumed, {"engine": "none"}) | SETTINGS[setting]
             job = _job(f"{resumed} from {saved} {setting}", fields, RESUMED_UNTIL)
             job["load"] = str(two_ranks / f"{saved} {setting}")
             jobs.append(job)
@@ -256,17 +257,17 @@ def at_night(ranks: int, name: str) -> bool:
     engine, *setting = name.split()
     if setting[:1] == ["from"] and setting[2:] == ["adamw-clipped"]:
         return (setting[1], engine) not in RESUMED_BY_DAY[ranks]
-    if engine in ENGINES and setting[-1:] == ["shares"]:
+    if engine in ENGINE_FIELDS and setting[-1:] == ["shares"]:
         return setting[0] == ("sgd-accumulated" if ranks == 2 else "adamw-clipped")
     if setting == ["rehearsed"]:
         return engine not in REHEARSED_BY_DAY
-    if engine not in ENGINES or len(setting) != 1 or setting[0] not in SETTINGS:
+    if engine not in ENGINE_FIELDS or len(setting) != 1 or setting[0] not in SETTINGS:
         return False
     if engine in BEHIND_ACCELERATE:
         return True
     if ranks == 2:
         needed = {"adamw-accumulated": MEASURED, "sgd-clipped": SAVED_SGD}
-        return engine not in needed.get(setting[0], ENGINES)
+        return engine not in needed.get(setting[0], ENGINE_FIELDS)
     return ranks == 3 and setting[0] == "sgd-accumulated"
 
 
@@ -281,24 +282,25 @@ def _references() -> list[Job]:
 
 
 def _more_on_two_ranks() -> list[Job]:
-    jobs = [_job(f"{engine} rate", ENGINES[engine] | RATE) for engine in RATED]
-    jobs += [_job(f"{engine} autocast", ENGINES[engine] | AUTOCAST) for engine in AUTOCAST_ENGINES]
-    jobs += [_job(f"{engine} pure", ENGINES[engine] | PURE) for engine in PURE_ENGINES]
-    jobs.append(_job("fsdp2 pure", ENGINES["fsdp2"] | MASTERED))
-    jobs += [_job(f"{engine} lamb", ENGINES[engine] | LAMB) for engine in ("ddp", "zero-0")]
+    jobs = [_job(f"{engine} rate", ENGINE_FIELDS[engine] | RATE) for engine in RATED]
+    jobs += [_job(f"{engine} autocast", ENGINE_FIELDS[engine] | AUTOCAST) for engine in AUTOCAST_ENGINES]
+    jobs += [_job(f"{engine} pure", ENGINE_FIELDS[engine] | PURE) for engine in PURE_ENGINES]
+    jobs.append(_job("fsdp2 pure", ENGINE_FIELDS["fsdp2"] | MASTERED))
+    jobs += [_job(f"{engine} lamb", ENGINE_FIELDS[engine] | LAMB) for engine in ("ddp", "zero-0")]
     jobs += [
-        _job(f"{engine} sends {dtype}", ENGINES[engine] | SGD | {"gradient_dtype": dtype}) for engine, dtype in ROUNDED
+        _job(f"{engine} sends {dtype}", ENGINE_FIELDS[engine] | SGD | {"gradient_dtype": dtype})
+        for engine, dtype in ROUNDED
     ]
     for job in jobs:
         if job["name"] in ("ddp lamb", "zero-0 pure", "zero-1 pure"):
             job["save_before"], job["steps"] = SAVED_BEFORE, RESUMED_UNTIL
-    for engine in ENGINES:
-        jobs.append(_job(f"{engine} rehearsed", ENGINES[engine] | SETTINGS["sgd-accumulated"], REHEARSED_STEPS))
+    for engine in ENGINE_FIELDS:
+        jobs.append(_job(f"{engine} rehearsed", ENGINE_FIELDS[engine] | SETTINGS["sgd-accumulated"], REHEARSED_STEPS))
         jobs[-1]["rehearse"] = True
     broken = {"zero-1 adamw": "default-clipping", "ddp sgd": "summed-gradients", "ddp adamw": "summed-gradients"}
     for name, how in broken.items():
         engine, optimizer = name.split()
-        job = _job(f"{name} {how}", ENGINES[engine] | (SGD if optimizer == "sgd" else ADAMW))
+        job = _job(f"{name} {how}", ENGINE_FIELDS[engine] | (SGD if optimizer == "sgd" else ADAMW))
         job["wrong"] = how
         jobs.append(job)
     return jobs
@@ -309,9 +311,9 @@ def _of_unequal_shares(ranks: int, setting: str) -> list[Job]:
     fields = SETTINGS[setting]
     fields = fields | {"micro_batches": SHARES[ranks][fields.get("grad_accum", 1)]}
     engines = FULLY + (SHARED_ONCE if ranks == 3 and setting == "sgd-accumulated" else ())
-    jobs = [_job(f"{engine} {setting} shares", ENGINES[engine] | fields) for engine in engines]
+    jobs = [_job(f"{engine} {setting} shares", ENGINE_FIELDS[engine] | fields) for engine in engines]
     if ranks == 2:
-        jobs.append(_job(f"ddp {setting} unweighted", ENGINES["ddp"] | fields))
+        jobs.append(_job(f"ddp {setting} unweighted", ENGINE_FIELDS["ddp"] | fields))
         jobs[-1]["wrong"] = "unweighted"
     return jobs
 
@@ -325,7 +327,7 @@ def _resumed_otherwise(two_ranks: Path) -> list[Job]:
         ("zero-1 pure", "zero-3 pure", PURE),
         ("ddp adamw-clipped", "ddp forgetting", SETTINGS["adamw-clipped"]),
     ):
-        job = _job(f"{resumed} from {saved}", ENGINES[resumed.split()[0]] | fields, RESUMED_UNTIL)
+        job = _job(f"{resumed} from {saved}", ENGINE_FIELDS[resumed.split()[0]] | fields, RESUMED_UNTIL)
         job["load"] = str(two_ranks / saved)
         job["forget"] = "forgetting" in resumed
         jobs.append(job)

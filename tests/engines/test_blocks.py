@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
+from vitscale import engines
 from vitscale.engines.base import blocks_of, weight_dtype, with_options
 from vitscale.engines.building import build as build_engine
+from vitscale.engines.facts import EngineFacts
 from vitscale.engines.shared.stages import Stage, StagePlan, _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
@@ -215,6 +217,22 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     assert seen == ["method"] * 3
 
 
+def test_cuda_graphs_are_begun_anew_with_each_forward_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In evaluation each block would else begin anew by itself, and write over its own input."""
+    modes: list[str] = []
+    begun: list[bool] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, dynamic, mode="default": modes.append(mode))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(torch.is_grad_enabled()))
+    model = with_options(Staged(), train(compile=True, compile_mode="reduce-overhead"))
+    model(torch.ones(2, 4))
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    assert modes == ["reduce-overhead"] * 3
+    assert begun == [True, False]
+    with_options(Staged(), train(compile=True))(torch.ones(2, 4))
+    assert len(begun) == 2
+
+
 class Scaled(nn.Module):
     """Blocks that differ in a number of Python's, as a rate of drop path does from layer to layer."""
 
@@ -348,6 +366,25 @@ def test_a_stage_that_trains_nothing_is_refused_by_its_number() -> None:
     assert stage_plan(model, in_two_stages(OWN, "fsdp2").model_copy(update=interleaved)) is not None
     with pytest.raises(RequestError, match="stage 1 of 'own:build'"):
         stage_plan(model, in_two_stages(OWN).model_copy(update=interleaved))
+
+
+@pytest.mark.parametrize("every_stage_must_train", [False, True])
+def test_an_engine_of_a_package_says_whether_every_stage_must_train(
+    monkeypatch: pytest.MonkeyPatch, every_stage_must_train: bool
+) -> None:
+    facts = EngineFacts(engine="own:Staged", every_stage_must_train=every_stage_must_train)
+    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, f"staged-{every_stage_must_train}": facts})
+    model = of_four_layers()
+    model.requires_grad_(False)
+    model.levels[1].requires_grad_(True)  # of the third of four stages, which is on the first's rank
+    model.head.requires_grad_(True)
+    interleaved = {"parallel": ParallelSpec(pipeline=2, schedule="interleaved")}
+    trial = in_two_stages(OWN, f"staged-{every_stage_must_train}").model_copy(update=interleaved)
+    if every_stage_must_train:
+        with pytest.raises(RequestError, match="stage 1 of 'own:build'"):
+            stage_plan(model, trial)
+    else:
+        assert stage_plan(model, trial) is not None
 
 
 @pytest.mark.usefixtures("first_of_two")

@@ -10,7 +10,12 @@ from engines import jobs
 from engines.conftest import Worlds
 from engines.curves import largest_difference
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.long(3),
+    pytest.mark.xdist_group("worlds of engines"),
+    pytest.mark.ranks,
+    pytest.mark.timeout(1500),
+]
 
 EQUAL = 1e-6
 """Of the loss; the largest seen is 1.1e-7."""

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import vitscale
-from engines.jobs import ENGINES as JOBS
+from engines.jobs import ENGINE_FIELDS
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
 from vitscale.base.distribution import install_command
 from vitscale.engines import ENGINES, checks
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.deepspeed.config import as_number
 from vitscale.engines.facts import ONE_PROCESS
 from vitscale.engines.megatron import facts as megatron
@@ -166,6 +166,32 @@ def test_accelerate_stands_for_ddp_unless_told(tmp_path: Path) -> None:
     assert {(trial.train.accelerate_backend, trial.train.wrapper) for trial in trials} == {("ddp", "ddp")}
 
 
+GRAPHS: dict[str, Any] = {"compile": True, "compile_mode": "reduce-overhead", "device": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "said"),
+    [
+        ("ddp", {"device": "cpu"}, "records CUDA graphs, and this trial computes on the CPU"),
+        ("ddp", {"grad_accum": 2}, "does not go with train.grad_accum = 2: gradients of one micro-step lie where"),
+        ("fsdp2", {}, "needs weights that stay in place, and FSDP2 gathers them anew"),
+        ("accelerate", {"accelerate_backend": "fsdp2"}, "needs weights that stay in place, and FSDP2"),
+        ("deepspeed", {"zero_stage": 3}, "needs weights that stay in place, and ZeRO-3 gathers them anew"),
+    ],
+)
+def test_cuda_graphs_are_refused_where_they_would_train_otherwise(
+    engine: str, changes: dict[str, Any], said: str
+) -> None:
+    assert f"train.compile_mode = 'reduce-overhead' {said}" in refusal(engine, **GRAPHS | changes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"), [("none", {}), ("ddp", {}), ("deepspeed", {"zero_stage": 2}), ("accelerate", {})]
+)
+def test_cuda_graphs_go_with_engines_whose_weights_stay_in_place(engine: str, changes: dict[str, Any]) -> None:
+    checks.check(train(engine, **GRAPHS | changes))
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed", "accelerate"])
 def test_every_engine_takes_unequal_shares(engine: str) -> None:
     checks.check(train(engine, micro_batches=(11, 5), grad_accum=3, compile=True, optimizer="sgd"))
@@ -231,7 +257,7 @@ def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_the
     engine: str, train: dict[str, Any], reason: str | None
 ) -> None:
     trial = make_trial(engine, 2, **train)
-    assert norms_unknown(trial) == reason
+    assert why_no_gradient_norms(trial) == reason
     assert ("gradients" in windows(trial, 200, 1000)) == (reason is None)
     assert "explained" in windows(trial, 200, 1000)
 
@@ -278,5 +304,5 @@ TRAINS_LIKE_ONE_PROCESS = [
 
 @pytest.mark.parametrize("engine", [name for name in TRAINS_LIKE_ONE_PROCESS if not ENGINES[name].alone])
 def test_every_engine_that_computes_here_has_a_job_that_holds_its_losses(engine: str) -> None:
-    jobs = {job["engine"] for job in JOBS.values()}
+    jobs = {job["engine"] for job in ENGINE_FIELDS.values()}
     assert engine in jobs or ENGINES[engine].unavailable("cpu")

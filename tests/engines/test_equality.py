@@ -8,7 +8,12 @@ from engines import jobs
 from engines.conftest import Worlds
 from engines.curves import SAMPLES, STEPS, Curve, largest_difference
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.long(2),
+    pytest.mark.xdist_group("worlds of engines"),
+    pytest.mark.ranks,
+    pytest.mark.timeout(1500),
+]
 
 EQUAL = 1e-6
 """Of the loss, in fp32 over all steps; the largest seen is 1.8e-7."""
@@ -25,7 +30,7 @@ def reference_of(worlds: Worlds, setting: str) -> Curve:
 def test_every_engine_trains_as_one_process_does(worlds: Worlds, ranks: int) -> None:
     """fp32: AdamW and SGD, in one piece and in three, clipped and not, padding in the third step."""
     differences = {}
-    for engine in jobs.ENGINES:
+    for engine in jobs.ENGINE_FIELDS:
         for setting in jobs.SETTINGS:
             curve = worlds[ranks].get(f"{engine} {setting}")
             if curve is not None:
@@ -33,7 +38,7 @@ def test_every_engine_trains_as_one_process_does(worlds: Worlds, ranks: int) -> 
                 differences[engine, setting] = largest_difference(curve.losses, reference_of(worlds, setting).losses)
     expected = {
         (engine, setting)
-        for engine in jobs.ENGINES
+        for engine in jobs.ENGINE_FIELDS
         for setting in (jobs.SETTINGS if ranks == 2 and engine in jobs.FULLY else jobs.OF_WORLD[ranks])
         if not (worlds.by_day and jobs.at_night(ranks, f"{engine} {setting}"))
     }
@@ -41,7 +46,7 @@ def test_every_engine_trains_as_one_process_does(worlds: Worlds, ranks: int) -> 
     if not worlds.by_day:
         assert len(differences) == (len(jobs.FULLY) * 4 + 7 * 2 if ranks == 2 else 13 * 2)
     # By day too every engine trains so, but for three that meet other settings than these.
-    assert {engine for engine, _ in differences} >= jobs.ENGINES.keys() - set(jobs.BEHIND_ACCELERATE)
+    assert {engine for engine, _ in differences} >= jobs.ENGINE_FIELDS.keys() - set(jobs.BEHIND_ACCELERATE)
     assert max(differences.values()) < EQUAL, {which: value for which, value in differences.items() if value >= EQUAL}
 
 
@@ -59,7 +64,7 @@ def test_every_step_has_the_same_images_whoever_takes_them(worlds: Worlds, ranks
 def test_a_rehearsal_of_the_last_steps_shape_leaves_no_trace(worlds: Worlds) -> None:
     """To the bit, on every engine: in three micro-steps, which DeepSpeed and Accelerate count."""
     rehearsed = {name.split()[0]: curve for name, curve in worlds[2].items() if name.endswith(" rehearsed")}
-    assert rehearsed.keys() == {*(jobs.REHEARSED_BY_DAY if worlds.by_day else jobs.ENGINES)}
+    assert rehearsed.keys() == {*(jobs.REHEARSED_BY_DAY if worlds.by_day else jobs.ENGINE_FIELDS)}
     for engine, curve in rehearsed.items():
         plain = worlds[2][f"{engine} sgd-accumulated"]
         assert curve.losses == plain.losses[: jobs.REHEARSED_STEPS], engine

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +12,9 @@ import torch
 from torch import nn
 
 from results_factory import make_trial
+from vitscale import engines
 from vitscale.engines.base import optimizer_of
+from vitscale.engines.facts import EngineFacts
 from vitscale.engines.plain.wrap import PlainEngine
 
 
@@ -93,3 +99,37 @@ def test_whole_tensors_are_updated_by_one_fused_kernel(optimizer: str, precision
 def test_torch_has_no_fused_sgd_over_shards(engine: dict[str, Any]) -> None:
     """Through Accelerate the parameters are whole as yet."""
     assert optimizer_of(model(), make_trial(gpus=2, optimizer="sgd", **engine)).defaults["fused"] is False
+
+
+@pytest.fixture
+def facts_of_a_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineFacts]:
+    """Those of the engine "averaged", which is none of vitscale's own; it says nothing of its optimizer."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "example_package"))
+    facts: EngineFacts = import_module("vitscale_example.averaged.facts").FACTS
+    yield facts
+    engines.of_engine.cache_clear()
+
+
+def sgd_of(facts: EngineFacts, monkeypatch: pytest.MonkeyPatch) -> torch.optim.Optimizer:
+    """SGD with momentum, in fp16, of the engine "averaged" with these facts."""
+    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "averaged": facts})
+    engines.of_engine.cache_clear()
+    return optimizer_of(model(), make_trial("averaged", 2, optimizer="sgd", momentum=0.9, precision="fp16"))
+
+
+def test_an_engine_of_a_package_has_what_torchs_gradscaler_needs_of_sgd(
+    facts_of_a_package: EngineFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sgd = sgd_of(facts_of_a_package, monkeypatch)
+    assert sgd.defaults["fused"] is True
+    assert [state["momentum_buffer"].count_nonzero().item() for state in sgd.state.values()] == [0, 0]
+
+
+@pytest.mark.parametrize(("fact", "is_fused"), [("updates_dtensors", False), ("own_loss_scaling", True)])
+def test_an_engine_of_a_package_says_that_its_sgd_is_another(
+    fact: str, is_fused: bool, facts_of_a_package: EngineFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: Any = replace(facts_of_a_package, **{fact: True})
+    sgd = sgd_of(facts, monkeypatch)
+    assert sgd.defaults["fused"] is is_fused
+    assert not sgd.state

@@ -24,7 +24,7 @@ from engines.curves import (
     largest_difference,
     train,
 )
-from engines.jobs import ADAMW, CLIPPED, ENGINES, FINE_TUNED, GROWN, SEGMENTED, SGD, Train
+from engines.jobs import ADAMW, CLIPPED, ENGINE_FIELDS, FINE_TUNED, GROWN, SEGMENTED, SGD, Train
 from forks import Starts, prepared_here
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.trial.model_cost import parameters
@@ -147,7 +147,7 @@ def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
     given: dict[str, Any] = dict(s.split("=") for s in split)
     given = {key: int(value) if value.isdigit() else value for key, value in given.items()}
     fields = {key: given.pop(key) for key in tuple(given) if key in ParallelSpec.model_fields}
-    own = ENGINES.get(engine, {"engine": engine}) | SETTINGS[setting] | given
+    own = ENGINE_FIELDS.get(engine, {"engine": engine}) | SETTINGS[setting] | given
     job: Job = {
         "name": f"{name} {setting}", "train": own, "steps": steps, "parallel": fields, "many_heads": True,
         "gradients": own["engine"] != "deepspeed",

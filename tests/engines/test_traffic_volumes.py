@@ -22,7 +22,7 @@ from vitscale.prediction.step.messages import messages
 from vitscale.store.records import RankRecord, TrafficLine
 from vitscale.trial.model_cost import parameters
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(4), pytest.mark.ranks]
 
 SCRIPT = Path(__file__).with_name("many_engines.py")
 

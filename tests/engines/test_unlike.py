@@ -19,9 +19,10 @@ from vitscale.advice import candidates
 from vitscale.advice.comparable_series import comparable_series
 from vitscale.analysis import analyse
 from vitscale.engines import checks
-from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts
 from vitscale.engines.messages import Message
 from vitscale.engines.step_schedule import windows
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.pages.choosing import fastest
 from vitscale.prediction.evidence import Evidence, Series
@@ -47,7 +48,7 @@ AVERAGED = EngineFacts(
     trains_like="averaged parameters",
     steps_between_exchanges=lambda _: EVERY,
     messages="engines.test_unlike:averages",
-    variants=(Variant(),),
+    variants=({},),
 )
 GOSSIPING = replace(AVERAGED, trains_like="parameters averaged with a neighbour")
 SILENT = EngineFacts(engine="engines.test_unlike:averages", messages="engines.test_unlike:averages")
@@ -119,6 +120,21 @@ def test_what_is_sent_now_and_then_counts_in_the_mean_over_steps() -> None:
     assert messages(make_gpu_trial(2, engine="silent")) is None
 
 
+def seldom(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
+    """The average, and something else in each second exchange."""
+    (average,) = averages(trial, shapes)
+    return average, replace(average, steps_between=2 * EVERY)
+
+
+def test_a_message_may_be_sent_more_seldom_than_the_engine_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = replace(AVERAGED, messages="engines.test_unlike:seldom")
+    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "averaged": facts})
+    engines.of_engine.cache_clear()
+    sent = messages(make_gpu_trial(2, engine="averaged"))
+    assert sent is not None
+    assert [message.steps_between for message in sent] == [EVERY, 2 * EVERY]
+
+
 def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -> None:
     often = Message("all_reduce", 10.0, 1, "after", None, every_micro_step=False)
     rare = Message("all_reduce", 80.0, 1, "after", None, every_micro_step=False, steps_between=EVERY)
@@ -135,7 +151,7 @@ def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -
 @pytest.mark.parametrize("engine", ["averaged", "silent"])
 def test_no_step_takes_norms_of_a_gradient_that_is_only_a_rank_s_own(engine: str) -> None:
     trial = make_trial(engine, 2)
-    assert checks.norms_unknown(trial) == f"ranks of {engine} are not known to step by one gradient"
+    assert checks.why_no_gradient_norms(trial) == f"ranks of {engine} are not known to step by one gradient"
     assert "gradients" not in windows(trial, 200, 1000)
     assert "gradients" in windows(make_trial("ddp", 2), 200, 1000)
 
@@ -174,7 +190,7 @@ def test_what_trains_otherwise_is_not_the_fastest(engine: str, monkeypatch: pyte
     evidence = Evidence((series(engine, 0.1), series("ddp", 0.2)), UNKNOWN)
     comparable = comparable_series(evidence, None)
     assert [own.name for own in comparable.members] == ["ddp"]
-    monkeypatch.setattr(candidates, "_ENGINES", [("averaged", 0), ("fsdp2", 0)])
+    monkeypatch.setattr(candidates, "PROPOSED", [EngineVariant("averaged"), EngineVariant("fsdp2")])
     proposed = candidates.candidates(comparable, ((2, 2),))
     assert {candidate.engine for candidate in proposed.combinations} == {"ddp", "fsdp2"}
     assert proposed.refused == {"averaged": "it trains otherwise than what was measured"}

@@ -39,7 +39,7 @@ gpus = [1]
 "train.engine" = ["ddp", "deepspeed"]
 [measure]
 repeats = 1
-steps = 60
+steps = 150
 evaluate = false
 traces = true
 """
@@ -93,6 +93,5 @@ def test_a_gpu_has_gaps_where_nvml_saw_it_idle_alone_however_much_the_profiler_c
         assert found.overhead is not None
         (rank,) = found.ranks
         timed = [step.seconds for step in run.ranks[0].steps if step.window == "light" and not step.warmup]
-        quarter, median, three_quarters = np.quantile(timed, (0.25, 0.5, 0.75))
-        assert abs(rank.seconds - median) <= 0.03 * median + three_quarters - quarter
+        assert rank.seconds == pytest.approx(np.mean(timed), rel=0.03)
         assert rank.sum_of("launch_gaps", "other") < (1.06 - gpu.utilisation) * rank.seconds

@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def curves(folder: Path) -> dict[str, Curve]:
     """Each engine with each setting and a checkpoint, resumed; then precisions and compiling."""
     all_jobs = []
-    for engine, fields in jobs.ENGINES.items():
+    for engine, fields in jobs.ENGINE_FIELDS.items():
         for setting, values in jobs.SETTINGS.items():
             name = f"{engine} {setting}"
             more = {"save_before": jobs.SAVED_BEFORE} if setting == "adamw-clipped" else {}
@@ -78,21 +78,21 @@ def curves(folder: Path) -> dict[str, Curve]:
         if engine in COMPILED_ENGINES:
             all_jobs.append(job(f"{engine} compiled", fields | jobs.ADAMW | {"compile": True}))
     for stage in (0, 1, 3):
-        name, fields = f"zero-{stage} fp16", jobs.ENGINES[f"zero-{stage}"] | FP16
+        name, fields = f"zero-{stage} fp16", jobs.ENGINE_FIELDS[f"zero-{stage}"] | FP16
         all_jobs.append(job(name, fields, save_before=jobs.SAVED_BEFORE))
         all_jobs.append(job(f"{name} resumed", fields, load=str(folder / name)))
     return train(all_jobs, ranks(), folder, timeout=1200)
 
 
 def test_every_engine_trains_as_one_process_does(curves: dict[str, Curve], reference: dict[str, Curve]) -> None:
-    for engine in jobs.ENGINES:
+    for engine in jobs.ENGINE_FIELDS:
         for setting in jobs.SETTINGS:
             known = reference[setting.removesuffix("-accumulated")].losses
             assert largest_difference(curves[f"{engine} {setting}"].losses, known) < EQUAL, (engine, setting)
 
 
 def test_checkpoints_restore_the_curve(curves: dict[str, Curve], reference: dict[str, Curve]) -> None:
-    for engine in jobs.ENGINES:
+    for engine in jobs.ENGINE_FIELDS:
         known = reference["adamw-clipped"].losses[jobs.SAVED_BEFORE :]
         assert largest_difference(curves[f"{engine} resumed"].losses, known) < EQUAL, engine
 

@@ -27,6 +27,8 @@ from vitscale.lab.laboratory import Laboratory
 from vitscale.processes import launch_file
 from vitscale.store.results import Outcome, Run
 
+pytestmark = pytest.mark.long(14)
+
 WORKER = Path(__file__).parents[1] / "runner" / "light_worker.py"
 STUDY = """
 name = "faults"

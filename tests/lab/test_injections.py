@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.jobs import ENGINES, FULLY
+from engines.jobs import ENGINE_FIELDS, FULLY
 from lab.hosts import Hosts, joined_hosts
 from lab.ranks import make_trial, run_ranks
 from vitscale.analysis.statistics import ratio
@@ -242,7 +242,7 @@ CALL_SECONDS = 0.01
 """At most, of a collective beside its bytes, in the mean over a few steps: in one of them TCP may keep an
 acknowledgement back for 40 ms."""
 SEGMENTING: dict[str, dict[str, Any]] = {
-    name: fields | ({"bucket_mib": 1} if "zero_stage" in fields else {}) for name, fields in ENGINES.items()
+    name: fields | ({"bucket_mib": 1} if "zero_stage" in fields else {}) for name, fields in ENGINE_FIELDS.items()
 }
 
 

@@ -18,6 +18,8 @@ from lab.hosts import vitscale_on
 from processes import wait_until
 from vitscale.lab import Laboratory, laboratory
 
+pytestmark = pytest.mark.long(6)
+
 TESTS = Path(__file__).parents[1]
 ODD = "it's a $folder"
 """DeepSpeed's launcher refuses it across hosts: see tests/launchers/test_deepspeed.py."""

@@ -12,7 +12,7 @@ import needs
 from lab.hosts import vitscale_on
 from vitscale.lab import laboratory
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(9), pytest.mark.ranks]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "packed_and_spread.toml"
 

@@ -27,18 +27,18 @@ def test_of_three_runs_on_two_rank_counts() -> None:
     told = rules(analysis)
     assert list(told) == list(range(1, 13))
     # 1,024 images in batches of 8: 128 steps of 0.1 s.
-    assert told[1].told == "ddp (strong-micro): 1 rank, 12.8 s an epoch."
+    assert told[1].evidence == "ddp (strong-micro): 1 rank, 12.8 s an epoch."
     assert (told[1].kept, told[1].missing) == ("in part", 'the run without a distributed wrapper (engine = "none")')
-    assert (told[2].kept, told[2].told) == ("yes", "2 of 2 trials measured.")
-    assert told[4].told == "1 speedup, each a ratio of mean times; none is averaged."
+    assert (told[2].kept, told[2].evidence) == ("yes", "2 of 2 trials measured.")
+    assert told[4].evidence == "1 speedup, each a ratio of mean times; none is averaged."
     assert (told[5].kept, told[5].missing) == ("yes", "")
-    assert told[5].told.startswith("3 runs of a trial; its 95 % interval (Student's t")
+    assert told[5].evidence.startswith("3 runs of a trial; its 95 % interval (Student's t")
     assert told[6].missing == "a test of that: at most 3 runs of a trial, and a test takes 8 to find anything"
     assert told[7].kept == "does not apply"
     # 3 epochs of 128 and of 64 steps, less 3 of warm-up.
-    assert "381" in told[10].told
-    assert "189 to 381 timed steps a run" in told[10].told
-    assert told[9].told.startswith("Varied: train.engine = ddp; ranks = 1 and 2. 1 environment")
+    assert "381" in told[10].evidence
+    assert "189 to 381 timed steps a run" in told[10].evidence
+    assert told[9].evidence.startswith("Varied: train.engine = ddp; ranks = 1 and 2. 1 environment")
     assert told[9].missing == "the revision of the code (git) of 2 trials"
     said = paragraph(analysis)
     assert said.startswith(
@@ -55,7 +55,7 @@ def test_what_is_missing_is_named() -> None:
     analysis = analyse(make_results([(make_curve([one, two]), [one, two])], runs))
     told = rules(analysis)
     assert (told[2].kept, told[2].missing) == ("in part", "1 trial not run yet")
-    assert told[2].told == "1 of 2 trials measured, 1 not run yet."
+    assert told[2].evidence == "1 of 2 trials measured, 1 not run yet."
     assert told[1].missing == 'a base case on one rank and the run without a distributed wrapper (engine = "none")'
     assert (told[5].kept, told[5].missing) == ("in part", "a third run of 1 trial (measure.repeats)")
     assert (told[9].kept, told[9].missing) == ("in part", "library versions of 1 trial")
@@ -84,7 +84,10 @@ def test_environments_are_told_apart_by_what_their_tables_show() -> None:
     runs = [on_gpus(trial, repeat, clock, watts) for trial, clock, watts in around for repeat in range(3)]
     curves = [(make_curve([trial], train__micro_batch=trial.train.micro_batch), [trial]) for trial in trials]
     analysis = analyse(make_results(curves, runs))
-    assert "2 environments, in full under Environment; the study file is part of the report." in rules(analysis)[9].told
+    assert (
+        "2 environments, in full under Environment; the study file is part of the report."
+        in rules(analysis)[9].evidence
+    )
     (section,) = [
         block
         for block in report_document(analysis).blocks
@@ -110,8 +113,8 @@ def test_what_a_log_does_not_tell_is_no_statement(tmp_path: Path) -> None:
     assert said.startswith("a model that is not named on images that are not named in fp32: ")
     assert " Runs tell images/s alone. A run counts as one observation, by its rate; " in said
     told = rules(imported(tmp_path / "rules", [speeds], "csv"))
-    assert "micro-batch 16 (strong-micro): 1 rank, 100 images/s" in told[1].told
-    assert "timed steps" not in told[10].told
+    assert "micro-batch 16 (strong-micro): 1 rank, 100 images/s" in told[1].evidence
+    assert "timed steps" not in told[10].evidence
 
 
 def test_one_run_has_no_interval() -> None:
@@ -128,7 +131,7 @@ def test_runs_enough_for_it_are_tested_for_their_distribution() -> None:
     normal = [0.1 * math.exp(0.02 * source.gauss(0, 1)) for _ in range(12)]
     told = rules(analyse(resolved_study({1: normal})))[6]
     assert told.kept == "yes"
-    assert told.told.startswith("Shapiro and Wilk's test on logarithms of 1 trial: least p = 0.")
+    assert told.evidence.startswith("Shapiro and Wilk's test on logarithms of 1 trial: least p = 0.")
     told = rules(analyse(resolved_study({1: [0.1, 0.1001] * 5 + [0.1, 0.3]})))[6]
     assert told.kept == "no"
     assert told.missing.startswith("an interval that does not take runs to be normal")
@@ -140,7 +143,7 @@ def test_engines_that_are_compared() -> None:
     analysis = analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
     told = rules(analysis)
     assert told[7].kept == "yes"
-    assert told[7].told.startswith("1 pair by the ratio of mean times and its 95 % interval.")
+    assert told[7].evidence.startswith("1 pair by the ratio of mean times and its 95 % interval.")
 
 
 def test_nothing_completed() -> None:

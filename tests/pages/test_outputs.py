@@ -15,7 +15,7 @@ from vitscale.errors import RequestError
 from vitscale.pages import outputs
 from vitscale.pages.answers import terminal_document
 from vitscale.pages.document import charts
-from vitscale.pages.outputs import Reported, brought, write
+from vitscale.pages.outputs import Reported, package_figures, write
 from vitscale.present.document import Figure, FigureView
 from vitscale.present.terminal import lines
 
@@ -104,7 +104,7 @@ def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest
     }
     monkeypatch.setattr(outputs, "known", lambda _, name, *__: lambda ___: drawn[name])
     monkeypatch.setattr(outputs, "target", lambda _, name: f"theirs.charts:{name}")
-    assert brought(["good", "none", "good"], rich) == (drawn["good"],)
+    assert package_figures(["good", "none", "good"], rich) == (drawn["good"],)
     for names, told in (
         (
             ["figure"],
@@ -114,7 +114,7 @@ def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest
         (["good", "again"], "draws 'mine-2', which is the name of a picture of chart 'good' (theirs.charts:good) too"),
     ):
         with pytest.raises(RequestError) as refused:
-            brought(names, rich)
+            package_figures(names, rich)
         assert told in str(refused.value)
 
 

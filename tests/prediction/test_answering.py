@@ -9,6 +9,7 @@ from evidence_factory import MEASURED, make_evidence, make_point
 from prediction_factory import resolved_study
 from results_factory import make_results
 from vitscale.analysis import analyse
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction import answering, fitting
 from vitscale.prediction.answering import Changes, answer, forecast, questions
@@ -152,7 +153,7 @@ def test_a_measured_efficiency_is_as_unsure_as_its_two_steps() -> None:
     """Five runs of each count, 1 % apart: independent, so that their ratio is unsure by more than either."""
     runs = (0.99, 0.995, 1.0, 1.005, 1.01)
     known = make_evidence([make_point(n, [s * each for each in runs]) for n, s in ((1, 0.4), (2, 0.42), (4, 0.44))])
-    every = [Candidate(n, n, "ddp", 0, 64, 1) for n in (1, 2, 4)]
+    every = [Candidate(n, n, EngineVariant("ddp"), 64, 1) for n in (1, 2, 4)]
     evaluated = evaluate_all(fit(known), "ddp", every)
     assert evaluated.labels == ("measured",) * 3
     widths = evaluated.speed.high / evaluated.speed.low - 1

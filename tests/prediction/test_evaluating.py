@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_point
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction import workloads
 from vitscale.prediction.configurations import Candidate
@@ -30,7 +31,7 @@ FITTED = fit(make_evidence(POINTS, MEASURED))
 
 
 def ddp(gpus: int, micro_batch: int = 64, grad_accum: int = 1, **how: object) -> Candidate:
-    return Candidate(gpus, 8, "ddp", 0, micro_batch, grad_accum, **how)  # type: ignore[arg-type]  # fields of a candidate
+    return Candidate(gpus, 8, EngineVariant("ddp"), micro_batch, grad_accum, **how)  # type: ignore[arg-type]  # fields of a candidate
 
 
 def test_a_candidate_is_what_predict_says_of_it() -> None:
@@ -55,7 +56,7 @@ def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked(
     """Many share arrays, the memory of like ranks and cached messages, or are worked out in another process: each is
     what it is by itself."""
     every = [
-        Candidate(gpus, 8, engine, stage, micro_batch, accum, checkpointed)
+        Candidate(gpus, 8, EngineVariant.of_fields(engine, {"zero_stage": stage}), micro_batch, accum, checkpointed)
         for engine, stage in (("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4)))
         for gpus, micro_batch, accum, checkpointed in ((8, 64, 1, False), (24, 16, 4, False), (8, 32, 1, True))
     ]
@@ -129,7 +130,7 @@ def test_each_engine_is_worked_out_from_the_series_that_measured_it() -> None:
     evidence = Evidence(
         (Series("ddp", "strong-micro", {}, POINTS), Series("fsdp2", "strong-micro", {}, slow_fsdp2)), MEASURED
     )
-    found = evaluate_all(fit(evidence), "ddp", [ddp(8), Candidate(8, 8, "fsdp2", 0, 64, 1)])
+    found = evaluate_all(fit(evidence), "ddp", [ddp(8), Candidate(8, 8, EngineVariant("fsdp2"), 64, 1)])
     assert found.step.value[1] > 1.8 * found.step.value[0]
 
 
@@ -193,7 +194,7 @@ def test_memory_that_was_said_is_that_of_the_measured_gpu_and_not_of_an_instance
         for p in v100
     )
     fitted, instance = fit(make_evidence(points, MEASURED)), Instance("g4", gpu_type("T4"), 1, 0.5)
-    other = [Candidate(1, 1, "ddp", 0, images, 1, instance=instance) for images in (64, 512)]
+    other = [Candidate(1, 1, EngineVariant("ddp"), images, 1, instance=instance) for images in (64, 512)]
     for said in (None, 4 * 10**9, 400 * 10**9):
         chances = evaluate_all(fitted, "ddp", other, memory_capacity_bytes=said).oom_chance
         assert [bool(chance > 0.5) for chance in chances] == [False, True]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point
+from vitscale.engines.variants import EngineVariant
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.predicting import Question, predict
@@ -39,5 +40,6 @@ def test_what_was_run_is_extrapolated_beyond_its_ranks_and_batches() -> None:
 
 @pytest.mark.parametrize(("engine", "stage"), [("deepspeed", 1), ("deepspeed", 3), ("fsdp2", 0)])
 def test_candidates_of_advice_have_the_same_label(engine: str, stage: int) -> None:
-    ddp, other = Candidate(8, 8, "ddp", 0, 64, 1), Candidate(8, 8, engine, stage, 64, 1)
+    ddp = Candidate(8, 8, EngineVariant("ddp"), 64, 1)
+    other = Candidate(8, 8, EngineVariant.of_fields(engine, {"zero_stage": stage}), 64, 1)
     assert evaluate_all(FITTED, "ddp", [ddp, other]).labels == ("extrapolated", "prior-driven")

@@ -12,6 +12,7 @@ import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point, make_trial
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import MeasuredPoint, _parts
@@ -244,7 +245,7 @@ def test_a_split_that_nobody_measured_computes_its_share_and_says_so() -> None:
     asked = variant(fitted.series["ddp"], {"parallel": ParallelSpec(tensor=2)})
     assert asked.model.parallel == ParallelSpec(tensor=2)
     assert any(one.part == "compute of ranks that share a model" for one in asked.assumptions)
-    base = Candidate(8, 8, "fsdp2", 0, 64, 1)
+    base = Candidate(8, 8, EngineVariant("fsdp2"), 64, 1)
     found = evaluate_all(fitted, "ddp", [base, replace(base, parallel=ParallelSpec(tensor=2))])
     whole, half = found.step.value
     sent = sum(one.tensor_bytes * one.calls for one in messages(asked.trial) or () if one.group == "tensor")
@@ -257,7 +258,7 @@ def test_a_split_that_nobody_measured_computes_its_share_and_says_so() -> None:
 def test_stages_are_as_fast_as_their_bubble_leaves_and_the_rank_alone_has_none() -> None:
     """Four micro-batches through two stages: a fifth of each rank's time goes."""
     fitted = fit(make_evidence(measured(NO_SPLIT, (1, 2, 8)), MEASURED))
-    staged = Candidate(2, 8, "fsdp2", 0, 64, 4, parallel=ParallelSpec(pipeline=2))
+    staged = Candidate(2, 8, EngineVariant("fsdp2"), 64, 4, parallel=ParallelSpec(pipeline=2))
     found = evaluate_all(fitted, "ddp", [staged])
     assert variant(fitted.series["ddp"], {"parallel": staged.parallel}).model.filling == pytest.approx(1.0, rel=0.05)
     assert found.speed.value[0] == pytest.approx(0.8, rel=0.05)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point
+from vitscale.engines.variants import EngineVariant
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, MeasuredPoint
 from vitscale.prediction.fitting import fit
@@ -51,7 +52,7 @@ def test_with_equal_shares_the_slow_rank_makes_a_step_twice_as_long(named: bool)
 
 
 def test_so_does_advice_expect_it() -> None:
-    (step,) = evaluate_all(fit(unequal()), "ddp", [Candidate(4, 4, "ddp", 0, 16, 1)]).step.value
+    (step,) = evaluate_all(fit(unequal()), "ddp", [Candidate(4, 4, EngineVariant("ddp"), 16, 1)]).step.value
     assert step == pytest.approx(0.48, rel=0.1)
 
 

@@ -31,7 +31,7 @@ def program(folder: Path, name: str, *lines: str) -> None:
 
 def test_one_machine_with_gpus(tmp_path: Path) -> None:
     where = look_around(None, tmp_path, EIGHT_GPUS)
-    assert (where.told, where.launch, where.node) == ("this machine: 64 cores and 8 GPUs", (), ())
+    assert (where.description, where.launch, where.node) == ("this machine: 64 cores and 8 GPUs", (), ())
     assert rank_counts_for(where) == (1, 2, 4, 8)
     study = StudyFile.checked(tmp_path / "s.toml", first_study("s", where, Wishes())).study
     assert (study.model.name, study.model.image_size, study.data.name, study.data.source_size) == (
@@ -54,7 +54,7 @@ def test_hosts_of_a_hostfile_that_lies_there(tmp_path: Path) -> None:
     assert rank_counts_for(where) == (1, 2, 4, 6, 12, 18)
     study = StudyFile.checked(tmp_path / "s.toml", first_study("s", where, Wishes())).study
     assert study.launch.hostfile == "hosts"
-    assert where.told.startswith("the 3 hosts of hosts")
+    assert where.description.startswith("the 3 hosts of hosts")
     (tmp_path / "two").write_text("a\nb\n")
     other = look_around(Path("two"), tmp_path, EIGHT_GPUS)
     assert rank_counts_for(other) == (1, 2, 4, 8, 16)
@@ -89,7 +89,7 @@ def test_slurm_that_does_not_answer_or_is_around_it_is_no_cluster_to_submit_to(
     program(tmp_path, "sinfo", "gpu*|96|gpu:4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     where = look_around(None, tmp_path, EIGHT_CORES)
-    assert (where.slurm, where.told) == ((), "this machine: 8 cores and no GPU, in an allocation of Slurm")
+    assert (where.slurm, where.description) == ((), "this machine: 8 cores and no GPU, in an allocation of Slurm")
 
 
 def test_open_mpi_is_offered_and_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,3 +275,9 @@ def test_a_table_of_which_too_little_would_stay_says_how_many_rows_it_leaves_out
     (cut,) = [line for line in shown if "more with --verbose" in line]
     rows = sum(re.fullmatch(r" *\d+  [ab]", line) is not None for line in shown)
     assert cut == f"  ... {501 - rows} more with --verbose"
+
+
+def test_a_row_without_a_word_does_not_cost_its_group_the_label() -> None:
+    rows = ((Cell(""),), (Cell("waits"),), (Cell("computes"),))
+    text = _text(Document("", (Table((Column("doing", words=True),), (RowGroup("on 2 ranks", rows),)),)), verbose=True)
+    assert "on 2 ranks  waits" in text

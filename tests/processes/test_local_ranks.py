@@ -49,12 +49,12 @@ def start(folder: Path, *ranks: str, setting: str = "", **environment: str) -> s
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, evidence.Reports]:
     said = process.communicate(timeout=300)[1]
-    return process.returncode, evidence.read(said)
+    return process.returncode, evidence.read_reports(said)
 
 
 def test_each_rank_is_told_its_place_and_not_that_of_a_launcher_around(tmp_path: Path) -> None:
     code, reports = ended(start(tmp_path, "", "", SLURM_PROCID="7", RANK="9"))
-    assert (code, reports.codes, reports.whole) == (0, (), False)
+    assert (code, reports.codes, reports.lists_all_failures) == (0, (), False)
     for rank in range(2):
         assert json.loads((tmp_path / f"said-{rank}").read_text()) == {
             "RANK": str(rank),
@@ -82,7 +82,7 @@ def test_when_one_fails_the_others_are_ended_and_all_codes_told(
     answer, reports = ended(process)
     assert answer == code
     assert reports.codes == ((1, told), (0, -signal.SIGTERM)), "the cause first"
-    assert (reports.whole, reports.launcher_killed) == (True, False)
+    assert (reports.lists_all_failures, reports.launcher_killed) == (True, False)
     assert not alive(pid_in(tmp_path / "pid-0"))
 
 

@@ -18,6 +18,8 @@ from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from processes import wait_until
 from runner.batch_studies import BatchStudy
 
+pytestmark = pytest.mark.long(5)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:

@@ -16,7 +16,7 @@ from driving import processes_naming, start, tree, vitscale
 from processes import alive, wait_until
 from vitscale import store
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(13), pytest.mark.ranks]
 
 STUDY = """
 name = "driver-death"

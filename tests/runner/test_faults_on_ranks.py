@@ -14,7 +14,7 @@ from driving import processes_naming, vitscale
 from vitscale import store
 from vitscale.store.results import Outcome
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(12), pytest.mark.ranks]
 
 STUDY = """
 name = "faults"

@@ -17,6 +17,8 @@ from runner.record_only import HOLD
 from vitscale import store
 from vitscale.store.results import RunHeader
 
+pytestmark = pytest.mark.long(8)
+
 KILLS = 3
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import needs
-from vitscale.runner.evidence import read
+from vitscale.runner.evidence import read_reports
 
 # torchrun (torch 2.13), rank 1 ended by os._exit(3).
 TORCHRUN = """\
@@ -123,9 +123,9 @@ srun: error: o0616: task 1: Out Of Memory
 )
 def test_the_first_that_failed_and_how(text: str, codes: list[tuple[int, int]]) -> None:
     """Those that srun calls "Terminated" it has ended itself."""
-    found = read("chatter of the ranks\n" + text)
+    found = read_reports("chatter of the ranks\n" + text)
     assert found.codes == tuple(codes)
-    assert found.whole == (text == TORCHRUN), "torchrun alone lists all"
+    assert found.lists_all_failures == (text == TORCHRUN), "torchrun alone lists all"
     assert found.out_of_memory == (text == SRUN_OUT_OF_MEMORY)
     assert (found.launcher_killed, found.unreached) == (False, ())
 
@@ -145,7 +145,7 @@ def test_the_first_that_failed_and_how(text: str, codes: list[tuple[int, int]]) 
     ],
 )
 def test_a_host_that_ssh_did_not_reach(text: str, unreached: tuple[str, str]) -> None:
-    found = read(text)
+    found = read_reports(text)
     assert found.unreached == (unreached,)
     assert not found.codes
 
@@ -156,13 +156,13 @@ def test_what_ranks_print_is_not_taken_for_a_report() -> None:
         "my ssh: connect to host node1 failed\nProcess name: [[1,1],x]\n  Exit code:    3\n"
         "srun: error: node1: task 1: Terminated\nsrun: error: node1: task one: Killed\n"
     )
-    found = read(chatter)
-    assert (found.codes, found.unreached, found.whole, found.out_of_memory) == ((), (), False, False)
+    found = read_reports(chatter)
+    assert (found.codes, found.unreached, found.lists_all_failures, found.out_of_memory) == ((), (), False, False)
 
 
 @given(st.text(alphabet=st.sampled_from("srun: error:\n task1234567890Kiled[],-()rankexitcodepid"), max_size=300))
 def test_any_log_is_read(text: str) -> None:
-    for rank, code in read(text).codes:
+    for rank, code in read_reports(text).codes:
         assert 0 <= rank < 10**6
         assert -1000 < code < 1000
 
@@ -181,7 +181,7 @@ def seconds(text: str) -> float:
     best = 60.0
     for _ in range(3):
         began = time.process_time()
-        read(text)
+        read_reports(text)
         best = min(best, time.process_time() - began)
     return best
 
@@ -200,4 +200,4 @@ def test_mpirun_still_words_its_report_so(tmp_path: Path, how: str, code: int) -
     needs.programs("mpirun")
     argv = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", sys.executable, "-c"]
     answer = subprocess.run([*argv, RANK, how], capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert read(answer.stdout + answer.stderr).codes == ((1, code),)
+    assert read_reports(answer.stdout + answer.stderr).codes == ((1, code),)

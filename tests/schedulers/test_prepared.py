@@ -19,7 +19,7 @@ from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.host_agent import processes_of_run
 from vitscale.schedulers import Job
 from vitscale.schedulers import prepared as own
-from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for
+from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, process_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Trial
 
@@ -38,28 +38,28 @@ def of(trial: Trial, **train: object) -> Trial:
 def test_what_imports_read_asks_for_another_process(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = kept_for(trial, VARIABLES, tmp_path)
-    assert kept == kept_for(trial, dict(reversed(VARIABLES.items())), tmp_path)
+    kept = process_key(trial, VARIABLES, tmp_path)
+    assert kept == process_key(trial, dict(reversed(VARIABLES.items())), tmp_path)
     for variables in (VARIABLES | {"COLOUR": "red"}, VARIABLES | {"MORE": "1"}, {"PATH": "/bin"}):
-        assert kept_for(trial, variables, tmp_path) != kept
-    assert kept_for(trial, VARIABLES, tmp_path / "elsewhere") != kept
+        assert process_key(trial, variables, tmp_path) != kept
+    assert process_key(trial, VARIABLES, tmp_path / "elsewhere") != kept
     monkeypatch.setattr("sys.executable", "/other/python")
-    assert kept_for(trial, VARIABLES, tmp_path) != kept
+    assert process_key(trial, VARIABLES, tmp_path) != kept
     monkeypatch.undo()
     package = tmp_path / "packages"
     package.mkdir()
     monkeypatch.syspath_prepend(str(package))
-    before = kept_for(trial, VARIABLES, tmp_path)
+    before = process_key(trial, VARIABLES, tmp_path)
     (package / "__pycache__").mkdir()  # as importing something there does
     (package / "results").mkdir()
-    assert kept_for(trial, VARIABLES, tmp_path) == before
+    assert process_key(trial, VARIABLES, tmp_path) == before
     (package / "torch-2.14.0.dist-info").mkdir()  # as installing something there does
-    assert kept_for(trial, VARIABLES, tmp_path) != before
+    assert process_key(trial, VARIABLES, tmp_path) != before
 
 
 def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_path: Path) -> None:
     def kept(each: Trial) -> tuple[object, ...]:
-        return kept_for(each, VARIABLES, tmp_path)
+        return process_key(each, VARIABLES, tmp_path)
 
     of_torch = {kept(of(trial, engine=engine)) for engine in ("none", "ddp", "fsdp2")}
     others = [
@@ -127,7 +127,7 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         with pytest.raises(PreparedError):
             first.process.fork(["python"], {}, log)
         # It has not served "b"; but what would be imported is another code now, for which nothing serves that is there.
-        monkeypatch.setattr("vitscale.schedulers.prepared._code", lambda: ("another",))
+        monkeypatch.setattr("vitscale.schedulers.prepared._code_state", lambda: ("another",))
         third = processes.ready("b", trial, variables, tmp_path, log)
         assert third.process not in (None, again.process)
         assert third.process is not None

@@ -213,6 +213,10 @@ def test_a_local_model_is_known_by_its_configuration_and_not_by_its_place(tmp_pa
     [
         ({"train": {"momentum": 0.5}}, "train.momentum has no meaning under train.optimizer = 'adamw'"),
         (
+            {"train": {"compile_mode": "reduce-overhead"}},
+            "train.compile_mode has no meaning under train.compile = false. Remove it, or set compile = true",
+        ),
+        (
             {"scaling": {"mode": "weak", "fraction_per_gpu": 0.1}, "data": {"fraction": 0.5}},
             "data.fraction has no meaning under scaling.mode = 'weak' with scaling.fraction_per_gpu",
         ),

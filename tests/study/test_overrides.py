@@ -161,11 +161,11 @@ def test_the_record_keeps_them_and_a_resume_agrees_or_is_told_how(tmp_path: Path
 
 
 def test_every_word_leads_to_a_field_that_there_is() -> None:
-    for words, field, _, _ in hints._KEYS:
+    for words, (field, _, _) in hints._MEANINGS_BY_WORDS:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
         assert not {*words.split()} & SECTIONS[section].model_fields.keys() - {key}, words
-    for field in hints._VALUES:
+    for field in hints._ADVICE:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
 

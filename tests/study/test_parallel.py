@@ -12,7 +12,7 @@ from study_factory import EIGHT_CORES, expanded, gpus, summary, write_study
 from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.engines import checks
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.megatron import facts as megatron
 from vitscale.errors import RequestError
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
@@ -50,7 +50,7 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     unknown = last.model_copy(update={"train": last.train.model_copy(update={"offload": "parameters"})})
     assert forecast(unknown) is None
     assert "offloading" in unavailable(unknown)
-    assert "hold parts of the gradient" in str(norms_unknown(last))
+    assert "hold parts of the gradient" in str(why_no_gradient_norms(last))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import (
-    HOW_FOUND,
+    LOCATION_FIELDS,
     ArgumentWord,
     DataSpec,
     TrainSpec,
@@ -159,7 +159,7 @@ CHANGED["world.ranks"] = trial().model_copy(update={"world": world_of_hosts(7, 4
 CHANGED["train.script"] = trial().model_copy(
     update={"script_digest": "0", "train": trial().train.model_copy(update={"script": "train.py"})}
 )
-NEUTRAL = {f"data.{key}" for key in HOW_FOUND}
+NEUTRAL = {f"data.{key}" for key in LOCATION_FIELDS}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "none": {},

@@ -15,7 +15,7 @@ from vitscale.analysis.learning.convergence import noise_scale
 from vitscale.engines.step_schedule import GRADIENT_STEPS
 from vitscale.store.results import Results, Run
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(10), pytest.mark.ranks]
 
 COMMON = f"""
 {TINY_MODEL}

@@ -18,7 +18,7 @@ from vitscale.schedulers.prepared import ranks_environment
 from vitscale.store.records import RankRecord
 from vitscale.worker.prepared import unforkable
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(15), pytest.mark.ranks]
 
 STUDY = """
 name = "forks"

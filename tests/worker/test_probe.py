@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from vitscale.probes import resources
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
-from vitscale.store.records import RankRecord
+from vitscale.store.records import EnergyReading, RankRecord
 from vitscale.store.results import RunHeader
 from vitscale.trial.trial import Trial
 from vitscale.worker.probe import Current
@@ -347,6 +347,98 @@ def test_a_pause_before_a_step_s_optimizer_gives_it_up(tmp_path: Path, now: list
     assert steps == 11  # without the first, fourth, seventh and tenth
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_counts_whose_loop_is_left_after_its_optimizer(
+    tmp_path: Path, now: list[float], capsys: pytest.CaptureFixture[str], accumulate: int
+) -> None:
+    loop = Loop(tmp_path, accumulate=accumulate, steps=7, explain=False)
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            loop.probe.loss(2.5)
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+            if number == 3 * accumulate - 1:
+                break
+        now[0] += 100.0
+    assert loop.probe.done
+    record = loop.record()
+    assert [(s.step, s.seconds, s.loss, s.epoch) for s in record.steps] == [(n, 0.25, 2.5, n // 3) for n in range(9)]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_is_dropped_and_said_to_be_whose_loop_is_left_before_its_optimizer(
+    tmp_path: Path, now: list[float], capsys: pytest.CaptureFixture[str], accumulate: int
+) -> None:
+    loop = Loop(tmp_path, accumulate=accumulate, steps=4, explain=False)
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            if number == 2 * accumulate:
+                now[0] += 100.0
+                break
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+    assert [(s.step, s.seconds) for s in loop.record().steps] == [(n, 0.25) for n in range(6)]
+    assert "vitscale: 2 optimizer step(s) of rank 0 are not in the record" in capsys.readouterr().err
+
+
+def test_a_profile_whose_last_step_leaves_its_loop_is_kept(tmp_path: Path, now: list[float]) -> None:
+    """Each loop takes one step, so that also the last one of each block of explained steps is left by `break`."""
+    loop = Loop(tmp_path)
+    for _ in planned(loop.trial):
+        for batch in loop.probe.steps(loop.loader):
+            train(batch, now)
+            break
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert [line.step for line in record.explained] == [
+        n for n, window, _ in planned(loop.trial) if window == "explained"
+    ]
+
+
+def test_leaving_a_loop_waits_for_no_other_rank(
+    tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error may have ended it on this rank alone, here in the last of a block of explained steps."""
+    loop = Loop(tmp_path)
+    explained = [n for n, window, _ in planned(loop.trial) if window == "explained"]
+    (last, *_) = [n for n in explained if n + 1 not in explained]
+    meetings: list[int] = []
+    monkeypatch.setattr("vitscale.worker.recorder.barrier", lambda: meetings.append(loop.script_steps.step))
+    with suppress(KeyError):
+        for batch in loop.probe.steps(loop.loader * 3):
+            train(batch, now)
+            if loop.script_steps.step == last:
+                meetings.clear()
+                raise KeyError("a metric")
+    assert loop.script_steps.step == last + 1
+    assert meetings == []
+
+
+def test_a_loop_that_is_held_after_it_was_left_disturbs_no_later_one(tmp_path: Path, now: list[float]) -> None:
+    loop = Loop(tmp_path, steps=6, explain=False)
+    first = iter(loop.probe.steps(loop.loader))
+    for _ in range(2):
+        train(next(first), now)
+    for number, batch in enumerate(loop.probe.steps(loop.loader)):
+        if number == 1:
+            del first
+        train(batch, now)
+    assert [(s.step, s.seconds, s.epoch) for s in loop.record().steps] == [(n, 0.25, int(n > 1)) for n in range(8)]
+
+
+def test_too_many_images_in_the_step_that_leaves_its_loop_are_refused_at_the_end(
+    tmp_path: Path, now: list[float]
+) -> None:
+    """Where the loop is left nothing can be raised: Python closes its generator there."""
+    loop = Loop(tmp_path)
+    for batch in loop.probe.steps([torch.zeros(8, 1)]):
+        train(batch, now)
+        break
+    with pytest.raises(ValueError, match="trains 8 images in this optimizer step of rank 0, and the study says 4"):
+        loop.script_steps.end()
+
+
 def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
     loop = Loop(tmp_path, steps=4, explain=False)
     for number in range(6):
@@ -402,6 +494,94 @@ def test_resources_are_of_steps_without_one_that_fails(tmp_path: Path, used: lis
     (line,) = loop.record().resources
     assert line.steps == (7, 9)
     assert line.seconds == 3 * 0.25
+
+
+class JoulePerSecond(resources.EnergyMeter):
+    """An energy meter that counts one joule in each second of a test's clock."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(reason="")
+        self._now = now
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = self._now[0]
+
+    def end(self) -> EnergyReading:
+        return EnergyReading(joules=self._now[0] - self._began, source="a test", reason=None)
+
+
+@pytest.fixture
+def joules(monkeypatch: pytest.MonkeyPatch, used: list[float]) -> list[float]:
+    """That clock, which the energy meter follows."""
+    monkeypatch.setattr(resources, "energy_meter", lambda *_: JoulePerSecond(used))
+    return used
+
+
+def train_in_steps_of_four_batches(loop: Loop, loader: Iterable[torch.Tensor], now: list[float]) -> None:
+    while not loop.probe.done:
+        for number, batch in enumerate(loop.probe.steps(loader, accumulate=4)):
+            if number % 4 == 3:
+                train(batch, now)
+            else:
+                now[0] += 0.25
+
+
+def test_energy_of_batches_that_fill_no_step_is_in_no_stretch(tmp_path: Path, joules: list[float]) -> None:
+    """Of each ten batches two fill no step: their quarter of a second each would make J/image 25 % too high."""
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, loop.loader, joules)
+    (line,) = loop.record().resources
+    assert line.steps == (6, 7)
+    assert line.energy is not None
+    assert line.energy.joules == 2 * 4 * 0.25
+    assert (line.seconds, line.cpu_seconds) == (2 * 4 * 0.25, 2 * 4 * 0.25)
+
+
+def test_a_loader_without_a_length_leaves_no_stretch_that_ends_in_batches_of_no_step(
+    tmp_path: Path, joules: list[float]
+) -> None:
+    """Nobody knows before its ninth batch that it has ten. The last pass is cut by the end of the measurement."""
+
+    class Stream(list[torch.Tensor]):
+        def __len__(self) -> int:
+            raise TypeError("a stream")
+
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, Stream(loop.loader), joules)
+    (line,) = loop.record().resources
+    assert line.steps == (8, 8)
+    assert line.energy is not None
+    assert line.energy.joules == 4 * 0.25
+
+
+@pytest.mark.parametrize("length", [2, 6, 9, 17, 400])
+def test_a_loader_with_a_wrong_length_has_usual_steps(tmp_path: Path, now: list[float], length: int) -> None:
+    class Wrong(list[torch.Tensor]):
+        def __len__(self) -> int:
+            return length
+
+    loop = Loop(tmp_path, accumulate=4, steps=7, explain=False)
+    train_in_steps_of_four_batches(loop, Wrong(loop.loader * 2), now)
+    assert [(s.step, s.images, s.seconds) for s in loop.record().steps] == [(step, 16, 1.0) for step in range(9)]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, (2, 6)), (0.02, (7, 9))])
+def test_a_stretch_is_kept_that_ends_in_hardly_any_work_of_no_step(
+    tmp_path: Path, used: list[float], seconds: float, steps: tuple[int, int]
+) -> None:
+    """As of loops that take a batch and are left before they train it: one percent of the stretch's time may be so."""
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number in range(11):
+        with loop.probe.step(images=4):
+            if number == 7:
+                used[0] += seconds
+                with loop.probe.pause():
+                    pass
+            else:
+                used[0] += 0.25
+    (line,) = loop.record().resources
+    assert line.steps == steps
 
 
 @pytest.fixture
@@ -671,7 +851,7 @@ class Told:
     def begin_step(self):
         pass
 
-    def end_step(self, images, *, last):
+    def end_step(self, images, *, allow_fewer_images):
         told.append(images)
 
     def pause(self):

@@ -12,7 +12,7 @@ from vitscale import store
 from vitscale.analysis import analyse
 from vitscale.store.results import Results, Run
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long(16), pytest.mark.ranks]
 
 STUDY = f"""
 name = "equal"

@@ -8,9 +8,9 @@ from itertools import compress, product
 from typing import TYPE_CHECKING
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
-from vitscale.engines import ENGINES, of_engine
+from vitscale.engines import of_engine
 from vitscale.engines.checks import check, computation
-from vitscale.engines.names import variant_name
+from vitscale.engines.variants import PROPOSED, EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Series
@@ -21,7 +21,7 @@ from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.script import placeholders
-from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
+from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec
 
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
@@ -97,9 +97,6 @@ def _hosts(most: int) -> set[int]:
     }
 
 
-_ENGINES = [(name, variant.zero_stage) for name, facts in ENGINES.items() for variant in facts.variants]
-"""Engines that are looked at though nobody measured them, each with its ZeRO stage. Engines say
-so themselves: one that only stands for another, or needs more to be set up, leaves it out."""
 _SMALLER, _LARGER = 4, 3
 """Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
 _ACCUMULATIONS = (1, 2, 4)
@@ -142,7 +139,7 @@ def candidates(
         counts: (ranks, ranks on each host).
         hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
-    engines, refused = _engines(comparable)
+    variants, refused = _variants(comparable)
     ladder, trainable = _micro_batches(comparable), _trainable(comparable)
     every: list[Candidate] = []
     keeps: list[bool] = []
@@ -155,12 +152,12 @@ def candidates(
         for micro_batch in ladder:
             for accum in _ACCUMULATIONS:
                 batches.setdefault((micro_batch, accum), False)
-        for engine, stage in engines:
-            if of_engine(engine).alone and gpus > 1:
+        for variant in variants:
+            if of_engine(variant.engine).alone and gpus > 1:
                 continue
             for (micro_batch, accum), kept in batches.items():
                 for checkpointing in trainable(micro_batch, accum):
-                    every.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
+                    every.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
                     keeps.append(kept)
     per_host = dict(counts)
     measured = {
@@ -219,13 +216,13 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
         comparable: the series to advise about.
         counts: (ranks, ranks on each host).
     """
-    engines, _ = _engines(comparable)
+    variants, _ = _variants(comparable)
     ladder = _micro_batches(comparable)
     trial, sharing = comparable.trial, list[Candidate]()
     splits = list(_splits(trial.model, max((local for _, local in counts), default=1)))
     splits += {point.trial.parallel for series in comparable.members for point in series.points} - {NO_SPLIT, *splits}
-    for engine, stage in engines:
-        train = with_engine(trial.train, engine, stage)
+    for variant in variants:
+        train = with_variant(trial.train, variant)
         # With enough micro-batches for every schedule.
         many = train.model_copy(update={"grad_accum": _MOST_ALONG})
         for parallel in filter(lambda split: not _refused(split, many, trial.model), splits):
@@ -237,7 +234,7 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
                     sharing += [
-                        Candidate(gpus, per_node, engine, stage, micro_batch, accum, again, None, parallel)
+                        Candidate(gpus, per_node, variant, micro_batch, accum, again, None, parallel)
                         for again in (False, True)
                     ]
     return Candidates(tuple(sharing), (True,) * len(sharing))
@@ -284,12 +281,12 @@ def rented(
         if not counts[instance] and instance.gpu.name not in refused:
             refused[instance.name] = "no whole number of them has a rank count that was asked for"
     on_instances = [
-        Candidate(ranks, instance.gpus, engine, stage, *batch, checkpointing, instance)
+        Candidate(ranks, instance.gpus, variant, *batch, checkpointing, instance)
         for instance in instances
         if instance.gpu.name not in refused
         for ranks in counts[instance]
-        for engine, stage in sorted(comparable.engines)
-        if not of_engine(engine).alone or ranks == 1
+        for variant in sorted(comparable.variants)
+        if not of_engine(variant.engine).alone or ranks == 1
         for batch in dict.fromkeys(
             b for share in sorted(shares_of_batch(comparable, ranks)) for b in _kept(share, ladder)
         )
@@ -321,45 +318,44 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
     return frozenset(images // among for images, among in batches if images % among == 0)
 
 
-def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[str, str]]:
+def _variants(comparable: ComparableSeries) -> tuple[list[EngineVariant], dict[str, str]]:
     """(engines that can train this, measured ones first; why others cannot)."""
-    kept: list[tuple[str, int]] = sorted(comparable.engines)
+    kept = sorted(comparable.variants)
     refused = {}
     # A script distributes training itself; no other engine has the optimizer of the user's own DeepSpeed file.
     own = comparable.trial.train.script is not None or comparable.trial.train.optimizer == "deepspeed_config"
-    for engine, stage in () if own else _ENGINES:
-        if (engine, stage) in comparable.engines:
+    for variant in () if own else PROPOSED:
+        if variant in comparable.variants:
             continue
-        name = variant_name(engine, {"zero_stage": stage})
-        train = with_engine(comparable.trial.train, engine, stage)
+        train = with_variant(comparable.trial.train, variant)
         try:
             check(train)
         except RequestError as error:
-            refused[name] = str(error)
+            refused[variant.name] = str(error)
             continue
         trial = comparable.trial.model_copy(update={"train": train})
         if computation(trial) != computation(comparable.trial):
-            refused[name] = "it trains otherwise than what was measured"
+            refused[variant.name] = "it trains otherwise than what was measured"
         elif messages(trial) is None:
-            refused[name] = "no run used it, and what it sends for this model is unavailable"
+            refused[variant.name] = "no run used it, and what it sends for this model is unavailable"
         else:
-            kept.append((engine, stage))
+            kept.append(variant)
     return kept, refused
 
 
 def as_configured(own: TrainSpec, candidate: Candidate) -> TrainSpec:
     """How a candidate would train, where what is measured trains as `own`."""
-    train = with_engine(own, candidate.engine, candidate.zero_stage)
+    train = with_variant(own, candidate.variant)
     changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
     return train.model_copy(update=changes)
 
 
-def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
+def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
     """The same training under another wrapper at its defaults; unchanged under the one it has."""
-    if (train.engine, train.zero_stage) == (engine, zero_stage):
+    if EngineVariant.of_train(train) == variant:
         return train
-    defaults = {name: TrainSpec.model_fields[name].default for name in OF_THE_WRAPPER - {"engine"}}
-    return train.model_copy(update=defaults | {"engine": engine, "zero_stage": zero_stage})
+    defaults = {name: TrainSpec.model_fields[name].default for name in WRAPPER_FIELDS - {"engine"}}
+    return train.model_copy(update=defaults | variant.changes)
 
 
 def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:

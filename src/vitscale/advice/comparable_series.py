@@ -12,6 +12,7 @@ from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.answering import matching
 from vitscale.prediction.configurations import Candidate
@@ -45,17 +46,17 @@ class ComparableSeries:
         return self.reference.points[-1].trial
 
     @property
-    def engines(self) -> frozenset[tuple[str, int]]:
-        """(engine, ZeRO stage) of every member."""
-        return frozenset(_engine(series) for series in self.members)
+    def variants(self) -> frozenset[EngineVariant]:
+        """The engine of every member, with its variant."""
+        return frozenset(_variant(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from; the reference where none has its engine and stage.
+        """The member to work a candidate out from; the reference where none has its engine and variant.
 
         Among members that have, those that split models likewise come first, then those of the reference's policy, then
         those with the nearest micro-batch.
         """
-        same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
+        same = [series for series in self.members if _variant(series) == candidate.variant]
         return min(
             same or [self.reference],
             key=lambda member: (
@@ -117,9 +118,8 @@ def _image_seconds(series: Series) -> float:
     return statistics.median(point.step_seconds) * point.gpus / point.trial.global_batch
 
 
-def _engine(series: Series) -> tuple[str, int]:
-    train = series.points[-1].trial.train
-    return (train.engine, train.zero_stage)
+def _variant(series: Series) -> EngineVariant:
+    return EngineVariant.of_train(series.points[-1].trial.train)
 
 
 def _apart(series: Series, micro_batch: int) -> float:

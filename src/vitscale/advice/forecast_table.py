@@ -103,7 +103,7 @@ def forecast_table(
     series: list[str] = []
     for candidate in every:
         # All that decides which series it is worked out from.
-        origin = (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
+        origin = (candidate.variant, candidate.micro_batch, candidate.parallel)
         if origin not in nearest:
             nearest[origin] = comparable.nearest(candidate).name
         series.append(nearest[origin])
@@ -129,13 +129,11 @@ def forecast_table(
     sharing = np.array([candidate.parallel.ranks_per_model > 1 for candidate in every], dtype=bool)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~(sharing & np.isnan(roughly.memory_bytes))
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
-    measured = np.array(
-        [(candidate.engine, candidate.zero_stage) in comparable.engines for candidate in every], dtype=bool
-    )
+    measured = np.array([candidate.variant in comparable.variants for candidate in every], dtype=bool)
     contends = _contends(
         known & fits & ~needless,
         np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
-        [(candidate.engine, candidate.zero_stage, candidate.gpus, bool(kept), bool(large), candidate.instance)
+        [(candidate.variant, candidate.gpus, bool(kept), bool(large), candidate.instance)
          for candidate, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
         steps * roughly.step.value,
         steps * roughly.step.value * np.nan_to_num(to_same_loss, nan=1.0),
@@ -242,7 +240,7 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
     for candidate in every:
         batch = (candidate.micro_batch, candidate.grad_accum)
         hosts = (candidate.gpus, candidate.ranks_per_node)
-        wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
+        wrapper = (candidate.variant, candidate.activation_checkpointing, candidate.parallel)
         key = (*hosts, *wrapper, batch if batch in batches else None)
         if key not in known:
             own = comparable.nearest(replace(candidate, instance=None)).points

@@ -14,6 +14,7 @@ from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, Forecast
 from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
+from vitscale.engines.variants import EngineVariant
 from vitscale.prediction import evaluating, finishing, labels, layouts, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evidence import Evidence
@@ -163,12 +164,12 @@ def advise(
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
-    fastest: dict[tuple[bool, str, str, int, str, int], int] = {}
+    fastest: dict[tuple[bool, str, EngineVariant, str, int], int] = {}
     for index in np.flatnonzero(choosing.shown):
         option = choosing.view.candidates[index]
         rented = "" if option.instance is None else option.instance.name
         split = str(option.parallel)
-        key = (not choosing.view.measured[index], rented, option.engine, option.zero_stage, split, option.gpus)
+        key = (not choosing.view.measured[index], rented, option.variant, split, option.gpus)
         if key not in fastest or choosing.seconds[index] < choosing.seconds[fastest[key]]:
             fastest[key] = int(index)
     return tuple(choosing.option(fastest[key]) for key in sorted(fastest))

@@ -8,7 +8,6 @@ from vitscale.advice.answers import Answer
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
 from vitscale.analysis.scaling import split_name
-from vitscale.engines.names import variant_name
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import number
@@ -21,10 +20,9 @@ LARGE = "\u2020"
 def engine(option: Option) -> str:
     """ "ddp", "deepspeed ZeRO-2", with what else decides memory."""
     candidate = option.candidate
-    name = variant_name(candidate.engine, {"zero_stage": candidate.zero_stage})
     checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
     split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
-    return f"{name}{split}{checkpointed}"
+    return f"{candidate.variant.name}{split}{checkpointed}"
 
 
 def batch(option: Option) -> str:

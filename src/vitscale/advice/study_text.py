@@ -11,13 +11,14 @@ from typing import Any
 from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
 from vitscale.base.interpreter import python_module
+from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.study.sections import TrainSection
 from vitscale.trial import script
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.trial import TrainSpec, Trial, World
 
 
@@ -34,7 +35,7 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     if trial.origin is not None:
         what = "these results were imported, and do not say how to start such a training"
         raise RequestError(what, next_step="Write a study with the engine, batch and ranks as advised")
-    if own.deepspeed_config is not None and (own.engine, own.zero_stage) == (chosen.engine, chosen.zero_stage):
+    if own.deepspeed_config is not None and EngineVariant.of_train(own) == chosen.variant:
         raise RequestError(
             "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
             "could name",

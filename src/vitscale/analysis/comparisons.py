@@ -13,11 +13,11 @@ from vitscale.analysis.statistics import Comparison, adjusted, compare, correcte
 from vitscale.analysis.trials import TrialResult
 from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
-from vitscale.trial.trial import OF_THE_WRAPPER, Mode
+from vitscale.trial.trial import WRAPPER_FIELDS, Mode
 
 ENGINE = "engine"
 """What varies where curves differ in more than one field of how training is distributed."""
-_WRAPPER_FIELDS = frozenset(f"train.{field}" for field in OF_THE_WRAPPER)
+_WRAPPER_FIELDS = frozenset(f"train.{field}" for field in WRAPPER_FIELDS)
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ from vitscale.engines.checks import computation
 from vitscale.engines.names import UNKNOWN, composed_name, engine_name, variant_in_words
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Curve, CurvePoint
-from vitscale.study.sections import fact_of_label
-from vitscale.trial.facts import Fact
+from vitscale.study.sections import traits_of_label
+from vitscale.trial.fields import FieldTraits
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import (
-    HOW_FOUND,
+    BATCH_FIELDS,
+    LOCATION_FIELDS,
     NORMS,
-    OF_THE_BATCH,
-    OF_THE_WRAPPER,
+    WRAPPER_FIELDS,
     Mode,
     Trial,
     exact,
@@ -44,8 +44,8 @@ from vitscale.trial.trial import (
 _LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
 _BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
 _LOCAL_NORM = NORMS["local"]
-_OF_AN_IMPORT: Mapping[str, Fact] = {"layout": Fact(short=_LAYOUTS)} | dict.fromkeys(
-    ("series", "cluster", "device"), Fact(short="{}")
+_OF_AN_IMPORT: Mapping[str, FieldTraits] = {"layout": FieldTraits(curve_words=_LAYOUTS)} | dict.fromkeys(
+    ("series", "cluster", "device"), FieldTraits(curve_words="{}")
 )
 """Labels of imports that are not fields of a study."""
 
@@ -193,7 +193,7 @@ def _swept(field: str, value: Any, ambiguous: bool) -> str:
     if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
         alike = "equal shares" if len(set(map(str, value))) == 1 else "shares"
         return f"{alike} {in_words(value, ' : ')}"
-    short = (_OF_AN_IMPORT.get(field) or fact_of_label(field)).short
+    short = (_OF_AN_IMPORT.get(field) or traits_of_label(field)).curve_words
     if isinstance(short, tuple):
         return short[0 if value else 1] if isinstance(value, bool) else _plainly(field, value)
     if isinstance(short, str):
@@ -328,8 +328,8 @@ def _rest(trial: Trial) -> tuple[Any, ...]:
     """All that must agree in every mode. The launcher is left out: it affects the start-up alone."""
     return (
         trial.model,
-        trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        trial.train.model_dump(exclude={*OF_THE_WRAPPER, *OF_THE_BATCH}),
+        trial.data.model_dump(exclude={"fraction", *LOCATION_FIELDS}),
+        trial.train.model_dump(exclude={*WRAPPER_FIELDS, *BATCH_FIELDS}),
         trial.window,
         trial.world.threads_per_rank,
         computation(trial),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.statistics import known_median
 from vitscale.analysis.trials import StartUp, TrialFigures
-from vitscale.trial.trial import OF_THE_WRAPPER
+from vitscale.trial.trial import WRAPPER_FIELDS
 
 _MAY_COMPILE = ("engine", "first_step")
 """Phases of the start-up in which something may be compiled."""
@@ -85,7 +85,7 @@ def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
     if phase == "first_step":
         return (figures.trial_id,)
     # As text: a DeepSpeed file is a dict, which cannot be a key.
-    wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
+    wrapper = trial.train.model_dump_json(include=set(WRAPPER_FIELDS))
     return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
 
 

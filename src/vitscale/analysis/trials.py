@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment, differences
@@ -22,6 +22,7 @@ from vitscale.analysis.statistics import known_mean, known_median
 from vitscale.analysis.time.breakdown import Breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
+from vitscale.store.records import CheckpointLine, EpochLine
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
@@ -56,13 +57,23 @@ class CheckpointCost:
 
 
 def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
-    """The cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
-    measured = [lines for run in runs if (lines := [rank.checkpoint for rank in run.ranks if rank.checkpoint])]
-    if not measured:
+    """Return the cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
+    lines_by_run = []
+    for run in runs:
+        lines = [rank.checkpoint for rank in run.ranks if rank.checkpoint is not None]
+        if lines:
+            lines_by_run.append(lines)
+    if not lines_by_run:
         return None
-    figures = ("save_seconds", "load_seconds", "bytes")
+
+    def median_of_largest(figure: Callable[[CheckpointLine], float]) -> float:
+        """The largest figure of each run's ranks, median over runs."""
+        return statistics.median(max(figure(line) for line in lines) for lines in lines_by_run)
+
     return CheckpointCost(
-        *(statistics.median(max(getattr(line, name) for line in lines) for lines in measured) for name in figures)
+        save_seconds=median_of_largest(lambda line: line.save_seconds),
+        load_seconds=median_of_largest(lambda line: line.load_seconds),
+        bytes=median_of_largest(lambda line: line.bytes),
     )
 
 
@@ -85,7 +96,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class LoaderFigures:
-    """What the loaders of a trial's ranks did; None where no record tells."""
+    """What the loaders of a trial's ranks did; None where it was not recorded."""
 
     images_per_second: float | None = None
     """Rate at which a loader reads, median over ranks and epochs."""
@@ -97,23 +108,48 @@ class LoaderFigures:
 
     @classmethod
     def of(cls, trial: Trial, runs: Sequence[Run]) -> LoaderFigures:
-        """The figures over a trial's runs."""
+        """Work out the figures from the epochs of all ranks of a trial's runs."""
         lines = [line for run in runs for rank in run.ranks for line in rank.epochs]
-        rates = [rate for line in lines if (rate := line.loader_images_per_second) is not None]
-        known = [
-            (line.loader_reading_seconds, line.loader_decoding_seconds, line.seconds)
-            for line in lines
-            if line.loader_reading_seconds is not None and line.loader_decoding_seconds is not None
-        ]
-        shares: list[float] = []
-        if trial.train.device == "cpu" and trial.data.workers:
-            cores = trial.world.threads_per_rank
-            shares = [(reading + decoding) / (seconds * cores) for reading, decoding, seconds in known if seconds > 0]
-        of_threads = None
-        if known and len(known) == len(lines):
-            reading, decoding = (math.fsum(column) for column in list(zip(*known, strict=True))[:2])
-            of_threads = decoding / (reading + decoding) if reading + decoding > 0 else None
-        return cls(known_median(rates), known_median(shares), of_threads)
+        work = [work for line in lines if (work := _loader_work(line)) is not None]
+        loads_beside_training = trial.train.device == "cpu" and trial.data.workers > 0
+        is_work_complete = len(work) == len(lines)
+        return cls(
+            images_per_second=known_median(line.loader_images_per_second for line in lines),
+            on_the_cores=_share_of_cores(work, trial.world.threads_per_rank) if loads_beside_training else None,
+            decoding_share=_decoding_share(work) if is_work_complete else None,
+        )
+
+
+class _LoaderWork(NamedTuple):
+    """The work of one rank's loader in one epoch, all its threads together."""
+
+    reading_seconds: float
+    decoding_seconds: float
+    epoch_seconds: float
+    """Elapsed seconds of the epoch."""
+
+
+def _loader_work(line: EpochLine) -> _LoaderWork | None:
+    if line.loader_reading_seconds is None or line.loader_decoding_seconds is None:
+        return None
+    return _LoaderWork(line.loader_reading_seconds, line.loader_decoding_seconds, line.seconds)
+
+
+def _share_of_cores(work: Sequence[_LoaderWork], cores: int) -> float | None:
+    """Seconds that a rank's loader was at work / (seconds x cores of the rank), median over ranks and epochs."""
+    return known_median(
+        (epoch.reading_seconds + epoch.decoding_seconds) / (epoch.epoch_seconds * cores)
+        for epoch in work
+        if epoch.epoch_seconds > 0
+    )
+
+
+def _decoding_share(work: Sequence[_LoaderWork]) -> float | None:
+    """Seconds of decoding / seconds of reading and decoding, all epochs together; None where there are none."""
+    reading_seconds = math.fsum(epoch.reading_seconds for epoch in work)
+    decoding_seconds = math.fsum(epoch.decoding_seconds for epoch in work)
+    busy_seconds = reading_seconds + decoding_seconds
+    return decoding_seconds / busy_seconds if busy_seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -197,33 +233,39 @@ class TrialFigures:
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         imports = [run.header.imported for run in self.recorded_runs if run.header.imported]
-        if said := [told.batch_told for told in imports if told.batch_told is not None]:
-            return any(said)
+        statements = [imported.batch_told for imported in imports if imported.batch_told is not None]
+        if statements:
+            return any(statements)
         ranks = [rank for run in self.recorded_runs for rank in run.ranks]
         return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
 
     @property
     def timed_as_a_whole(self) -> bool:
-        """Whether a whole run stands for an epoch: its script told of no step, and left nothing that does."""
+        """Whether a whole run stands for an epoch: its script recorded no step, and left no trace of any."""
         if self.trial.train.script is None:
-            return False  # without a look at its ranks' lines, which are read for it
+            return False  # without a look at its ranks' lines, which would be read from disk for it
         epochs = [line for run in self.recorded_runs for rank in run.ranks for line in rank.epochs]
         return any(line.steps is None for line in epochs)
 
     @cached_property
     def observed_costs(self) -> list[float]:
-        """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ. Where no
-        run tells them, those of one image times the share that is trained (`of_rates`)."""
+        """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ.
+
+        Where no run has them, the seconds of one image times the share of the images that is trained (`of_rates`).
+        """
         return observations(self.run_costs, self.clusters)
 
     @property
     def run_costs(self) -> list[float | None]:
-        """Epoch seconds of each of `run_figures`; None for a run that tells none.
+        """Epoch seconds of each of `run_figures`; None for a run that has none.
 
-        Where no run tells them, they are the seconds of the images that are trained, by its rate."""
-        share = self.trial.data.fraction
-        rates = [share / run.images_per_second if run.images_per_second else None for run in self.run_figures]
-        return rates if self.of_rates else [run.epoch_seconds for run in self.run_figures]
+        Where no run has them, the seconds of one image by each run's rate, times the share of the images that is
+        trained (`of_rates`).
+        """
+        if not self.of_rates:
+            return [run.epoch_seconds for run in self.run_figures]
+        trained_share = self.trial.data.fraction
+        return [trained_share / run.images_per_second if run.images_per_second else None for run in self.run_figures]
 
     @property
     def observed_steps(self) -> list[float]:
@@ -231,7 +273,7 @@ class TrialFigures:
         return observations([run.step_seconds for run in self.run_figures], self.clusters)
 
     def unlike(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
-        """Why the times of two trials must not be compared; empty where no reason is known.
+        """Return why the times of two trials must not be compared; empty where no reason is known.
 
         Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
         (`differences`) and, among imports, datasets of markedly unlike size.
@@ -240,21 +282,22 @@ class TrialFigures:
             return ("one tells the time of an epoch, the other images/s alone",)
         if combine:
             return ()
-        ours, theirs = self.train_samples, other.train_samples
-        told = differences(self.environment, other.environment)
-        if ours is None or theirs is None or max(ours, theirs) <= (1 + _UNLIKE_DATASETS) * min(ours, theirs):
-            return told
-        return (*told, f"images of the dataset: {ours:,} against {theirs:,}")
+        reasons = differences(self.environment, other.environment)
+        if _have_like_size(self.train_samples, other.train_samples):
+            return reasons
+        return (*reasons, f"images of the dataset: {self.train_samples:,} against {other.train_samples:,}")
 
     @property
     def train_samples(self) -> int | None:
-        """Images of the whole dataset; None where no run tells."""
+        """Images of the whole dataset; None where it is not recorded."""
         return next((run.model.train_samples for run in self.run_figures if run.model is not None), None)
 
     @property
     def explained_runs(self) -> int:
-        """Number of runs that say where the time of a step goes."""
-        return sum(run is not None for run in self.breakdown.by_run) if self.breakdown else 0
+        """Number of runs with explained steps."""
+        if self.breakdown is None:
+            return 0
+        return sum(run is not None for run in self.breakdown.by_run)
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
@@ -263,12 +306,12 @@ class TrialFigures:
 
     @property
     def epoch_costs(self) -> list[float]:
-        """Epoch seconds of each run that tells them."""
+        """Epoch seconds of each run that has them."""
         return [run.epoch_seconds for run in self.run_figures if run.epoch_seconds is not None]
 
     @property
     def of_rates(self) -> bool:
-        """Whether its runs tell images/s and no time of an epoch."""
+        """Whether its runs have images/s alone, and none has the time of an epoch."""
         return not self.epoch_costs and any(run.images_per_second for run in self.run_figures)
 
     @property
@@ -278,7 +321,9 @@ class TrialFigures:
         if samples is None or not self.trial.train.drop_last:
             return 0.0
         used = samples_used(samples, self.trial.data.fraction)
-        return used % self.trial.global_batch / used if used >= self.trial.global_batch else 0.0
+        if used < self.trial.global_batch:
+            return 0.0
+        return used % self.trial.global_batch / used
 
     @property
     def slow_share(self) -> float | None:
@@ -296,8 +341,12 @@ class TrialFigures:
 
         Geometric mean over runs, as of their times: so many times the step is the epoch.
         """
-        known = [run.pace.effective_steps for run in self.run_figures if run.pace.effective_steps]
-        return statistics.geometric_mean(known) if len({*known}) > 1 else known[0] if known else None
+        steps_by_run = [run.pace.effective_steps for run in self.run_figures if run.pace.effective_steps]
+        if not steps_by_run:
+            return None
+        if len(set(steps_by_run)) == 1:
+            return steps_by_run[0]  # exactly: the geometric mean of equal values is off in the last digit
+        return statistics.geometric_mean(steps_by_run)
 
     @property
     def elapsed_epochs(self) -> int:
@@ -305,13 +354,20 @@ class TrialFigures:
         return sum(run.elapsed_epochs for run in self.run_figures)
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
-        """Median over runs of one figure, or None where no run has it."""
+        """Return the median over runs of one figure; None where no run has it."""
         return known_median([figure(run) for run in self.run_figures])
 
     @property
     def model_name(self) -> str:
         """The model, as the user named it."""
         return self.trial.model_name or "unknown model"
+
+
+def _have_like_size(samples: int | None, other_samples: int | None) -> bool:
+    """Whether two recorded sizes may be those of one dataset; True where either is unknown."""
+    if samples is None or other_samples is None:
+        return True
+    return max(samples, other_samples) <= (1 + _UNLIKE_DATASETS) * min(samples, other_samples)
 
 
 @dataclass(frozen=True)
@@ -326,20 +382,24 @@ class TrialResult(TrialFigures):
 
     @classmethod
     def of(cls, figures: TrialFigures, *, start_ups: tuple[StartUp, ...], drift: Drift, name: str) -> Self:
-        """Puts the figures of a trial together with what all trials say about it."""
-        own_fields = {field.name: getattr(figures, field.name) for field in fields(TrialFigures)}
-        return cls(**own_fields, start_ups=start_ups, drift=drift, name=name)
+        """Put the figures of a trial together with what all trials say about it."""
+        fields_of_figures = {field.name: getattr(figures, field.name) for field in fields(TrialFigures)}
+        return cls(**fields_of_figures, start_ups=start_ups, drift=drift, name=name)
 
     @property
     def startup(self) -> dict[str, float]:
         """Phase of the start-up to seconds, median over the runs that have it; in the order of phases."""
-        medians = {phase: known_median([own.phases.get(phase) for own in self.start_ups]) for phase in PHASES}
-        return {phase: seconds for phase, seconds in medians.items() if seconds is not None}
+        medians = {}
+        for phase in PHASES:
+            seconds = known_median(start_up.phases.get(phase) for start_up in self.start_ups)
+            if seconds is not None:
+                medians[phase] = seconds
+        return medians
 
     @property
     def startup_seconds(self) -> float | None:
-        """Seconds of the whole start-up, median over the runs that tell it."""
-        return known_median([own.seconds for own in self.start_ups])
+        """Seconds of the whole start-up, median over the runs that have it."""
+        return known_median(start_up.seconds for start_up in self.start_ups)
 
     @property
     def drifts(self) -> bool:
@@ -350,37 +410,47 @@ class TrialResult(TrialFigures):
     def comparable_costs(self) -> list[float]:
         """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
 
-        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run tells an epoch,
-        they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
+        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run has those of an
+        epoch, they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
         """
-        trained = 1 - self.images_left_out
-        return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
+        if self.drifts:
+            return []
+        trained_share = 1 - self.images_left_out
+        return [seconds / trained_share for seconds in self.observed_costs]
 
     def without(self, dropped: Collection[int]) -> TrialResult:
-        """The same trial from fewer runs, for a jackknife: only its costs, start-up and breakdown are those of fewer.
+        """Return the same trial from fewer runs, for a jackknife: only its costs, start-up and breakdown change.
 
         All other fields stay those of all runs; `recorded_runs` too, which then are more than `run_figures`.
 
         Args:
             dropped: places in `run_figures` of the runs to leave out.
         """
-        kept = [run for run in range(len(self.run_figures)) if run not in dropped]
-        new_places = {run: place for place, run in enumerate(kept)}
-        allocations = []
-        for allocation in self.allocations:
-            remaining = tuple(new_places[run] for run in allocation if run in new_places)
-            if remaining:
-                allocations.append(remaining)
+        remaining = [run for run in range(len(self.run_figures)) if run not in dropped]
         fewer = replace(
             self,
-            run_figures=tuple(self.run_figures[run] for run in kept),
-            start_ups=tuple(self.start_ups[run] for run in kept),
-            allocations=tuple(allocations),
+            run_figures=tuple(self.run_figures[run] for run in remaining),
+            start_ups=tuple(self.start_ups[run] for run in remaining),
+            allocations=_renumbered(self.allocations, remaining),
         )
         if self.breakdown is None:
             return fewer
-        by_run = [self.breakdown.by_run[run] for run in kept]
+        by_run = [self.breakdown.by_run[run] for run in remaining]
         return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, self.breakdown.typical.rank))
+
+
+def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the allocations of the remaining runs, by their places among these.
+
+    Example: allocations (0, 1) and (2, 3) without run 1 are (0,) and (1, 2).
+    """
+    new_place = {run: place for place, run in enumerate(remaining)}
+    renumbered = []
+    for allocation in allocations:
+        places = tuple(new_place[run] for run in allocation if run in new_place)
+        if places:
+            renumbered.append(places)
+    return tuple(renumbered)
 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
@@ -389,12 +459,12 @@ many runs as are allowed. failed: a run did not complete, so none is added. unti
 
 
 def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> TargetStatus:
-    """Tells whether a trial's epoch time is known as closely as was asked (`vitscale.analysis.runs.repeats`).
+    """Return whether a trial's epoch time is known as closely as the study asks (`vitscale.analysis.runs.repeats`).
 
     Args:
         figures: the trial; only its runs that may be combined count.
         target_ci: how far the interval may reach from its centre, as a share of it.
-        max_repeats: most runs of a trial.
+        max_repeats: largest number of runs of a trial.
     """
     if figures.failures:
         return "failed"

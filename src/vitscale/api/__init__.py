@@ -1,4 +1,4 @@
-"""What the package offers to Python code: one function for each verb, which the command line calls too.
+"""The functions that the package offers to Python code: one for each verb, which the command line calls too.
 
 `vitscale.NAME` imports a function when it is first used, so that `import vitscale` stays fast. A function takes the
 options of its verb under the same names (`--nodes-of` is `nodes_of`), and messages of errors name them as the command
@@ -8,11 +8,11 @@ returns a `VerbResult`: shown in a notebook, and `to_json()` is what the verb pr
 arguments   values that several functions take: paths, sizes, counts, where ranks are started
 starting    init: a first study
 planning    plan: what would run
-running     run, train: does it
-checking    check, check_training: looks at the machines first
+running     run, train: do it
+checking    check, check_training: look at the machines first
 reporting   report, report_like: tables, figures, a page (`load`, of frames and charts, is `pages.outputs.load`)
 comparing   compare, compare_studies: results side by side
-asking      what predict and advise ask of results, and which options changed nothing
+questions   the questions of predict and advise to results, and which options changed nothing
 predicting  predict: what nobody has measured
 advising    advise: what to rent
 importing   import_results: others' logs as results

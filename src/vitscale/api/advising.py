@@ -13,14 +13,14 @@ from vitscale import analysis
 from vitscale.advice.job_files import JOB_FORMATS, job_text
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.printing import advice_document, advice_fields
-from vitscale.advice.request import Option, Request
+from vitscale.advice.request import Request
 from vitscale.advice.sentences import in_short
 from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
 from vitscale.analysis import Analysis
 from vitscale.api.arguments import StrPath, path_of, path_or_none, positive, rank_counts
-from vitscale.api.asking import AdviseAsking
 from vitscale.api.new_files import write_new
 from vitscale.api.predicting import TrainingPlan
+from vitscale.api.questions import AdviseQuestion
 from vitscale.base.distribution import write_wheel
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.remarks import Remarks
@@ -30,6 +30,8 @@ from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 STUDY_FORMAT = "study"
+_LONGEST_STUDY_NAME = 90
+"""Letters of a study's name that stay before "-advised"."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class AdviseResult(VerbResult):
     launch: tuple[str, ...]
     """The commands that would start its ranks; or one line that says why there are none."""
     remarks: Remarks
-    """What is to be known first: unsteady runs, options that changed nothing."""
+    """Sentences before the advice: unsteady runs, options that changed nothing."""
     analysis: Analysis
     """The results that it rests on."""
     start: str | None = None
@@ -96,12 +98,12 @@ class AdviseResult(VerbResult):
     @property
     @override
     def summary(self) -> str:
-        chosen = self.advice.chosen
-        if chosen is None:
+        first_answer = self.advice.chosen
+        if first_answer is None:
             return "no answer"
         looked_at = counted(self.advice.looked_at, "configuration")
         which = "first answer" if self.met else "nothing meets the limits, nearest"
-        return f"{which} {in_short(chosen)}, {looked_at} looked at"
+        return f"{which} {in_short(first_answer)}, {looked_at} looked at"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -129,7 +131,7 @@ def advise(
     chart: StrPath | None = None,
     say: Callable[[str], None] | None = None,
 ) -> AdviseResult:
-    """Advises what to rent: the fastest, the cheapest, the most ranks and the knee that meet the limits.
+    """Advise what to rent: the fastest, the cheapest, the most ranks and the knee that meet the limits.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -185,9 +187,9 @@ def advise(
     _check_files(files)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder)
-    asking = AdviseAsking(folder, analysed, request)
-    advice = asking.answer(options)
-    remarks = asking.remarks(advice, options)
+    question = AdviseQuestion(folder, analysed, request)
+    advice = question.answer(options)
+    remarks = question.remarks(advice, options)
     without_study = AdviseResult(advice, study=None, launch=(), remarks=remarks, analysis=analysed)
     result = _with_study(without_study, analysed, must_be_written=files.output is not None)
     return _write_files(result, analysed, files)
@@ -205,7 +207,7 @@ class _AdviceFiles(NamedTuple):
 def _request(
     limits: AdviceLimits, choices: AdviceChoices, training: TrainingPlan, price: float | None, series: str | None
 ) -> Request:
-    """The limits and choices, checked, without the instances of a table."""
+    """Return the limits and choices, checked, without the instances of a table."""
     return Request(
         deadline_seconds=positive(limits.deadline_seconds, "--deadline"),
         budget=positive(limits.budget, "--budget"),
@@ -233,31 +235,35 @@ def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | 
 def _refuse_options_of_measured_hosts(
     choices: AdviceChoices, gpu_memory: str | int | None, price: float | None
 ) -> None:
-    """Refuses what says nothing of instances, where hosts like the measured ones have no price to stand beside them."""
+    """Refuse options of hosts like the measured ones where there are none: these need a price to stand in the answer.
+
+    Raises:
+        RequestError: one is given beside a table of instances, without a price.
+    """
     if price is not None:
         return
-    of_measured = {"--split": choices.split, "--nodes-of": choices.nodes_of, "--gpu-memory": gpu_memory}
-    given = [option for option, value in of_measured.items() if value]
-    if given:
-        raise RequestError(
-            f"{given[0]} says nothing of the instances of --devices",
-            next_step="Add --price for hosts like the measured ones beside them, or leave it out",
-        )
+    values = {"--split": choices.split, "--nodes-of": choices.nodes_of, "--gpu-memory": gpu_memory}
+    for option, value in values.items():
+        if value:
+            raise RequestError(
+                f"{option} says nothing of the instances of --devices",
+                next_step="Add --price for hosts like the measured ones beside them, or leave it out",
+            )
 
 
 def _with_instances(request: Request, devices: Path, say: Callable[[str], None] | None) -> Request:
-    """The request with the instances of a table; each row that is left out is said."""
+    """Return the request with the instances of a table; `say` gets a line for each row that is left out."""
     from vitscale.prediction.instances import read_instances
 
-    instances, left_out = read_instances(devices)
-    for note in left_out:
-        if say is not None:
+    instances, notes_on_skipped = read_instances(devices)
+    if say is not None:
+        for note in notes_on_skipped:
             say(note)
     return replace(request, instances=instances)
 
 
 def _check_files(files: _AdviceFiles) -> None:
-    """Refuses files that cannot be meant, before anything is worked out."""
+    """Refuse files that cannot be meant, before anything is computed."""
     if files.chart is not None:
         from vitscale.pages.charts.advice import check_format
 
@@ -271,7 +277,7 @@ def _check_files(files: _AdviceFiles) -> None:
 
 
 def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bool) -> AdviseResult:
-    """The result with its first answer as a study, and the commands that would start it.
+    """Return the result with its first answer as a study, and the commands that would start it.
 
     Args:
         result: the advice.
@@ -279,12 +285,14 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bo
         must_be_written: whether an answer that cannot be written as a study is an error.
     """
     advice = result.advice
-    if advice.chosen is None:
+    first_answer = advice.chosen
+    if first_answer is None:
         return result
-    trial = advice.trials[advice.chosen.series]
+    trial = advice.trials[first_answer.series]
+    name = f"{analysed.study.name[:_LONGEST_STUDY_NAME]}-advised"
     try:
-        text = study_text(f"{analysed.study.name[:90]}-advised", advice.chosen, trial, advice.work)
-        launch = launch_lines(advised_trial(advice.chosen, trial, advice.work))
+        text = study_text(name, first_answer, trial, advice.work)
+        launch = launch_lines(advised_trial(first_answer, trial, advice.work))
     except RequestError as error:
         if must_be_written:
             raise
@@ -293,7 +301,7 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bo
 
 
 def _write_files(result: AdviseResult, analysed: Analysis, files: _AdviceFiles) -> AdviseResult:
-    """Writes the files that are asked for; returns the result with the command that starts the first answer."""
+    """Write the files that are asked for; return the result with the command that starts the first answer."""
     if files.output is not None:
         result = replace(result, start=_write_answer(result, analysed, files.output, files.output_format))
     if files.chart is not None:
@@ -304,21 +312,27 @@ def _write_files(result: AdviseResult, analysed: Analysis, files: _AdviceFiles) 
 
 
 def _write_answer(result: AdviseResult, analysed: Analysis, output: Path, output_format: str) -> str:
-    """Writes the first answer as a study, or as what starts it; returns the command that starts the file."""
-    chosen = result.advice.chosen
-    if chosen is None or result.study is None:
+    """Write the first answer as a study, or as the job that starts it; return the command that starts the file.
+
+    The job installs this vitscale from a wheel, which is written beside the file.
+    """
+    first_answer = result.advice.chosen
+    if first_answer is None or result.study is None:
         raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
-    trial = result.advice.trials[chosen.series]
+    trial = result.advice.trials[first_answer.series]
     if output_format == STUDY_FORMAT:
         write_new(output, result.study)
-        return start_line(output, chosen, trial, None)
-    write_new(output, _job(result.study, chosen, result.advice, analysed, output, output_format))
-    return start_line(output, chosen, trial, JOB_FORMATS[output_format].start)
-
-
-def _job(study: str, chosen: Option, advice: Advice, analysed: Analysis, output: Path, output_format: str) -> str:
-    """The text of a job that installs this vitscale from a wheel beside the file, and runs the study."""
-    environments = [trial.environment for trial in analysed.trials.values() if trial.environment is not None]
-    gpu_types = tuple(dict.fromkeys(device for environment in environments for device in environment.devices))
+        return start_line(output, first_answer, trial, None)
     wheel = write_wheel(output.absolute().parent)
-    return job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types, wheel)
+    job = job_text(output_format, result.study, first_answer, trial, _gpu_types(analysed), wheel)
+    write_new(output, job)
+    return start_line(output, first_answer, trial, JOB_FORMATS[output_format].start)
+
+
+def _gpu_types(analysed: Analysis) -> tuple[str, ...]:
+    """Return the devices that trials ran on, each once."""
+    types: dict[str, None] = {}
+    for trial in analysed.trials.values():
+        if trial.environment is not None:
+            types |= dict.fromkeys(trial.environment.devices)
+    return tuple(types)

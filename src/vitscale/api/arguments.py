@@ -39,7 +39,7 @@ class LaunchOptions:
     """A site file, whose [launch], [slurm] and [node] are put over the study's own."""
 
     def overlay(self) -> Overlay:
-        """The sections that are put over a study; the options here win over the site file.
+        """Return the sections that are put over a study; the options here win over the site file.
 
         Raises:
             RequestError: an option or the site file cannot be used.
@@ -55,7 +55,7 @@ class LaunchOptions:
 
 
 def overlay_of(launch: LaunchOptions | None) -> Overlay:
-    """The sections that are put over a study; none where nothing is given.
+    """Return the sections that are put over a study; none where nothing is given.
 
     Raises:
         RequestError: an option or the site file cannot be used.
@@ -64,17 +64,17 @@ def overlay_of(launch: LaunchOptions | None) -> Overlay:
 
 
 def path_of(path: StrPath) -> Path:
-    """The path, with `~` as the home folder."""
+    """Return the path, with `~` as the home folder."""
     return Path(path).expanduser()
 
 
 def path_or_none(path: StrPath | None) -> Path | None:
-    """The path with `~` as the home folder; None stays None."""
+    """Return the path with `~` as the home folder; None stays None."""
     return None if path is None else path_of(path)
 
 
 def progress_console(console: Console | None) -> Console:
-    """The console for progress: the caller's, else one on standard error."""
+    """Return the console for progress: the caller's, else one on standard error."""
     if console is not None:
         return console
     from rich.console import Console as RichConsole
@@ -83,7 +83,7 @@ def progress_console(console: Console | None) -> Console:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
+    """Return the bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
 
     Raises:
         RequestError: it is no size, or less than a byte.
@@ -100,7 +100,7 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def memory_bytes(gpu_memory: str | int | None) -> int | None:
-    """Bytes of a device's memory that is given in bytes or as text ("80GB"); None stays None.
+    """Return the bytes of a device's memory that is given in bytes or as text ("80GB"); None stays None.
 
     Raises:
         RequestError: it is no size, or less than a byte.
@@ -113,7 +113,7 @@ def memory_bytes(gpu_memory: str | int | None) -> int | None:
 
 
 def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
-    """`value`, checked to be above 0 and at most `most`, or not given.
+    """Return `value`, checked to be above 0 and at most `most`, or not given.
 
     Raises:
         RequestError: it is given and out of range.
@@ -125,7 +125,7 @@ def positive(value: float | None, option: str, most: float = math.inf) -> float 
 
 
 def check_rank_count(count: int, option: str) -> None:
-    """Refuses a rank count that cannot be.
+    """Refuse a rank count that cannot be.
 
     Raises:
         RequestError: it is below 1 or above `MOST_RANKS`.
@@ -135,7 +135,7 @@ def check_rank_count(count: int, option: str) -> None:
 
 
 def rank_counts(counts: Iterable[int] | int | None, option: str = "--gpus") -> tuple[int, ...] | None:
-    """Rank counts, each once and in rising order; None stays None.
+    """Return rank counts, each once and in rising order; None stays None.
 
     Raises:
         RequestError: a count cannot be, or there are more than `MOST_COUNTS`, or none.
@@ -153,5 +153,5 @@ def rank_counts(counts: Iterable[int] | int | None, option: str = "--gpus") -> t
 
 
 def too_many_counts(option: str) -> RequestError:
-    """The refusal of more rank counts than `MOST_COUNTS`."""
+    """Return the refusal of more rank counts than `MOST_COUNTS`."""
     return RequestError(f"{option}: more than {MOST_COUNTS:,} rank counts", next_step="Ask for fewer, such as 8,16,32")

@@ -22,10 +22,10 @@ from vitscale.store.checks import CheckRecord
 
 @dataclass(frozen=True, repr=False)
 class CheckResult(VerbResult):
-    """What a check measured and found."""
+    """The measurements of a check, and findings on them."""
 
     record: CheckRecord
-    """What every rank measured: facts, collectives, computing, loader, disk."""
+    """Measurements of every rank: facts, collectives, computing, loader, disk."""
     findings: tuple[Finding, ...]
     """Findings, the most severe first."""
     stored: Path
@@ -55,7 +55,7 @@ class CheckResult(VerbResult):
 
 @dataclass(frozen=True, repr=False)
 class TrainingCheckResult(VerbResult):
-    """What tiny runs of each engine prove."""
+    """Claims on what is measured, proved by tiny runs of each engine."""
 
     results: Path
     """The results folder of these runs."""
@@ -129,10 +129,10 @@ def check(
         1
     """
     target = preflight.check_target(path_or_none(study), overlay_of(launch), overrides)
-    wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
+    request = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     progress = progress_console(console)
     record, stored = preflight.run_check(
-        target, wanted, path_or_none(output), lambda line: progress.print(line, highlight=False)
+        target, request, path_or_none(output), lambda line: progress.print(line, highlight=False)
     )
     return CheckResult(record, preflight.judged(record), stored)
 
@@ -144,7 +144,7 @@ def check_training(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> TrainingCheckResult:
-    """Checks each engine by a tiny run on the devices that are there, and proves what is measured.
+    """Check each engine by a tiny run on the devices that are there, and proves what is measured.
 
     Args:
         output: the results folder for the runs, to which a bundle is added; None: results/training-check-TIME.

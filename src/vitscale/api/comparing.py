@@ -1,4 +1,4 @@
-"""compare, compare_studies: results side by side, and studies that are run in turn to compare them."""
+"""compare, compare_studies: results side by side, and studies that are run in turn to be compared."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class CompareResult(VerbResult):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a trial is neither slower than the limit for certain nor within it, or has no counterpart, or runs
-        that cannot be read could change it."""
+        """Whether the answer is open: a trial is neither slower than the limit for certain nor within it, or has no
+        counterpart, or runs that cannot be read could change it."""
         return self.compared.is_undecided
 
     @property
@@ -67,9 +67,9 @@ class CompareResult(VerbResult):
     @property
     @override
     def summary(self) -> str:
-        others = len({pair.results for pair in self.compared.pairs})
-        pairs = counted(len(self.compared.pairs), "trial")
-        return f"{pairs} of {counted(others, 'other')} with {self.compared.first}"
+        trials = counted(len(self.compared.pairs), "trial")
+        other_results = len({pair.results for pair in self.compared.pairs})
+        return f"{trials} of {counted(other_results, 'other')} with {self.compared.first}"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class CompareResult(VerbResult):
         return compared_document(self.compared)
 
     def write(self, page: StrPath) -> CompareResult:
-        """Writes an HTML or a Markdown page, and returns the result that names it.
+        """Write an HTML or a Markdown page, and return the result that names it.
 
         Raises:
             RequestError: the name ends otherwise, or the file cannot be written.
@@ -110,7 +110,7 @@ def compare(
     combine_unlike: bool = False,
     output: StrPath | None = None,
 ) -> CompareResult:
-    """Compares results: what differs, and which trials got slower or faster for certain.
+    """Compare results: what differs, and which trials got slower or faster for certain.
 
     Args:
         results: two results folders or more; the others are compared with the first.
@@ -154,7 +154,7 @@ def compare_studies(
     output: StrPath | None = None,
     console: Console | None = None,
 ) -> CompareResult:
-    """Runs studies in turn, round by round, and compares their results; the same call again resumes.
+    """Run studies in turn, round by round, and compares their results; the same call again resumes.
 
     Args:
         studies: two study files or more; the others are compared with the first.
@@ -182,7 +182,7 @@ def compare_studies(
 
 @dataclass(frozen=True)
 class RunsInTurn:
-    """What came of running studies in turn."""
+    """The results of studies that were run in turn."""
 
     folders: tuple[Path, ...]
     """The results folder of each study."""
@@ -191,7 +191,7 @@ class RunsInTurn:
 
 
 def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, console: Console) -> RunsInTurn:
-    """Runs studies in turn, each into a folder of its own in `folder`; notes and progress go to the console.
+    """Run studies in turn, each into a folder of its own in `folder`; notes and progress go to the console.
 
     Raises:
         VitscaleError: as `compare_studies` does.
@@ -218,7 +218,7 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
 
 
 def check_page(page: Path) -> None:
-    """Refuses a page whose name ends in no form of a page.
+    """Refuse a page whose name ends in no form of a page.
 
     Raises:
         RequestError: it ends in neither .html nor .md.
@@ -241,7 +241,11 @@ def _limit(fail_if_slower: float | None, *, strict: bool) -> float | None:
 
 
 def _refuse_studies(paths: Sequence[Path]) -> None:
-    """Raises a RequestError where a path is a study file: that is meant for --run."""
+    """Refuse study files, which are meant for --run.
+
+    Raises:
+        RequestError: a path is one.
+    """
     for path in paths:
         is_study = path.suffix == ".toml" and path.is_file()
         if is_study:
@@ -252,6 +256,12 @@ def _refuse_studies(paths: Sequence[Path]) -> None:
 
 
 def _compared(folders: Sequence[Path], limit: float | None, *, combine_unlike: bool) -> Compared:
+    """Read and compare results.
+
+    Raises:
+        RequestError: no trial has a counterpart.
+        StoreError: a folder holds no results, or they cannot be read.
+    """
     names = _short_names(folders)
     analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in folders]
     named_results = list(zip(names, analysed, strict=True))
@@ -265,6 +275,6 @@ def _compared(folders: Sequence[Path], limit: float | None, *, combine_unlike: b
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """The name of each folder; its path where another has that name."""
+    """Return the name of each folder; its path where another has that name."""
     names = [path.name for path in paths]
     return [path.name if names.count(path.name) == 1 else str(path) for path in paths]

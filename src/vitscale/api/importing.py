@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -19,6 +19,9 @@ from vitscale.present import units
 from vitscale.present.document import Bullets, Document
 from vitscale.present.verb_result import VerbResult
 from vitscale.store.checks import CheckRecord
+
+if TYPE_CHECKING:
+    from vitscale.prediction.network.links import Link
 
 _GUESSED = "auto"
 
@@ -39,7 +42,7 @@ class ImportResult(VerbResult):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be used."""
+        """Lines and files that could not be used, and why."""
         imported = self.done.study.imported
         return imported.problems if imported is not None else ()
 
@@ -70,7 +73,7 @@ class LinkImportResult(VerbResult):
     stored: Path
     """The file that the check is stored in."""
     problems: tuple[str, ...]
-    """What could not be used."""
+    """Lines and files that could not be used, and why."""
 
     verb = "import"
     unread = None
@@ -81,12 +84,12 @@ class LinkImportResult(VerbResult):
         from vitscale.prediction.network.checked import network_of
 
         network = network_of(self.record)
-        sentences = []
-        for where, link in (("inside a host", network.inside), ("between hosts", network.across)):
-            rate = f"{units.rate(link.bandwidth_bytes_per_second, 'B/s')}, {units.seconds(link.latency_seconds)} a hop"
-            sentences.append(f"{where}: {link.described}" + (f", {rate}" if link.source == "check" else ""))
-        sentences += [f"problem: {problem}" for problem in self.problems]
-        return [*sentences, f"Written to {self.stored}; predict takes it: vitscale predict {self.results}"]
+        return [
+            f"inside a host: {_link_words(network.inside)}",
+            f"between hosts: {_link_words(network.across)}",
+            *(f"problem: {problem}" for problem in self.problems),
+            f"Written to {self.stored}; predict takes it: vitscale predict {self.results}",
+        ]
 
     @property
     @override
@@ -107,6 +110,14 @@ class LinkImportResult(VerbResult):
         return Document("", (Bullets(tuple(self.sentences)),))
 
 
+def _link_words(link: Link) -> str:
+    """Return a link in words, with its bandwidth and latency where they were measured."""
+    if link.source != "check":
+        return link.described
+    bandwidth = units.rate(link.bandwidth_bytes_per_second, "B/s")
+    return f"{link.described}, {bandwidth}, {units.seconds(link.latency_seconds)} a hop"
+
+
 def import_results(
     logs: StrPath | Sequence[StrPath],
     *,
@@ -125,7 +136,7 @@ def import_results(
     cells: str | None = None,
     as_repeats: bool = False,
 ) -> ImportResult | LinkImportResult:
-    """Imports others' logs, tables or traces as results; importing them again changes nothing.
+    """Import others' logs, tables or traces as results; importing them again changes nothing.
 
     What results need and the files leave open is an error that names the argument, with its choices.
 
@@ -162,13 +173,14 @@ def import_results(
     if not paths:
         raise RequestError("no log is given", next_step="Give one file or more")
     counts = _gpus_of_files(gpus, len(paths))
-    taken = guess(paths, cells, counts) if log_format == _GUESSED else log_format
-    if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
+    is_guessed = log_format == _GUESSED
+    file_format = guess(paths, cells, counts) if is_guessed else log_format
+    if file_format not in (*FORMATS, *OF_LINKS) and plugins.target("importer", file_format) is None:
         raise unknown("format", log_format, (_GUESSED, *FORMATS, *OF_LINKS, *plugins.names("importer")))
     results = path_or_none(output) or Path("results") / (name or paths[0].stem)
-    of_links = next((link_format for link_format in OF_LINKS if link_format == taken), None)
-    if of_links is not None:
-        return _import_links(paths, of_links, results)
+    for link_format in OF_LINKS:
+        if link_format == file_format:
+            return _import_links(paths, link_format, results)
     options = ImportOptions(
         model=model,
         image_size=image_size,
@@ -184,12 +196,12 @@ def import_results(
         each_gpus=counts if len(counts) > 1 else None,
         as_repeats=as_repeats or None,
     )
-    done = import_logs(paths, taken, options, results)
-    return ImportResult(results, done, guessed_format=taken if log_format == _GUESSED else "")
+    done = import_logs(paths, file_format, options, results)
+    return ImportResult(results, done, guessed_format=file_format if is_guessed else "")
 
 
 def _gpus_of_files(gpus: int | str | Sequence[int] | None, files: int) -> tuple[int, ...]:
-    """The ranks of all files, or of each in turn; empty where they are not given."""
+    """Return the ranks of all files, or of each in turn; empty where they are not given."""
     if gpus is None:
         return ()
     if isinstance(gpus, str):

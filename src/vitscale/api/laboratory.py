@@ -14,6 +14,8 @@ from vitscale.present.units import counted
 from vitscale.present.verb_result import VerbResult
 
 _COLUMNS = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
+_WORDS = ("lab", "host", "state")
+"""Columns of words; the others are figures."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,29 +41,43 @@ class LabResult(VerbResult):
 
     @override
     def _answer_document(self) -> Document:
-        """A table with a row for each host."""
-        columns = [Column(name, words=name in ("lab", "host", "state")) for name in _COLUMNS]
-        rows = [["none" if value is None else str(value) for value in row.values()] for row in self._rows()]
+        """Return a table with a row for each host."""
+        columns = [Column(name, words=name in _WORDS) for name in _COLUMNS]
+        rows = [list(map(_cell, fields.values())) for fields in self._rows()]
         return Document("", (table(columns, rows),))
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "lab": lab.state.name,
-                "host": name,
-                "address": lab.addresses[number],
-                "slots": lab.state.slots,
-                "bandwidth_mbit": lab.state.bandwidth_mbit,
-                "cores": lab.cores(number),
-                "state": "up" if lab.state.hosts[number].first.alive else "gone",
-                "processes": len(lab.processes(number)),
-            }
-            for lab in self.labs
-            for number, name in enumerate(lab.names)
-        ]
+        """Return the fields of each host, in the order of `_COLUMNS`."""
+        rows: list[dict[str, Any]] = []
+        for lab in self.labs:
+            rows += [_host_fields(lab, number) for number in range(len(lab.names))]
+        return rows
+
+
+def _host_fields(lab: Laboratory, number: int) -> dict[str, Any]:
+    """Return what is known of one host of a lab.
+
+    Args:
+        lab: the lab.
+        number: the host's number in it, from 0.
+    """
+    return {
+        "lab": lab.state.name,
+        "host": lab.names[number],
+        "address": lab.addresses[number],
+        "slots": lab.state.slots,
+        "bandwidth_mbit": lab.state.bandwidth_mbit,
+        "cores": lab.cores(number),
+        "state": "up" if lab.state.hosts[number].first.alive else "gone",
+        "processes": len(lab.processes(number)),
+    }
+
+
+def _cell(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def lab_status() -> LabResult:
-    """Looks at all labs of this machine: hosts, limits, and how many processes run on each."""
+    """Look at all labs of this machine: hosts, limits, and how many processes run on each."""
     labs, unreadable = laboratories()
     return LabResult(tuple(labs), tuple(map(str, unreadable)))

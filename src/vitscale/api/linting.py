@@ -27,7 +27,7 @@ class LintResult(VerbResult):
     findings: tuple[Finding, ...]
     """Findings, the most severe first."""
     setting: deepspeed_lint.LintTarget
-    """What the configuration was judged for: model, ranks, version of DeepSpeed."""
+    """The model, ranks and version of DeepSpeed that the configuration was judged for."""
 
     verb = "lint"
     unread = None
@@ -59,7 +59,7 @@ def lint(
     gpus: int | None = None,
     deepspeed: str | None = None,
 ) -> LintResult:
-    """Says what a DeepSpeed configuration will really do; starts nothing and needs no DeepSpeed.
+    """Find what a DeepSpeed configuration will really do; start nothing and need no DeepSpeed.
 
     Args:
         config: the JSON file that `deepspeed.initialize` gets, or what it holds.
@@ -81,11 +81,11 @@ def lint(
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     if isinstance(config, Mapping):
-        setting = deepspeed_lint.setting_of(model, parameters, gpus, deepspeed)
+        setting = deepspeed_lint.lint_target(model, parameters, gpus, deepspeed)
         return LintResult(_NO_FILE, deepspeed_lint.lint(dict(config), setting), setting)
     file = path_of(config)
     _refuse_study(file)
-    setting = deepspeed_lint.setting_of(model, parameters, gpus, deepspeed)
+    setting = deepspeed_lint.lint_target(model, parameters, gpus, deepspeed)
     return LintResult(str(file), deepspeed_lint.lint_file(file, setting), setting)
 
 

@@ -8,7 +8,7 @@ from vitscale.errors import RequestError, shown
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a file that does not exist yet, and makes its folder where that is missing.
+    """Write a file that does not exist yet, and makes its folder where that is missing.
 
     Raises:
         RequestError: it exists, cannot be written, or is `-`.

@@ -39,7 +39,7 @@ class PlanResult(VerbResult):
     estimate: PlanEstimate
     """Memory, time, GPU-hours and cost of each trial."""
     file_findings: tuple[Finding, ...]
-    """What is to be known of the trials' DeepSpeed files, as `vitscale.lint` says it."""
+    """Findings on the trials' DeepSpeed files, as `vitscale.lint` has them."""
 
     verb = "plan"
 
@@ -74,7 +74,7 @@ def plan(
     skip_unfit: bool = False,
     launch: LaunchOptions | None = None,
 ) -> PlanResult:
-    """Plans a study: trials, memory, time and cost, exact commands. Starts nothing and writes nothing.
+    """Plan a study: trials, memory, time and cost, exact commands. Nothing is started or written.
 
     Args:
         study: the study file.
@@ -114,7 +114,7 @@ def commands(
     gpu_memory: str | int | None = None,
     launch: LaunchOptions | None = None,
 ) -> str:
-    """Lists the exact commands or batch scripts of every trial of a study, for a results folder RESULTS.
+    """List the exact commands or batch scripts of every trial of a study, for a results folder RESULTS.
 
     Args:
         study: the study file.
@@ -136,5 +136,5 @@ def unfit_trials(planned: runner.Plan, gpu_memory: str | int | None, *, skip_unf
 
 
 def default_folder(planned: runner.Plan) -> Path:
-    """The folder of a study's results where none is named: results/NAME."""
+    """Return the folder of a study's results where none is named: results/NAME."""
     return Path("results") / planned.record.name

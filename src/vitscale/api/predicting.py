@@ -11,7 +11,7 @@ from typing_extensions import override
 from vitscale import analysis
 from vitscale.analysis import Analysis
 from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
-from vitscale.api.asking import PredictAsking
+from vitscale.api.questions import PredictQuestion
 from vitscale.pages.predicted import predict_document, predict_fields
 from vitscale.prediction.answering import Changes
 from vitscale.prediction.finishing import Finish
@@ -47,7 +47,7 @@ class PredictResult(VerbResult):
     finishes: tuple[Finish, ...]
     """The time to finish of each prediction; empty where no epochs were given."""
     remarks: Remarks
-    """What is to be known first: unsteady runs, options that changed nothing."""
+    """Sentences before the answer: unsteady runs, options that changed nothing."""
     analysis: Analysis
     """The results that it rests on."""
 
@@ -87,7 +87,7 @@ def predict(
     gpu_memory: str | int | None = None,
     training: TrainingPlan | None = None,
 ) -> PredictResult:
-    """Predicts time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
+    """Predict time, efficiency, memory and cost on rank counts that nobody has measured, with intervals.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -138,6 +138,6 @@ def predict(
     }
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder)
-    asking = PredictAsking(folder, analysed, rank_counts(gpus), series)
-    answer = asking.answer(options)
-    return PredictResult(answer.forecast, answer.finishes, asking.remarks(answer, options), analysed)
+    question = PredictQuestion(folder, analysed, rank_counts(gpus), series)
+    answer = question.answer(options)
+    return PredictResult(answer.forecast, answer.finishes, question.remarks(answer, options), analysed)

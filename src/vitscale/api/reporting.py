@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class ReportResult(VerbResult):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """What is predicted beyond the measured rank counts; None where nothing was measured or lies beyond."""
+        """Predictions beyond the measured rank counts; None where nothing was measured or lies beyond."""
         return answering.forecast(self._fitted)
 
     @cached_property
@@ -81,7 +81,7 @@ class ReportResult(VerbResult):
         return terminal_document(self.analysis, [f"Report: {path}" for path in self.written])
 
     def text(self, form: str) -> str:
-        """Makes the report as "html", "md", "latex", "json", or its "methods" alone.
+        """Return the report as "html", "md", "latex", "json", or its "methods" alone.
 
         Raises:
             RequestError: the form is none of these.
@@ -93,7 +93,7 @@ class ReportResult(VerbResult):
     def write(
         self, formats: Sequence[str] = (), output: StrPath | None = None, *, to_standard_output: bool = False
     ) -> list[Path]:
-        """Writes the report; returns the files.
+        """Write the report; return the files.
 
         Args:
             formats: html, md, latex, json, csv, parquet, png, svg, pdf, methods or trace; none: as the name of `output`
@@ -114,17 +114,16 @@ class ReportResult(VerbResult):
         )
 
     def _reported(self, formats: Collection[str]) -> outputs.Reported:
-        """All that a report in these forms is made of."""
+        """Return what a report in these forms is made of, with the charts of other packages."""
         forecast = self.forecast if set(formats) - {*WITHOUT_PREDICTIONS} else None
         # Data formats have no advice, which takes as long as all predictions.
         advice = self.advice if set(formats) - {*OF_DATA} else None
         reported = outputs.Reported(self.analysis, forecast, advice, self.results)
-        brought = outputs.brought(self.charts, reported)
-        return outputs.Reported(self.analysis, forecast, advice, self.results, brought)
+        return replace(reported, package_figures=outputs.package_figures(self.charts, reported))
 
 
 def report(results: StrPath, *, combine_unlike: bool = False, charts: Sequence[str] = ()) -> ReportResult:
-    """Reports what results say: shown as tables; `write` makes a page, figures and data of it.
+    """Report results: shown as tables; `write` makes a page, figures and data of them.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -157,7 +156,7 @@ class LikeResult:
     written: tuple[Path, ...]
     """The files."""
     document: Document
-    """What the study's claims come to on these results, and where the files are."""
+    """The study's claims tested on these results, and where the files are."""
 
 
 def report_like(
@@ -169,7 +168,7 @@ def report_like(
     combine_unlike: bool = False,
     to_standard_output: bool = False,
 ) -> LikeResult:
-    """Draws a published study's figures and tests its claims on these results.
+    """Draw a published study's figures from these results, and test its claims on them.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -205,12 +204,14 @@ def report_like(
 
 
 def folder_for(results: Path) -> Path:
-    """Folder for files that no output names: the results folder; for a bundle, a folder with its name beside it.
+    """Return the folder for files that no output names: the results folder; for a bundle, a folder beside it.
 
-    That gets another name where it holds results of its own, or is the bundle.
+    Example: the folder of "lab/bundle.tar.gz" is "lab/bundle". It is "lab/bundle-report" where "lab/bundle" holds
+    results of its own, or is the bundle itself, which has no suffix then.
     """
     if not results.is_file():
         return results
     name = results.name.removesuffix(".tgz").removesuffix(".tar.gz")
-    is_taken = name == results.name or (results.with_name(name) / "study.json").exists()
-    return results.with_name(f"{name}-report" if is_taken else name)
+    is_bundle_itself = name == results.name
+    holds_results = (results.with_name(name) / "study.json").exists()
+    return results.with_name(f"{name}-report" if is_bundle_itself or holds_results else name)

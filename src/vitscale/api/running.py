@@ -1,11 +1,11 @@
-"""run, train: does the runs of a study that are not done yet."""
+"""run, train: do the runs of a study that are not done yet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.console import Console
 from typing_extensions import override
@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # with readers of results, for which the first run need not w
 
 @dataclass(frozen=True, repr=False)
 class RunResult(VerbResult):
-    """What became of a study's runs, and its results so far."""
+    """The outcome of a study's runs, and its results so far."""
 
     results: Path
     """The results folder."""
     report: Report
-    """What this call did, and the outcome of every run."""
+    """The work of this call, and the outcome of every run."""
     analysis: Analysis
     """The results, analysed."""
     verb_name: Literal["run", "train"] = "run"
@@ -53,7 +53,7 @@ class RunResult(VerbResult):
 
     @property
     def sentences(self) -> list[str]:
-        """What became of the runs, in words."""
+        """The outcome of the runs in words."""
         return _sentences(self.report)
 
     @property
@@ -93,7 +93,7 @@ def run(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
-    """Runs what is not done yet of a study; the same call again resumes.
+    """Run what is not done yet of a study; the same call again resumes.
 
     Args:
         study: the study file.
@@ -121,13 +121,13 @@ def run(
         >>> done.has_failures
         False
     """
-    planned, results = _planned(study, overrides, output, launch)
+    planned = _planned(study, overrides, output, launch)
     options = runner.RunOptions(
         retry_failed=retry_failed,
         allow_version_change=allow_version_change,
-        unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit),
+        unfit=unfit_trials(planned.plan, gpu_memory, skip_unfit=skip_unfit),
     )
-    return carry_out(planned, results, options, progress_console(console))
+    return carry_out(planned.plan, planned.results, options, progress_console(console))
 
 
 def commands_to_do(
@@ -140,15 +140,15 @@ def commands_to_do(
     gpu_memory: str | int | None = None,
     launch: LaunchOptions | None = None,
 ) -> str:
-    """Lists the exact commands or batch scripts of what `run` would do with the same arguments; starts nothing.
+    """List the exact commands or batch scripts of what `run` would do with the same arguments; starts nothing.
 
     Raises:
         RequestError: the study, its data or the hosts do not allow it.
         StoreError: the folder holds something else.
     """
-    planned, results = _planned(study, overrides, output, launch)
-    skipped = unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit)
-    return command_list(planned, results, retry_failed=retry_failed, unfit=skipped)
+    planned = _planned(study, overrides, output, launch)
+    skipped = unfit_trials(planned.plan, gpu_memory, skip_unfit=skip_unfit)
+    return command_list(planned.plan, planned.results, retry_failed=retry_failed, unfit=skipped)
 
 
 def train(
@@ -163,7 +163,7 @@ def train(
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
-    """Trains one trial without a study file; the same call again resumes.
+    """Train one trial without a study file; the same call again resumes.
 
     Args:
         overrides: values put over the trial, as `train.micro_batch=16`.
@@ -197,17 +197,18 @@ def train(
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     hostfile = path_or_none(launch.hostfile) if launch is not None else None
-    where = look_around(hostfile, Path.cwd())
-    ranks = rank_counts_for(where)[-1] if gpus is None else gpus
+    machines = look_around(hostfile, Path.cwd())
+    ranks = rank_counts_for(machines)[-1] if gpus is None else gpus
     wishes = Wishes(model, data, root, engine, (ranks,))
     check_images(wishes)
     overlay = overlay_of(launch)
-    # Named by what is asked for: the same call finds its folder again, and another call has its own.
-    asked = repr((first_study("", where, wishes, repeats=1), overlay, [*overrides] or None))
-    name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-    text = first_study(name, where, wishes, repeats=1)
+    # Named by the request: the same call finds its folder again, and another call has its own.
+    nameless_study = first_study("", machines, wishes, repeats=1)
+    request = repr((nameless_study, overlay, [*overrides] or None))
+    name = f"train-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
+    study_text = first_study(name, machines, wishes, repeats=1)
     results = path_or_none(output)
-    planned = runner.plan(StudyFile.checked(Path("train.toml"), text, overlay, overrides), results=results)
+    planned = runner.plan(StudyFile.checked(Path("train.toml"), study_text, overlay, overrides), results=results)
     if planned.most_runs != 1:
         what = f"train does one run, and this makes {planned.most_runs}"
         raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
@@ -222,7 +223,7 @@ def carry_out(
     console: Console,
     verb: Literal["run", "train"] = "run",
 ) -> RunResult:
-    """Does the runs of a plan that are not done yet, and reads the results; notes and progress go to the console.
+    """Do the runs of a plan that are not done yet, and read the results; notes and progress go to the console.
 
     Raises:
         VitscaleError: as `run` does.
@@ -238,16 +239,25 @@ def carry_out(
     return RunResult(results, report, analysis.analyse_folder(results), verb)
 
 
+class _PlannedStudy(NamedTuple):
+    """A study ready to run."""
+
+    plan: runner.Plan
+    results: Path
+    """The folder of its results."""
+
+
 def _planned(
     study: StrPath, overrides: Sequence[str], output: StrPath | None, launch: LaunchOptions | None
-) -> tuple[runner.Plan, Path]:
-    """The plan of a study, and the folder of its results."""
+) -> _PlannedStudy:
+    """Read and plan a study."""
     results = path_or_none(output)
-    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), results=results)
-    return planned, results or default_folder(planned)
+    plan = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), results=results)
+    return _PlannedStudy(plan, results or default_folder(plan))
 
 
 def _sentences(report: Report) -> list[str]:
+    """Return what is to be known of the runs, and what to do: empty where all that was to do has completed."""
     runs = len(report.outcomes)
     sentences = []
     has_nothing_to_do = not report.done_now and not report.ended and not report.skipped

@@ -72,7 +72,7 @@ class ExportResult(VerbResult):
 
 
 def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool = False) -> ExportResult:
-    """Exports a results folder as one checksummed file for a paper or an issue; every function reads it.
+    """Export a results folder as one checksummed file for a paper or an issue; every function reads it.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -88,7 +88,8 @@ def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool 
         >>> vitscale.report(exported.bundle)
         <report: documented, 3 of 3 trials completed, 9 runs>
     """
-    bundle, folder = path_of(output), path_of(results)
+    bundle = path_of(output)
+    folder = path_of(results)
     if store.is_stream(bundle) or str(bundle) == "-":
         raise RequestError(f"{shown(str(bundle))} is no file", next_step="Name a file with -o, and send that")
     if bundle.exists() and bundle.stat().st_size and not bundles.is_bundle(bundle):
@@ -114,7 +115,7 @@ class SendResult:
 
 
 def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult:
-    """Sends every run to a tracker by its own client; a run that is there already is left as it is.
+    """Send every run to a tracker by its own client; a run that is there already is left as it is.
 
     Args:
         results: a results folder, or a bundle of it.
@@ -131,13 +132,13 @@ def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult
     if tracker not in sinks.SINKS:
         raise unknown("tracker", tracker, sinks.SINKS)
     analysed = analysis.analyse_folder(path_of(results))
-    sent, present_before = sinks.send(tracker, analysed, path_of(folder))
-    return SendResult(sent, present_before, analysed.unread)
+    runs = sinks.send(tracker, analysed, path_of(folder))
+    return SendResult(runs.sent, runs.there_already, analysed.unread)
 
 
 @dataclass(frozen=True, repr=False)
 class WatchResult(VerbResult):
-    """What runs now, how fast, what is left and what came last."""
+    """A study that runs: what it does now, how fast, what remains and what came last."""
 
     view: StudyView
     """The state of the study, from its folder alone."""
@@ -167,7 +168,7 @@ class WatchResult(VerbResult):
 
 
 def watch(results: StrPath) -> WatchResult:
-    """Looks once at a study that runs, from any machine that sees its folder; nothing is locked or written.
+    """Look once at a study that runs, from any machine that sees its folder; nothing is locked or written.
 
     Args:
         results: the results folder.

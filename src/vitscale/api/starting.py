@@ -12,7 +12,14 @@ from vitscale import runner
 from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
 from vitscale.api.new_files import write_new
 from vitscale.errors import RequestError, shown
-from vitscale.preflight.first_study import Where, Wishes, check_images, first_study, look_around, rank_counts_for
+from vitscale.preflight.first_study import (
+    StudyMachines,
+    Wishes,
+    check_images,
+    first_study,
+    look_around,
+    rank_counts_for,
+)
 from vitscale.study.file import StudyFile
 from vitscale.study.schema import study_schema
 
@@ -41,9 +48,9 @@ def init(
     engine: str | None = None,
     gpus: Sequence[int] | int | None = None,
     hostfile: StrPath | None = None,
-    where: Where | None = None,
+    where: StudyMachines | None = None,
 ) -> InitResult:
-    """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
+    """Write a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
 
     Args:
         output: the study file to write, which must not be there yet.
@@ -79,11 +86,11 @@ def init(
     schema = file.parent / _SCHEMA
     if not schema.exists():
         write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
-    return InitResult(file, where.told, len(planned.tasks))
+    return InitResult(file, where.description, len(planned.tasks))
 
 
-def machines_for(output: StrPath, hostfile: StrPath | None = None) -> Where:
-    """Looks at the machines for a study that is to be written.
+def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachines:
+    """Look at the machines for a study that is to be written.
 
     Raises:
         RequestError: the study is there already, or the hostfile cannot be used.
@@ -94,13 +101,13 @@ def machines_for(output: StrPath, hostfile: StrPath | None = None) -> Where:
     return look_around(path_or_none(hostfile), Path.cwd(), study_folder=file.parent)
 
 
-def usual_counts(where: Where) -> tuple[int, ...]:
-    """Rank counts that suit these machines: doublings up to all there are."""
+def usual_counts(where: StudyMachines) -> tuple[int, ...]:
+    """Return rank counts that suit these machines: doublings up to all there are."""
     return rank_counts_for(where)
 
 
 def _root_in_study(root: str, study: Path) -> str:
-    """The folder of the images as a study names it, whose paths start in its own folder."""
+    """Return the folder of the images as a study names it: paths in a study start in the study's own folder."""
     if root.startswith("~") or Path(root).is_absolute():
         return root
     if not study.parent.is_dir():
@@ -109,11 +116,10 @@ def _root_in_study(root: str, study: Path) -> str:
 
 
 def _study_name(study: Path) -> str:
-    """The name of a study from that of its file, without what a name may not hold."""
-    letters = [_letter_of_a_name(letter) for letter in study.stem]
+    """Return the name of a study by that of its file: of "my study.toml" it is "my-study"."""
+    letters = [letter if _is_allowed_in_name(letter) else "-" for letter in study.stem]
     return "".join(letters).lstrip("._-")[:_LONGEST_NAME] or "study"
 
 
-def _letter_of_a_name(letter: str) -> str:
-    is_allowed = letter.isascii() and (letter.isalnum() or letter in "._-")
-    return letter if is_allowed else "-"
+def _is_allowed_in_name(letter: str) -> bool:
+    return letter.isascii() and (letter.isalnum() or letter in "._-")

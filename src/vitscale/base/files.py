@@ -30,26 +30,26 @@ _KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
 
 
 def read_text(path: Path, what: str, *, next_step: str) -> str:
-    """The UTF-8 text of `path`, at most 1 MiB: an endless file is not read to its end.
+    """Return the UTF-8 text of `path`, at most 1 MiB: an endless file is not read to its end.
 
     Raises:
         RequestError: `what` ("study file") is missing, unreadable, too large, empty or no text.
     """
-    named = f"{what} {shown(str(path))}"
+    subject = f"{what} {shown(str(path))}"
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         reason = (isinstance(error, OSError) and error.strerror) or "no such path"
-        raise RequestError(f"{named} cannot be read: {reason}", next_step=next_step) from None
+        raise RequestError(f"{subject} cannot be read: {reason}", next_step=next_step) from None
     if len(content) > _LARGEST_BYTES:
-        raise RequestError(f"{named} is larger than 1 MiB", next_step=next_step)
+        raise RequestError(f"{subject} is larger than 1 MiB", next_step=next_step)
     if not content.strip():
-        raise RequestError(f"{named} is empty", next_step=next_step)
+        raise RequestError(f"{subject} is empty", next_step=next_step)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step) from None
+        raise RequestError(f"{subject} is not text (byte {error.start} is not UTF-8)", next_step=next_step) from None
 
 
 LARGEST_RECORD_BYTES = 256 << 20
@@ -139,7 +139,7 @@ def is_stream(path: Path) -> bool:
 
 @contextmanager
 def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answer: bool = True) -> Iterator[None]:
-    """Tells in one message that `what` cannot be written to `where`.
+    """Raise one message where the block cannot write `what` ("the report") to `where`.
 
     With `is_answer` a BrokenPipeError goes on as it is: the reader of the answer has seen enough.
 
@@ -151,8 +151,8 @@ def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answ
     except OSError as error:
         if is_answer and isinstance(error, BrokenPipeError):
             raise
-        said = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
-        raise RequestError(said, next_step=next_step) from error
+        message = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
+        raise RequestError(message, next_step=next_step) from error
 
 
 @contextmanager
@@ -277,11 +277,14 @@ def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO
     Raises:
         OSError: it cannot be opened, or is a link, a pipe or a device.
     """
-    end = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + patience_seconds
+    waits_for_ever = patience_seconds == math.inf
     with _lock_file(path) as file:
-        while not (free := _taken(file, wait=patience_seconds == math.inf)) and time.monotonic() < end:
+        is_ours = _take_lock(file, wait=waits_for_ever)
+        while not is_ours and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        yield file if free else None
+            is_ours = _take_lock(file, wait=waits_for_ever)
+        yield file if is_ours else None
 
 
 def _lock_file(path: Path) -> TextIO:
@@ -303,7 +306,8 @@ def _lock_file(path: Path) -> TextIO:
     return os.fdopen(descriptor, "r+", encoding="ascii", errors="replace")
 
 
-def _taken(file: TextIO, *, wait: bool) -> bool:
+def _take_lock(file: TextIO, *, wait: bool) -> bool:
+    """Try to take a file's lock, and return whether this process has it; with `wait` it waits until it has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vitscale.base.processors import usable_cores
 
@@ -29,36 +29,49 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
         items: items to work on.
         fewest: number of items from which forking is worth its cost.
     """
-    forks = min(len(items), len(usable_cores())) if _may_fork() and len(items) >= max(1, fewest) else 1
-    shares = [range(first, len(items), forks) for first in range(forks)]
+    processes = 1
+    if _may_fork() and len(items) >= max(1, fewest):
+        processes = min(len(items), len(usable_cores()))
+    own_share, *shares = [range(first, len(items), processes) for first in range(processes)]
     done: dict[int, Done] = {}
-    children: list[tuple[int, int, range]] = []
+    children: list[_Fork] = []
     try:
-        for share in shares[1:]:
+        for share in shares:
             answer, write = os.pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's on threads, which take no part
                 try:
-                    child = os.fork()
+                    process_id = os.fork()
                 except OSError:  # no memory, or no more processes
                     os.close(answer)
                     os.close(write)
                     break
-            if not child:
+            is_fork = process_id == 0
+            if is_fork:
                 _answer(write, work, [items[index] for index in share])
             os.close(write)
-            children.append((child, answer, share))
-        done |= {index: work(items[index]) for index in shares[0]}
-        for _, answer, share in children:
+            children.append(_Fork(process_id, answer, share))
+        done |= {index: work(items[index]) for index in own_share}
+        for child in children:
             # A fork that was ended gives no answer, or only a part.
-            with suppress(EOFError, pickle.UnpicklingError), os.fdopen(answer, "rb", closefd=False) as file:
-                done |= zip(share, pickle.load(file), strict=True)  # noqa: S301 - of a fork of this process
+            with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.answer, "rb", closefd=False) as file:
+                done |= zip(child.share, pickle.load(file), strict=True)  # noqa: S301 - of a fork of this process
     finally:
-        for child, answer, _ in children:
-            os.close(answer)
-            os.kill(child, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
-            os.waitpid(child, 0)
+        for child in children:
+            os.close(child.answer)
+            os.kill(child.process_id, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
+            os.waitpid(child.process_id, 0)
     return [done[index] if index in done else work(items[index]) for index in range(len(items))]
+
+
+class _Fork(NamedTuple):
+    """A child that works on a share of the items."""
+
+    process_id: int
+    answer: int
+    """Descriptor from which its results are read."""
+    share: range
+    """Indices of its items."""
 
 
 def has_other_threads() -> bool:
@@ -79,7 +92,7 @@ def _may_fork() -> bool:
 
 
 def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:
-    """Does a fork's work and ends the fork: no other code of the process that it copies may run in it."""
+    """Do a fork's work and end the fork: no other code of the process that it copies may run in it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
         with os.fdopen(write, "wb") as file:

@@ -17,24 +17,24 @@ PluginKind = Literal["engine", "model", "dataset", "launcher", "scheduler", "met
 
 
 def names(kind: PluginKind) -> set[str]:
-    """Names of what installed packages offer of a kind; nothing is imported."""
+    """Return the names of all things of a kind that installed packages offer; nothing is imported."""
     return set(metadata.entry_points(group=f"vitscale.{kind}s").names)
 
 
 def target(kind: PluginKind, name: str) -> str | None:
-    """The "module:object" that a package offers as `name`; None where none does."""
+    """Return the "module:object" that a package offers as `name`; None where none does."""
     entry = _entry(kind, name)
     return None if entry is None else entry.value
 
 
 def package(kind: PluginKind, name: str) -> str | None:
-    """The name of the package that offers a thing; None where none does."""
+    """Return the name of the package that offers a thing; None where none does."""
     entry = _entry(kind, name)
     return None if entry is None else _package(entry)
 
 
 def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
-    """The thing called `name`: one of vitscale's `own`, which nobody replaces, else what an installed package offers.
+    """Return the thing called `name`: one of vitscale's `own`, which nobody replaces, else one of an installed package.
 
     Args:
         kind: kind of thing; its group is `vitscale.<kind>s`.
@@ -55,18 +55,19 @@ def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: ty
         raise unknown(kind, name, {*own, *names(kind)}, next_step=next_step)
     try:
         loaded = entry.load()
-        made: T = loaded() if isinstance(loaded, type) else loaded
+        thing: T = loaded() if isinstance(loaded, type) else loaded
     except (Exception, SystemExit) as error:  # a foreign module may do anything while it is imported
         raise _broken(kind, entry, fault(error)) from None
-    if not isinstance(made, of):
-        raise _broken(kind, entry, f"it is {type(made).__name__}, and no {of.__name__}")
-    if lacking := [method for method in needs if not callable(getattr(made, method, None))]:
+    if not isinstance(thing, of):
+        raise _broken(kind, entry, f"it is {type(thing).__name__}, and no {of.__name__}")
+    lacking = [method for method in needs if not callable(getattr(thing, method, None))]
+    if lacking:
         raise _broken(kind, entry, f"it has no {' and no '.join(lacking)}")
-    return made
+    return thing
 
 
 def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T], *of: type) -> T:
-    """What `ask` returns, which asks a thing of `known` something; what ours raises goes on as it is.
+    """Return what `ask` returns, a call of a thing that `known` gave. What vitscale's own raise goes on as it is.
 
     Args:
         kind: the thing's kind.
@@ -82,41 +83,46 @@ def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T
     if entry is None:
         return ask()
     try:
-        answered = ask()
+        value = ask()
     except (VitscaleError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise _broken(kind, entry, fault(error), "failed") from error
-    if not isinstance(answered, of):
-        classes = " or ".join("None" if each is type(None) else each.__name__ for each in of)
-        raise _broken(kind, entry, f"it returned {shown(answered)}, and no {classes}", "failed")
-    return answered
+        raise _broken(kind, entry, fault(error), failure="failed") from error
+    if not isinstance(value, of):
+        class_names = ["None" if expected is type(None) else expected.__name__ for expected in of]
+        raise _broken(kind, entry, f"it returned {shown(value)}, and no {' or '.join(class_names)}", failure="failed")
+    return value
 
 
 def referred(reference: str) -> Any:
-    """The object that "module:name" names, for things that are declared on one plane and done on the other."""
+    """Return the object that "module:name" names, for things that are declared on one plane and done on the other."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def fault(error: BaseException) -> str:
-    """What another package's code raised, and where in it: "OSError: meter unplugged (meter.py, line 7)"."""
-    trace, where = error.__traceback__, ""
+    """Return what another package's code raised, and where: "OSError: meter unplugged (meter.py, line 7)"."""
+    text = f"{type(error).__name__}: {error}"
+    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    ours = ("vitscale.", "importlib")
-    if trace is not None and not str(trace.tb_frame.f_globals.get("__name__")).startswith(ours):
-        where = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}, line {trace.tb_lineno})"
-    return f"{type(error).__name__}: {error}{where}"
+    if trace is None:
+        return text
+    module = str(trace.tb_frame.f_globals.get("__name__"))
+    if module.startswith(("vitscale.", "importlib")):  # raised while it was called or imported, not in its code
+        return text
+    file_name = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
+    return f"{text} ({file_name}, line {trace.tb_lineno})"
 
 
 def _entry(kind: PluginKind, name: str) -> metadata.EntryPoint | None:
-    """What declares the name; None where nobody does.
+    """Return the entry point that declares the name; None where no package has one.
 
     Raises:
         RequestError: several packages do, and which of them is meant would depend on the search path.
     """
-    by_package = {_package(each): each for each in metadata.entry_points(group=f"vitscale.{kind}s", name=name)}
+    entries = metadata.entry_points(group=f"vitscale.{kind}s", name=name)
+    by_package = {_package(entry): entry for entry in entries}
     if len(by_package) > 1:
         what = f"{kind} {shown(name)} is offered by several packages: {' and '.join(sorted(by_package))}"
         raise RequestError(what, next_step="Remove all of them but one, or rename its entry point")
@@ -127,6 +133,8 @@ def _package(entry: metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else "an unknown package"
 
 
-def _broken(kind: PluginKind, entry: metadata.EntryPoint, why: str, how: str = "cannot be loaded") -> RequestError:
-    what = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {how}: {shown(why)}"
+def _broken(
+    kind: PluginKind, entry: metadata.EntryPoint, reason: str, failure: str = "cannot be loaded"
+) -> RequestError:
+    what = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {failure}: {shown(reason)}"
     return RequestError(what, next_step=f"Repair or remove that package, or use another {kind}")

@@ -36,23 +36,30 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def _program(verb: str = "") -> typer.Typer:
-    """The program; where `verb` is one, with that alone: to import and build all takes a twentieth of a second."""
-    for module in [base.VERBS[verb]] if verb in base.VERBS else dict.fromkeys(base.VERBS.values()):
-        import_module(f"vitscale.cli.{module}")
+    """Return the program with one verb alone: to import and build all takes a twentieth of a second.
+
+    Where `verb` is none (an option, a mistake, nothing), the whole program.
+    """
     if verb not in base.VERBS:
+        for module in dict.fromkeys(base.VERBS.values()):
+            import_module(f"vitscale.cli.{module}")
         return base.app
-    of_verb = copy.copy(base.app)
-    of_verb.registered_commands = [
-        own for own in base.app.registered_commands if verb in (own.name, getattr(own.callback, "__name__", ""))
+    import_module(f"vitscale.cli.{base.VERBS[verb]}")
+    program_of_verb = copy.copy(base.app)
+    program_of_verb.registered_commands = [
+        command
+        for command in base.app.registered_commands
+        if verb in (command.name, getattr(command.callback, "__name__", ""))
     ]
-    of_verb.registered_groups = [group for group in base.app.registered_groups if group.name == verb]
-    return of_verb
+    program_of_verb.registered_groups = [group for group in base.app.registered_groups if group.name == verb]
+    return program_of_verb
 
 
 def _adapt_to_terminal() -> None:
-    """Goes on where the terminal's width is told as nothing, or where it has no letters for what is printed."""
+    """Make printing possible where the environment gives no width, or the terminal has no letters for the text."""
     columns = os.environ.get("COLUMNS", "")
-    if columns and not (columns.isdecimal() and int(columns)):
+    is_width = columns.isdecimal() and int(columns) > 0
+    if columns and not is_width:
         del os.environ["COLUMNS"]  # else every line would be laid out in no columns at all
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -61,15 +68,11 @@ def _adapt_to_terminal() -> None:
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one message and an exit code, never a traceback."""
+    """Run the command line: a user's mistake is one message and an exit code, never a traceback."""
     _adapt_to_terminal()
     try:
         try:
-            if base.COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
-                from typer import completion
-
-                completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
-            _program(*sys.argv[1:2])(prog_name="vitscale")
+            _run_program()
         finally:
             sys.stdout.flush()  # here, where a full disk behind it can still be told
     except VitscaleError as error:
@@ -81,11 +84,23 @@ def main() -> None:
         # Code that reads or writes files has its own messages. What is left is standard output itself, or a file that
         # another package's code could not use.
         if error.filename is None:
-            what = "standard output cannot be written"
             base.silence(sys.stdout)
-        else:
-            number = isinstance(error.filename, int)
-            named = f"file descriptor {error.filename}" if number else shown(os.fsdecode(error.filename))
-            what = f"{named} cannot be used"
-        sys.stderr.write(f"vitscale: {what}: {error.strerror or error}\n")
+        sys.stderr.write(f"vitscale: {_what_failed(error)}: {error.strerror or error}\n")
         sys.exit(1)
+
+
+def _run_program() -> None:
+    if base.COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
+        from typer import completion
+
+        completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    _program(verb)(prog_name="vitscale")
+
+
+def _what_failed(error: OSError) -> str:
+    if error.filename is None:
+        return "standard output cannot be written"
+    if isinstance(error.filename, int):
+        return f"file descriptor {error.filename} cannot be used"
+    return f"{shown(os.fsdecode(error.filename))} cannot be used"

@@ -43,7 +43,7 @@ class _Program(TyperGroup):
 
     @override
     def invoke(self, ctx: Any) -> Any:
-        """Invokes a verb; where an unknown option names a study's field (--lr), suggests the KEY=VALUE to write.
+        """Invoke a verb; where an unknown option names a study's field (--lr), suggest the KEY=VALUE to write.
 
         Raises:
             RequestError: an unknown option names a field of the study, or an option's text is no number.
@@ -51,25 +51,57 @@ class _Program(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:  # typer has no public name for the error of an unknown option
-            unknown = str(getattr(error, "option_name", ""))
-            command = getattr(getattr(error, "ctx", None), "command", None)
-            if unknown and any(parameter.name == "overrides" for parameter in getattr(command, "params", ())):
-                from vitscale.study.file import likely_overrides
-
-                if likely := likely_overrides(unknown.lstrip("-").replace("-", "_").lower()):
-                    what = f"no such option: {shown(unknown)}; what a study says is given as KEY=VALUE"
-                    raise RequestError(what, next_step=f"Write {' or '.join(likely)}") from None
-            if (refusal := _no_number(error)) is not None:
+            refusal = _refusal_of_field(error) or _refusal_of_text(error)
+            if refusal is not None:
                 raise refusal from None
             raise
 
 
+def _refusal_of_field(error: Exception) -> RequestError | None:
+    """Return the refusal of an unknown option that names a study's field, where the verb takes KEY=VALUE; else None."""
+    option_name = str(getattr(error, "option_name", ""))
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    takes_overrides = any(parameter.name == "overrides" for parameter in getattr(command, "params", ()))
+    if not option_name or not takes_overrides:
+        return None
+    from vitscale.study.file import likely_overrides
+
+    likely = likely_overrides(option_name.lstrip("-").replace("-", "_").lower())
+    if not likely:
+        return None
+    what = f"no such option: {shown(option_name)}; what a study says is given as KEY=VALUE"
+    return RequestError(what, next_step=f"Write {' or '.join(likely)}")
+
+
+_NUMBER_KINDS = {"int_": "whole number", "float_": "number"}
+"""Beginning of the kind of a conversion error -> what the text should have been."""
+
+
+def _refusal_of_text(error: Exception) -> RequestError | None:
+    """Return the refusal of an option's text that is no number; None where an error is about something else.
+
+    The library that converts options says it in words of its own, without the text.
+    """
+    details = getattr(error.__cause__, "errors", None)
+    option_names = getattr(getattr(error, "param", None), "opts", ())
+    if details is None or not option_names:
+        return None
+    longest_name = max(option_names, key=len)
+    for detail in details():
+        for beginning, kind in _NUMBER_KINDS.items():
+            if str(detail["type"]).startswith(beginning):
+                return RequestError(f"{longest_name}: {shown(str(detail['input']))} is no {kind}")
+    return None
+
+
 def _completed_keys(incomplete: str) -> list[str]:
-    """The study's fields that begin with what is typed, each with an equals sign."""
+    """Return the study's fields that begin with what is typed, each with an equals sign: "train.engine="."""
     from vitscale.study.sections import SECTIONS, SWEEPABLE
 
-    fields = [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
-    keys = [*fields, *(f"sweep.{field}" for field in SWEEPABLE)]
+    keys: list[str] = []
+    for section, model in SECTIONS.items():
+        keys += [f"{section}.{key}" for key in model.model_fields]
+    keys += [f"sweep.{field}" for field in SWEEPABLE]
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 
 
@@ -85,12 +117,17 @@ app = typer.Typer(
 
 
 def option(names: str, metavar: str, words: str, parse: Callable[[str, str], Any] | None = None) -> Any:
-    """An option from its names ("-o --output"), a word for its value (empty: a switch), and its help.
+    """Return an option for typer.
 
-    `parse` makes the value of its text and its name, where the type alone does not say how it may be written.
+    Args:
+        names: its names, the longest last: "-o --output".
+        metavar: a word for its value; empty: it is a switch.
+        words: its help.
+        parse: makes the value of its text and its longest name, where the type alone does not say how it may be
+            written; None: the type does.
     """
-    *_, longest = names.split()
-    parser = None if parse is None else partial(_parsed, parse, longest)
+    *_, longest_name = names.split()
+    parser = None if parse is None else partial(_parsed, parse, longest_name)
     return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable, parser=parser)
 
 
@@ -98,25 +135,8 @@ def _parsed(parse: Callable[[str, str], Any], option_name: str, text: str) -> An
     return parse(text, option_name)
 
 
-def _no_number(error: Exception) -> RequestError | None:
-    """The refusal of an option's text that is no number; None where an error is about something else.
-
-    The library that converts options says it in words of its own, without the text.
-    """
-    details = getattr(error.__cause__, "errors", None)
-    option_names = getattr(getattr(error, "param", None), "opts", ())
-    if details is None or not option_names:
-        return None
-    for detail in details():
-        kind = {"int_": "whole number", "float_": "number"}
-        of_kind = [words for beginning, words in kind.items() if str(detail["type"]).startswith(beginning)]
-        if of_kind:
-            return RequestError(f"{max(option_names, key=len)}: {shown(str(detail['input']))} is no {of_kind[0]}")
-    return None
-
-
 def _usable(value: Any) -> Any:
-    """An option's value; a path is one that the system takes (no name too long, no folder that may not be entered).
+    """Return an option's value; a path is one that the system takes: no name too long, no folder it may not enter.
 
     Raises:
         RequestError: it does not.
@@ -130,13 +150,13 @@ def _usable(value: Any) -> Any:
 
 
 def seconds(text: str, option: str) -> float:
-    """The seconds of "12" or "12s", of "2m" or "1.5h"; see `seconds_of`."""
+    """Return the seconds of "12" or "12s", of "2m" or "1.5h"; see `seconds_of`."""
     number = _plain_number(text)
     return seconds_of(text, option) if number is None else number
 
 
 def hours(text: str, option: str) -> float:
-    """The hours of "1000" or "1000h", of "30d" or "90m"; see `seconds_of`."""
+    """Return the hours of "1000" or "1000h", of "30d" or "90m"; see `seconds_of`."""
     number = _plain_number(text)
     return seconds_of(text, option) / _SECONDS["h"] if number is None else number
 
@@ -156,22 +176,25 @@ class Money(float):
 _AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
 _CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
 _MONEY = re.compile(rf"(?:({_CURRENCY}) ?)?({_AMOUNT})(?: ?({_CURRENCY}))?")
+_THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?:,|\.|$))")
+"""The comma of "1,500", which is 1500; that of "2,5" is a point."""
 
 
 def money(text: str, option: str) -> Money:
-    """The amount in "300", "$300", "300 EUR" or "USD 2.50", in whatever currency.
+    """Return the amount in "300", "$300", "300 EUR" or "USD 2.50", in whatever currency.
 
     Raises:
         RequestError: it is no amount. What it must be is checked where it is used.
     """
     match = None if text in ("nan", "inf") else _MONEY.fullmatch(text.strip())
-    if match is None and (value := _plain_number(text)) is not None:
-        return Money(value)
-    if match is None:
-        plain = re.sub(r",(?=\d{3}(?:,|\.|$))", "", text.strip()).replace(",", ".")  # "1,500" is 1500, "2,5" is 2.5
-        example = plain if _MONEY.fullmatch(plain) else "300, $300 or 300 EUR"
-        raise RequestError(f"{option}: {shown(text)} is no amount", next_step=f"Write {example}")
-    return Money(float(match[2]), match[1] or match[3] or "")
+    if match is not None:
+        return Money(float(match[2]), match[1] or match[3] or "")
+    number = _plain_number(text)
+    if number is not None:
+        return Money(number)
+    without_commas = re.sub(_THOUSANDS_COMMA, "", text.strip()).replace(",", ".")
+    example = without_commas if _MONEY.fullmatch(without_commas) else "300, $300 or 300 EUR"
+    raise RequestError(f"{option}: {shown(text)} is no amount", next_step=f"Write {example}")
 
 
 def _plain_number(text: str) -> float | None:
@@ -230,7 +253,7 @@ HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to r
 
 
 def compute_on_one_core() -> None:
-    """Asks OpenBLAS for one thread and the garbage collector to run less often, for verbs that start no ranks.
+    """Make OpenBLAS use one thread and the garbage collector run less often, for verbs that start no ranks.
 
     Only time depends on either. A fit's matrix products are so small that OpenBLAS's threads spend more processor time
     on waiting for each other than the fit takes. A variable is all that keeps it from starting them; ranks would
@@ -257,12 +280,12 @@ class ProgramConsole(Console):
 
 
 def silence(stream: TextIO) -> None:
-    """Redirects a stream that can no longer be written to /dev/null, so that exiting does not fail on it again."""
+    """Redirect a stream that can no longer be written to /dev/null, so that exiting does not fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
-    """Prints what a verb returned: as JSON where --json asks for it, else its document for a terminal."""
+    """Print what a verb returned: as JSON where --json asks for it, else its document for a terminal."""
     if json:
         sys.stdout.write(result.to_json())
     else:
@@ -276,7 +299,7 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})([smhd])")
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
-    """The counts in a list of numbers and ranges, each once, in rising order.
+    """Return the counts in a list of numbers and ranges, each once, in rising order: 1, 2, 3 and 8 of "1-3,8".
 
     Raises:
         RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
@@ -299,7 +322,7 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """The seconds of "90s", "30m", "2h" or "1.5d".
+    """Return the seconds of "90s", "30m", "2h" or "1.5d".
 
     Args:
         text: the value as the user gave it.
@@ -319,25 +342,35 @@ _SHARE = re.compile(r"(\d{0,3}(?:\.\d{1,9})?)\s*(%?)")
 
 
 def share_of(text: str, option: str, most: float = 10.0) -> float:
-    """The share in "5%" or "0.05": 0.05. Where it may be more than the whole, that is told in percent: "5" may be "5%".
+    """Return the share in "5%" or "0.05": 0.05.
+
+    Where it may be more than the whole, that must be told in percent ("150%"): "5" may stand for "5%", and is refused.
+
+    Args:
+        text: the value as the user gave it.
+        option: the option's name, for the message.
+        most: the largest share that is allowed.
 
     Raises:
         RequestError: it is no share above 0 and up to `most`.
     """
     match = _SHARE.fullmatch(text.strip())
-    in_percent = match is not None and match[2] == "%"
+    is_percent = match is not None and match[2] == "%"
     number = float(match[1]) if match is not None and match[1] not in ("", ".") else math.nan
-    share = number / 100 if in_percent else number
-    may_be_percent = not in_percent and (number > 1 or (number == 1 and most > 1))
-    if 0 < share <= most and not may_be_percent:
+    share = number / 100 if is_percent else number
+    looks_like_percent = number > 1 or (number == 1 and most > 1)
+    lacks_percent_sign = not is_percent and looks_like_percent
+    if 0 < share <= most and not lacks_percent_sign:
         return share
-    percent = f"Write {text.strip()}% if percent are meant" if may_be_percent and number <= 100 * most else ""
+    next_step = ""
+    if lacks_percent_sign and number <= 100 * most:
+        next_step = f"Write {text.strip()}% if percent are meant"
     if most <= 1:
         valid = [f"numbers above 0 and at most {most:g}", "80%"]
-        raise RequestError(f"{option}: {shown(text)} cannot be", valid=valid, next_step=percent)
-    raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"], next_step=percent)
+        raise RequestError(f"{option}: {shown(text)} cannot be", valid=valid, next_step=next_step)
+    raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"], next_step=next_step)
 
 
 def share_of_whole(text: str, option: str) -> float:
-    """The share in "80%" or "0.8", which is at most the whole; see `share_of`."""
+    """Return the share in "80%" or "0.8", which is at most the whole; see `share_of`."""
     return share_of(text, option, most=1.0)

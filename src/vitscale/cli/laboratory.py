@@ -1,7 +1,4 @@
-"""The verbs for several hosts on this machine: lab up, down, exec, status.
-
-Also tells how to use a lab.
-"""
+"""The verbs for several hosts on this machine: lab up, down, exec, status; and the lines on how to use a lab."""
 
 from __future__ import annotations
 
@@ -41,8 +38,8 @@ def lab_up(
     from vitscale.lab import Laboratory, LabPlan, parse_bandwidth, up
 
     bandwidth_mbit = None if bandwidth is None else parse_bandwidth(bandwidth)
-    made = Laboratory(up(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)))
-    for line in up_lines(made):
+    lab = Laboratory(up(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)))
+    for line in up_lines(lab):
         ProgramConsole().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -51,8 +48,8 @@ def lab_down(name: LabName = "default") -> None:
     """End everything that runs on the hosts, and the hosts. Nothing of them is left."""
     from vitscale.lab import down
 
-    said = f"Lab {name!r} is gone." if down(name) else f"There is no lab {name!r}: nothing to do."
-    ProgramConsole().print(said, markup=False, highlight=False)
+    sentence = f"Lab {name!r} is gone." if down(name) else f"There is no lab {name!r}: nothing to do."
+    ProgramConsole().print(sentence, markup=False, highlight=False)
 
 
 @lab_app.command("exec", context_settings={"ignore_unknown_options": True})
@@ -83,24 +80,20 @@ def lab_status(json: JsonOption = False) -> None:
 
 
 def up_lines(lab: Laboratory) -> list[str]:
-    """Lines that tell what was made, and the commands to use it."""
+    """Return lines on what was made, and the commands to use it."""
     from vitscale.lab.state import DEFAULT_NAME
 
     name = lab.state.name
-    named = "" if name == DEFAULT_NAME else f" --name {name}"
+    name_option = "" if name == DEFAULT_NAME else f" --name {name}"
     vitscale = _this_program()
-    study, missing = f"{vitscale} run STUDY.toml", lab.state.missing_for_ssh
-    if not missing:
-        study += f" --hostfile {shlex.quote(str(lab.hostfile))}" + " --launcher mpirun" * (
-            shutil.which("mpirun") is not None
-        )
     lines = [
         f"Lab {name!r}: {', '.join(lab.names)}; {_limits(lab)}.",
         f"Hostfile: {lab.hostfile}",
-        f"A study:  {vitscale} lab exec{named} host0 -- {study}",
-        f"A shell:  {vitscale} lab exec{named} host0 -- bash",
-        f"The end:  {vitscale} lab down{named}",
+        f"A study:  {vitscale} lab exec{name_option} host0 -- {vitscale} run STUDY.toml{_run_options(lab)}",
+        f"A shell:  {vitscale} lab exec{name_option} host0 -- bash",
+        f"The end:  {vitscale} lab down{name_option}",
     ]
+    missing = lab.state.missing_for_ssh
     if missing:
         lines.append(
             f"note: without {' and '.join(missing)} the hosts have no ssh, and a study runs on one of them alone. "
@@ -109,13 +102,24 @@ def up_lines(lab: Laboratory) -> list[str]:
     return lines
 
 
+def _run_options(lab: Laboratory) -> str:
+    """Return the options of `run` for all hosts of a lab; empty where they have no ssh, so that one host has to do."""
+    if lab.state.missing_for_ssh:
+        return ""
+    launcher = " --launcher mpirun" if shutil.which("mpirun") is not None else ""
+    return f" --hostfile {shlex.quote(str(lab.hostfile))}{launcher}"
+
+
 def _this_program() -> str:
-    """The command for this program: under sudo the PATH may lack a virtual environment's programs."""
+    """Return the command for this program: under sudo the PATH may lack a virtual environment's programs."""
     return "vitscale" if shutil.which("vitscale") else shlex.join(python_module("vitscale"))
 
 
 def _limits(lab: Laboratory) -> str:
-    megabits, cores = lab.state.bandwidth_mbit, lab.cores(0)
+    """ "100 Mbit/s to and from each, 0.4 cores for each"."""
+    megabits = lab.state.bandwidth_mbit
     links = "links as fast as they are" if megabits is None else f"{megabits:g} Mbit/s to and from each"
-    shares = "no limit on cores" if cores is None else f"{cores:g} {'core' if cores == 1 else 'cores'} for each"
-    return f"{links}, {shares}"
+    cores = lab.cores(0)
+    if cores is None:
+        return f"{links}, no limit on cores"
+    return f"{links}, {cores:g} {'core' if cores == 1 else 'cores'} for each"

@@ -123,9 +123,8 @@ def advise(
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
     base.compute_on_one_core()
-    if isinstance(budget, base.Money) and budget.currency and price is None and devices is None:
-        what = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
-        raise RequestError(what, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")
+    if price is None and devices is None:
+        _refuse_currency(budget)
     deadline_seconds = None if deadline is None else base.seconds_of(deadline, "--deadline")
     counts = None if gpus is None else base.rank_counts(gpus)
     notes = base.ProgramConsole(stderr=True)
@@ -156,3 +155,14 @@ def advise(
     base.show_result(result, json=json, verbose=verbose)
     if not result.met:
         raise typer.Exit(1)
+
+
+def _refuse_currency(budget: float | None) -> None:
+    """Refuse a budget in a currency, where no price is known.
+
+    Raises:
+        RequestError: a currency stood beside the amount.
+    """
+    if isinstance(budget, base.Money) and budget.currency:
+        what = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
+        raise RequestError(what, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")

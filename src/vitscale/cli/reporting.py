@@ -63,8 +63,12 @@ def report(
         what = f"--json and -o {shown(str(output))} are of two formats"
         raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
     like = "paper" if like_paper else like
-    listed = ["json"] if json else formats.split(",") if formats is not None else []
-    files = forms.report_files(listed, output)
+    requested: list[str] = []
+    if json:
+        requested = ["json"]
+    elif formats is not None:
+        requested = formats.split(",")
+    files = forms.report_files(requested, output)
     if "html" in files.formats and like is None:
         drawing.draw_beside()
     if str(output) == "-":
@@ -76,7 +80,11 @@ def report(
 
 
 def _to_standard_output(files: ReportFiles) -> ReportFiles:
-    """The same forms without a file, for `-o -`; raises a RequestError where they cannot go to standard output."""
+    """Return the same forms without a file, for `-o -`.
+
+    Raises:
+        RequestError: they cannot go to standard output.
+    """
     from vitscale.pages.forms import TO_STANDARD_OUTPUT
 
     if len(files.formats) > 1 or files.formats[0] not in TO_STANDARD_OUTPUT:
@@ -86,7 +94,7 @@ def _to_standard_output(files: ReportFiles) -> ReportFiles:
 
 
 def _show_like(results: Path, study: str, files: ReportFiles, *, combine_unlike: bool, verbose: bool) -> None:
-    """Writes a published study's figures from these results, and shows what its claims come to."""
+    """Write a published study's figures from these results, and show its claims as tested on them."""
     like = vitscale.report_like(
         results,
         study,
@@ -102,7 +110,7 @@ def _show_like(results: Path, study: str, files: ReportFiles, *, combine_unlike:
 def _show_report(
     results: Path, files: ReportFiles, charts: Sequence[str], *, combine_unlike: bool, verbose: bool
 ) -> None:
-    """Writes the report's files and prints their paths; of a page alone also the tables, which need no file."""
+    """Write the report's files and print their paths; of a page alone also the tables, which need no file."""
     from vitscale.base.files import is_stream
     from vitscale.pages import forms
 

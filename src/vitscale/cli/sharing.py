@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import vitscale
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, option, show_result
@@ -12,6 +13,9 @@ from vitscale.present.document import Document, Paragraph
 from vitscale.present.terminal import lines, redraws, show
 from vitscale.present.units import counted
 from vitscale.present.unread import beginning_with_unread
+
+if TYPE_CHECKING:
+    from vitscale.api.sharing import WatchResult
 
 
 @app.command()
@@ -39,16 +43,32 @@ def export(
         option_given = "--redact" if redact else "--json"
         raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
     folder = output or Path("runs")
-    sent = vitscale.send(results, to, folder)
-    there = f"; {counted(sent.present_before, 'run')} there already" if sent.present_before else ""
-    where = f" in {folder}" if to == "tensorboard" else ""
-    document = Document("", (Paragraph(f"{counted(sent.sent, 'run')} sent to {to}{where}{there}"),))
-    show(ProgramConsole(), beginning_with_unread(document, sent.unread))
+    runs = vitscale.send(results, to, folder)
+    in_folder = f" in {folder}" if to == "tensorboard" else ""
+    sentence = f"{counted(runs.sent, 'run')} sent to {to}{in_folder}"
+    if runs.present_before:
+        sentence += f"; {counted(runs.present_before, 'run')} there already"
+    show(ProgramConsole(), beginning_with_unread(Document("", (Paragraph(sentence),)), runs.unread))
 
 
-_LOOK_SECONDS = 2.0
-_MOST_OF_THE_TIME = 20.0
+_REST_SECONDS = 2.0
+"""Shortest rest of `watch` between two looks."""
+_REST_TIMES_LOOK = 20.0
 """Times the duration of a look that `watch` rests after it, for looking at a large folder on a slow disk costs."""
+
+
+class _Look(NamedTuple):
+    """One look at a study that runs."""
+
+    result: WatchResult
+    seconds: float
+    """How long the look took."""
+
+
+def _look(results: Path) -> _Look:
+    began = time.monotonic()
+    result = vitscale.watch(results)
+    return _Look(result, time.monotonic() - began)
 
 
 @app.command()
@@ -58,27 +78,21 @@ def watch(
     json: JsonOption = False,
 ) -> None:
     """What runs now, how fast, what is left and what came last: from any terminal that sees the folder."""
-    import time
-
     from rich.console import Group
     from rich.live import Live
 
-    began = time.monotonic()
-    looked = vitscale.watch(results)
-    look_seconds = time.monotonic() - began
+    look = _look(results)
     console = ProgramConsole()
     if once or json or not redraws(console):
-        show_result(looked, json=json, verbose=True)
+        show_result(look.result, json=json, verbose=True)
         return
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(Group(*lines(looked.document(), console.width, verbose=True)), refresh=True)
-                if looked.is_done:
+                live.update(Group(*lines(look.result.document(), console.width, verbose=True)), refresh=True)
+                if look.result.is_done:
                     return
-                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * look_seconds))
-                began = time.monotonic()
-                looked = vitscale.watch(results)
-                look_seconds = time.monotonic() - began
+                time.sleep(max(_REST_SECONDS, _REST_TIMES_LOOK * look.seconds))
+                look = _look(results)
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

@@ -36,14 +36,14 @@ def init(
     base.compute_on_one_core()
     from vitscale.api import starting
 
-    where = starting.machines_for(output, hostfile)
-    sys.stdout.write(f"Found {where.told}.\n")
+    machines = starting.machines_for(output, hostfile)
+    sys.stdout.write(f"Found {machines.description}.\n")
     if sys.stdin.isatty():
-        model = model or typer.prompt("Model", "vit-b16" if where.gpus else "vit-ti16")
+        model = model or typer.prompt("Model", "vit-b16" if machines.gpus else "vit-ti16")
         data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
-        gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(where))))
+        gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(machines))))
     written = vitscale.init(
         output,
         model=model,
@@ -51,7 +51,7 @@ def init(
         root=root,
         engine=engine,
         gpus=base.rank_counts(gpus) if gpus else None,
-        where=where,
+        where=machines,
     )
     sys.stdout.write(f"Wrote {output}: {written.runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 

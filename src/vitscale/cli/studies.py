@@ -46,8 +46,8 @@ def plan(
     if commands and not json:
         from vitscale.api import planning
 
-        listed = planning.commands(study, overrides or (), skip_unfit=skip_unfit, gpu_memory=gpu_memory, launch=launch)
-        sys.stdout.write(listed)
+        text = planning.commands(study, overrides or (), skip_unfit=skip_unfit, gpu_memory=gpu_memory, launch=launch)
+        sys.stdout.write(text)
         return
     result = vitscale.plan(
         study,
@@ -89,7 +89,7 @@ def run(
     if dry_run:
         from vitscale.api import running
 
-        listed = running.commands_to_do(
+        text = running.commands_to_do(
             study,
             overrides or (),
             output=output,
@@ -98,7 +98,7 @@ def run(
             gpu_memory=gpu_memory,
             launch=launch,
         )
-        sys.stdout.write(listed)
+        sys.stdout.write(text)
         return
     console = base.ProgramConsole(stderr=json)
     result = vitscale.run(
@@ -116,7 +116,7 @@ def run(
 
 
 def show_runs(result: RunResult, console: base.ProgramConsole, *, json: bool, verbose: bool) -> None:
-    """Prints what became of the runs, and the results, on the console of the progress; exits with 1 after a failure."""
+    """Print the outcome of the runs, and the results, on the console of the progress; exit with 1 after a failure."""
     if json:
         for sentence in result.sentences:
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -169,7 +169,11 @@ def check(
 
 
 def _refuse_options_of_a_check(study: Path | None, *, quick: bool) -> None:
-    """Raises a RequestError where --training comes with what only the other check reads."""
+    """Refuse what only the other check reads.
+
+    Raises:
+        RequestError: it is given beside --training.
+    """
     if quick:
         what = "--training brings runs of its own, and --quick is of the other check"
         raise RequestError(what, next_step="Leave one of them out")

@@ -1,10 +1,10 @@
-"""What a DeepSpeed configuration will really do: findings, rule by rule, each with its source and the fix.
+"""Findings on a DeepSpeed configuration: what it does that its author may not expect, with the source and the fix.
 
-from vitscale.deepspeed_lint import Setting, lint
-findings = lint(config, Setting(parameters=86_567_656, gpus=8))
+from vitscale.deepspeed_lint import LintTarget, lint
+findings = lint(config, LintTarget(parameters=86_567_656, gpus=8))
 """
 
 from vitscale.deepspeed_lint.rules import lint, lint_document, lint_fields, lint_file
-from vitscale.deepspeed_lint.view import LintTarget, setting_of
+from vitscale.deepspeed_lint.view import LintTarget, lint_target
 
-__all__ = ["LintTarget", "lint", "lint_document", "lint_fields", "lint_file", "setting_of"]
+__all__ = ["LintTarget", "lint", "lint_document", "lint_fields", "lint_file", "lint_target"]

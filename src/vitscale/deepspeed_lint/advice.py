@@ -45,7 +45,7 @@ class FileFinding(Finding):
 
 
 def options_of(fix: str | Remedy | Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """The ways out that a rule names, as a tuple; a text alone is advice without changes of the file."""
+    """Return the ways out that a rule names, as a tuple; a text alone is advice without changes of the file."""
     if isinstance(fix, str):
         return (Remedy(fix),)
     if isinstance(fix, Remedy):
@@ -54,12 +54,12 @@ def options_of(fix: str | Remedy | Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 
 def remove(place: Place, text: str = "Remove it") -> Remedy:
-    """Advice to take a key out."""
+    """Return advice to take a key out."""
     return Remedy(text, {place: REMOVED})
 
 
 def changed(config: dict[str, Any], changes: FileChanges) -> dict[str, Any]:
-    """A copy of the configuration after the changes; tables that a new key needs are made."""
+    """Return a copy of the configuration after the changes; tables that a new key needs are made."""
     result = copy.deepcopy(config)
     for place, value in changes.items():
         *tables, key = place.split(".") if isinstance(place, str) else place
@@ -72,7 +72,7 @@ def changed(config: dict[str, Any], changes: FileChanges) -> dict[str, Any]:
 
 
 def _remove_key(config: dict[str, Any], tables: Sequence[str], key: str) -> None:
-    """Removes a key from the table at the end of the path `tables`, if there is such a table."""
+    """Remove a key from the table at the end of the path `tables`, if there is such a table."""
     table: Any = config
     for name in tables:
         table = table.get(name)
@@ -82,7 +82,7 @@ def _remove_key(config: dict[str, Any], tables: Sequence[str], key: str) -> None
 
 
 def _made_table(config: dict[str, Any], tables: Sequence[str]) -> dict[str, Any]:
-    """The table at the end of the path `tables`; makes the missing ones, in place of what is there and is no table."""
+    """Return the table at the end of the path `tables`; make the missing ones, in place of what is no table."""
     table = config
     for depth, name in enumerate(tables):
         content = table.get(name)
@@ -94,5 +94,5 @@ def _made_table(config: dict[str, Any], tables: Sequence[str]) -> dict[str, Any]
 
 
 def _zero_section(old_form: object) -> dict[str, Any]:
-    """The table that the old form of zero_optimization stands for: true for stage 1, false for 0; empty for others."""
+    """Return the table that zero_optimization's old form stands for: true is stage 1, false 0; empty for others."""
     return {"stage": int(old_form)} if isinstance(old_form, bool) else {}

@@ -31,7 +31,7 @@ class Behaviour(NamedTuple):
         return has_begun and not has_ended
 
     def releases(self) -> str:
-        """The releases in words: "from 0.17.5 to 0.18.4", "until 0.12.6", "since 0.19.3"."""
+        """Return the releases in words: "from 0.17.5 to 0.18.4", "until 0.12.6", "since 0.19.3"."""
         if self.last is None:
             return f"since {_dotted(self.first)}"
         if self.first is None:

@@ -53,7 +53,7 @@ class _Walk:
     _counted_to: int = 0
 
     def run(self) -> None:
-        """Fills `lines`."""
+        """Fill `lines`."""
         containers: list[_Container] = []
         key = ""
         while self._skip_gap():
@@ -73,20 +73,20 @@ class _Walk:
                     self._skip_value()
 
     def _skip_colon(self) -> None:
-        """Skips the colon behind a key, and what may stand around it."""
+        """Skip the colon behind a key, and what may stand around it."""
         if self._skip_gap() and self.text[self.position] == ":":
             self.position += 1
             self._skip_gap()
 
     def _skip_gap(self) -> bool:
-        """Skips blanks, commas and comments; returns whether anything follows."""
+        """Skip blanks, commas and comments; return whether anything follows."""
         match = _GAP.match(self.text, self.position)
         if match:
             self.position = match.end()
         return self.position < len(self.text)
 
     def _read_key(self, outer_key: str) -> str:
-        """Reads a key and notes its line; returns its dotted key.
+        """Read a key and note its line; return its dotted key.
 
         What is no key is skipped by one character, and `outer_key`, that of the object around it, is returned.
         """
@@ -103,7 +103,7 @@ class _Walk:
         return key
 
     def _skip_value(self) -> None:
-        """Skips a value that is no object and no list, or one character that begins none."""
+        """Skip a value that is no object and no list, or one character that begins none."""
         for pattern in (_QUOTED, _PLAIN_VALUE, _REST_OF_LINE):
             match = pattern.match(self.text, self.position)
             if match and match.end() > self.position:
@@ -113,7 +113,7 @@ class _Walk:
 
 
 def _unquoted(name: str) -> str:
-    """The name that a key in quotes stands for; a key without quotes as it is."""
+    """Return the name that a key in quotes stands for; a key without quotes as it is."""
     if name[0] not in "\"'":
         return name
     inside = name[1:-1]

@@ -1,4 +1,4 @@
-"""A configuration as rules see it: values by dotted key, with "auto" and wrong types told apart from absence.
+"""A configuration as rules see it: values by dotted key, where absence, "auto" and a wrong type are three things.
 
 And what it is judged for: the model, the GPUs, and the release of DeepSpeed, with what that does with each key (from a
 generated table).
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.base.distribution import versions_of
 from vitscale.deepspeed_lint.advice import FileFinding, Remedy, options_of
-from vitscale.deepspeed_lint.behaviours import Behaviour
+from vitscale.deepspeed_lint.behaviours import Behaviour, Version
 from vitscale.engines.deepspeed.config import as_flag, as_number
 from vitscale.errors import RequestError, shown
 from vitscale.present.document import About, Severity
+from vitscale.present.units import counted
 from vitscale.trial import model_cost, model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
@@ -28,121 +29,151 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
 
 @cache
 def _table() -> dict[str, Any]:
-    """The table that `tools/make_deepspeed_keys.py` makes from DeepSpeed's source archives."""
+    """Return the table that `tools/make_deepspeed_keys.py` makes from DeepSpeed's source archives.
+
+    `releases`: versions, oldest first. `keys`: dotted key -> a fact -> spans of releases in which it holds
+    ("0.9.5..0.12.6, 0.13.0.."). `defaults`, `optimizers` and `schedulers` have spans in the same way.
+    """
     text = resources.files("vitscale.deepspeed_lint").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
     return table
 
 
 def known_releases() -> tuple[str, ...]:
-    """The releases that the table holds, oldest first."""
+    """Return the releases that the table holds, oldest first."""
     return tuple(_table()["releases"])
 
 
 def installed_version() -> str | None:
-    """DeepSpeed's installed version, found without importing it; None where it is not installed."""
+    """Return DeepSpeed's installed version, found without importing it; None where it is not installed."""
     return versions_of(["deepspeed"])["deepspeed"]
 
 
 class Release:
     """One release of DeepSpeed; for a version that the table lacks, the nearest release."""
 
-    def __init__(self, wanted: str | None) -> None:
-        """`wanted`: a version such as "0.16.9"; None takes the newest release of the table.
+    def __init__(self, version: str | None) -> None:
+        """Take a version such as "0.16.9"; None takes the newest release of the table.
 
         Raises:
             RequestError: it is no version.
         """
-        known = known_releases()
-        self.wanted = known[-1] if wanted is None else wanted
-        number = _numbers(self.wanted)
+        releases = known_releases()
+        self.target_version = releases[-1] if version is None else version
+        """The version that a file is judged for; it need not be in the table."""
+        number = _version_number(self.target_version)
         if number is None:
-            raise RequestError(f"{shown(self.wanted)} is no version of DeepSpeed", valid=known)
+            raise RequestError(f"{shown(self.target_version)} is no version of DeepSpeed", valid=releases)
         self.number = number
-        self.version = _nearest(number)
-        self.exact = self.version == self.wanted
-        self._place = known.index(self.version)
-        self._facts = {key: fact for key, history in _table()["keys"].items() if (fact := self._now(history))}
+        self.version = _nearest_release(number)
+        """The release of the table whose keys are taken."""
+        self.exact = self.version == self.target_version
+        self._index = releases.index(self.version)
+        self._fact_by_key: dict[str, str] = {}
+        for key, history in _table()["keys"].items():
+            fact = self._current(history)
+            if fact:
+                self._fact_by_key[key] = fact
 
     def does(self, behaviour: Behaviour) -> bool:
-        """Whether the version that was asked for behaves so; it need not be in the table of keys."""
+        """Whether `target_version` behaves so."""
         return behaviour.holds_in(self.number)
 
     def fact(self, key: str) -> str | None:
-        """What the release does with a dotted key; None where it does not know the key.
+        """Return what the release does with a dotted key; None where it does not know the key.
 
         The words are explained in the table's maker, `tools/deepspeed_reads.py`.
         """
-        return self._facts.get(key)
+        return self._fact_by_key.get(key)
 
     def children(self, part: str) -> list[str]:
-        """Names of the known keys inside a part ("" for the whole)."""
-        split = (key.rpartition(".") for key in self._facts)
-        return [name for parent, _, name in split if parent == part]
+        """Return the names of the known keys inside a part ("" for the whole)."""
+        names = []
+        for key in self._fact_by_key:
+            parent, _, name = key.rpartition(".")
+            if parent == part:
+                names.append(name)
+        return names
 
     def places(self, name: str) -> list[str]:
-        """All known dotted keys that end in `name`."""
-        return [key for key in self._facts if key.rpartition(".")[2] == name]
+        """Return all known dotted keys that end in `name`."""
+        return [key for key in self._fact_by_key if key.rpartition(".")[2] == name]
 
     def read_in(self, key: str) -> str | None:
-        """The releases that read the key, in words ("from 0.9.5 to 0.19.2"); None where none in the table does."""
+        """Return the releases that read a key, in words ("from 0.9.5 to 0.19.2"); None where none in the table does."""
         history = _table()["keys"].get(key)
-        return None if history is None else _said(span for fact, span in history.items() if fact != "refused")
+        if history is None:
+            return None
+        return _spans_in_words(spans for fact, spans in history.items() if fact != "refused")
 
     def default(self, key: str) -> float | None:
-        """The release's default for a key whose default has changed; None for other keys."""
-        value = self._now(_table()["defaults"].get(key, {}))
+        """Return the release's default for a key whose default has changed; None for other keys."""
+        value = self._current(_table()["defaults"].get(key, {}))
         return None if value is None else float(value)
 
     def since(self, part: str, name: str, fact: str) -> str:
-        """The releases in which `fact` holds, in words."""
-        return _said([_table()[part][name][fact]])
+        """Return the releases in which `fact` holds, in words."""
+        return _spans_in_words([_table()[part][name][fact]])
 
     def names(self, part: str) -> list[str]:
-        """The "optimizers" or "schedulers" that the release knows."""
-        return [name for name, history in _table()[part].items() if self._now(history)]
+        """Return the "optimizers" or "schedulers" that the release knows."""
+        return [name for name, history in _table()[part].items() if self._current(history)]
 
     def once_named(self, part: str, name: str) -> str | None:
-        """The releases that know this optimizer or scheduler, in words; None where none does."""
+        """Return the releases that know this optimizer or scheduler, in words; None where none does."""
         history = _table()[part].get(name)
-        return None if history is None else _said(history.values())
+        return None if history is None else _spans_in_words(history.values())
 
-    def _now(self, history: Mapping[str, str]) -> str | None:
-        return next((fact for fact, spans in history.items() if self._within(spans)), None)
+    def _current(self, history: Mapping[str, str]) -> str | None:
+        """Return the fact that holds in this release; None where none does."""
+        for fact, spans in history.items():
+            if self._is_within(spans):
+                return fact
+        return None
 
-    def _within(self, spans: str) -> bool:
-        known = known_releases()
+    def _is_within(self, spans: str) -> bool:
+        """Whether this release lies in one of several spans, "0.9.5..0.12.6, 0.13.0..": an open one has no end."""
+        releases = known_releases()
         for span in spans.split(", "):
             first, _, last = span.partition("..")
-            if known.index(first) <= self._place <= (known.index(last) if last else len(known) - 1):
+            end = releases.index(last) if last else len(releases) - 1
+            if releases.index(first) <= self._index <= end:
                 return True
         return False
 
 
-def _said(spans: Any) -> str:
-    """Spans of releases in words: "from 0.9.5 to 0.19.6", "since 0.19.3"."""
-    said = []
+def _spans_in_words(spans: Iterable[str]) -> str:
+    """Return spans of releases in words: "from 0.9.5 to 0.19.6 and since 0.19.8"."""
+    clauses = []
     for span in ", ".join(spans).split(", "):
         first, _, last = span.partition("..")
         if not last:
-            said.append(f"since {first}")
+            clauses.append(f"since {first}")
+        elif first == last:
+            clauses.append(f"in {first}")
         else:
-            said.append(f"in {first}" if first == last else f"from {first} to {last}")
-    return " and ".join(said)
+            clauses.append(f"from {first} to {last}")
+    return " and ".join(clauses)
 
 
-def _numbers(version: str) -> tuple[int, int, int] | None:
+def _version_number(version: str) -> Version | None:
+    """Return (0, 16, 9) for "0.16.9" or "0.16.9+cu12"; None for what is no version."""
     match = _VERSION.fullmatch(version)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
-def _nearest(number: tuple[int, int, int]) -> str:
-    """The release of the same minor version with the nearest patch, else the newest earlier one, else the oldest."""
-    known = {_numbers(version): version for version in known_releases()}
-    same = [held for held in known if held is not None and held[:2] == number[:2]]
-    if same:
-        return known[min(same, key=lambda held: abs(held[2] - number[2]))]
-    return known[max((held for held in known if held is not None and held < number), default=next(iter(known)))]
+def _nearest_release(number: Version) -> str:
+    """Return the release of the same minor version with the nearest patch, else the newest earlier, else the oldest."""
+    release_by_number: dict[Version, str] = {}
+    for release in known_releases():
+        release_number = _version_number(release)
+        if release_number is not None:
+            release_by_number[release_number] = release
+    same_minor = [other for other in release_by_number if other[:2] == number[:2]]
+    if same_minor:
+        return release_by_number[min(same_minor, key=lambda other: abs(other[2] - number[2]))]
+    earlier = [other for other in release_by_number if other < number]
+    return release_by_number[max(earlier) if earlier else next(iter(release_by_number))]
 
 
 _IMAGENET_CLASSES = 1000
@@ -172,20 +203,22 @@ class LintTarget:
     """Whether vitscale itself hands the file to DeepSpeed, without those keys that are "auto"."""
 
     def described(self) -> str:
-        """What the file was judged for, in a few words."""
+        """Return what the file was judged for: "DeepSpeed 0.19.8; vit-b16 with 86,567,656 parameters; 8 GPUs"."""
         release = Release(self.deepspeed)
-        judged = release.version if release.exact else f"{shown(release.wanted)} by the keys of {release.version}"
+        version = (
+            release.version if release.exact else f"{shown(release.target_version)} by the keys of {release.version}"
+        )
         model = "no --model or --parameters"
         if self.parameters is not None:
             model = f"{self.parameters:,} parameters"
         if self.model is not None:
             model = f"{self.model} with {model}"
-        gpus = "no --gpus" if self.gpus is None else "1 GPU" if self.gpus == 1 else f"{self.gpus:,} GPUs"
-        return f"DeepSpeed {judged}; {model}; {gpus}"
+        gpus = "no --gpus" if self.gpus is None else counted(self.gpus, "GPU")
+        return f"DeepSpeed {version}; {model}; {gpus}"
 
 
-def setting_of(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> LintTarget:
-    """The setting from the command line, checked, with the installed version filled in.
+def lint_target(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> LintTarget:
+    """Return what the command line says that a file is judged for, with the installed version filled in.
 
     Args:
         model: a named model (with the 1,000 classes of ImageNet-1k), or the folder of a Hugging Face model.
@@ -214,8 +247,14 @@ def setting_of(model: str | None, parameters: str | None, gpus: int | None, deep
 
 
 def _parameters(model: str) -> int:
+    """Return the number of parameters of a named model, or of one in a folder.
+
+    Raises:
+        RequestError: there is no such model, or its size is not known.
+    """
     spec = ModelSpec(**model_spec.fields_named(model))
-    count = model_cost.parameters(model_spec.resolve(spec, _IMAGENET_CLASSES if model in NAMED_MODELS else 1))
+    classes = _IMAGENET_CLASSES if model in NAMED_MODELS else 1
+    count = model_cost.parameters(model_spec.resolve(spec, classes))
     if count is None:
         raise RequestError(
             f"the size of {shown(model)} cannot be known without building it",
@@ -226,7 +265,8 @@ def _parameters(model: str) -> int:
 
 
 _ABSENT = object()
-_LARGEST = 1e30  # beyond every real value; what is larger no longer divides as a float
+_LARGEST = 1e30
+"""Beyond every real value; what is larger no longer divides as a float."""
 
 
 DTYPES = {
@@ -240,7 +280,7 @@ DTYPES = {
 def finding(
     rule: str, severity: Severity, key: str, message: str, fix: str | Remedy | Sequence[Remedy], source: str
 ) -> FileFinding:
-    """One finding of a rule.
+    """Make one finding of a rule.
 
     Args:
         rule: the rule's name, such as "unknown-key".
@@ -264,11 +304,11 @@ class ConfigurationView:
     """
 
     config: dict[str, Any]
-    setting: LintTarget
+    target: LintTarget
     release: Release
 
     def value(self, key: str) -> Any:
-        """Any value at a dotted key; None where the key is absent (`has` tells that from null)."""
+        """Return any value at a dotted key; None where the key is absent (for null `has` is True)."""
         value = self._at(key)
         return None if value is _ABSENT else value
 
@@ -279,23 +319,29 @@ class ConfigurationView:
     def open(self, key: str) -> bool:
         """Whether the key, or a part that it belongs to, is "auto" or is written by the study."""
         names = key.split(".")
-        above = [".".join(names[: count + 1]) for count in range(len(names))]
-        return any(name in self.setting.settled or self._at(name) == "auto" for name in above)
+        for depth in range(1, len(names) + 1):
+            part = ".".join(names[:depth])
+            if part in self.target.settled or self._at(part) == "auto":
+                return True
+        return False
 
     def flag(self, key: str, default: bool = False) -> bool | None:
-        """A switch's value; `default` where it is absent. Where no model converts it, only 0 and 1 stand for one."""
+        """Return a switch's value; `default` where it is absent, None where the value is no switch's.
+
+        Texts such as "true" count only where a pydantic model of DeepSpeed's converts them.
+        """
         value = self._at(key)
         if value is _ABSENT:
             return default
-        converts = (self.release.fact(key) or "").startswith("bool")
-        return as_flag(value) if converts or isinstance(value, int) else None
+        converts_text = (self.release.fact(key) or "").startswith("bool")
+        return as_flag(value) if converts_text or isinstance(value, int) else None
 
     def on(self, key: str) -> bool:
         """Whether a switch is there and on."""
         return self.flag(key) is True
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number's value; `default` where it is absent."""
+        """Return a number's value; `default` where it is absent, None where the value is no number."""
         value = self._at(key)
         if value is _ABSENT:
             return default
@@ -307,32 +353,39 @@ class ConfigurationView:
         return value if abs(value) < _LARGEST else None
 
     def text(self, key: str) -> str | None:
-        """A string's value; None for "auto" and where it is absent."""
+        """Return a string's value; None for "auto" and where it is absent."""
         value = self._at(key)
         return value if isinstance(value, str) and value != "auto" else None
 
     def part(self, key: str) -> dict[str, Any]:
-        """An object; empty where there is none."""
+        """Return the object at a dotted key; empty where there is none."""
         value = self._at(key)
         return value if isinstance(value, dict) else {}
 
-    def zero(self, *names: str) -> str:
-        """The dotted key of `zero_optimization` that the file has among these `names`; the first name's if none."""
-        written = (f"zero_optimization.{name}" for name in names if self.has(f"zero_optimization.{name}"))
-        return next(written, f"zero_optimization.{names[0]}")
+    def zero_key(self, *names: str) -> str:
+        """Return the dotted key of `zero_optimization` that the file has among these names; that of the first if none.
+
+        Example: "zero_optimization.max_reuse_distance", where a key has a second name with "stage3_".
+        """
+        for name in names:
+            if self.has(f"zero_optimization.{name}"):
+                return f"zero_optimization.{name}"
+        return f"zero_optimization.{names[0]}"
 
     @property
     def stage(self) -> int | None:
         """The ZeRO stage; 0 where none is asked for, None where it is open."""
-        if self.setting.stage is not None:
-            return self.setting.stage
+        if self.target.stage is not None:
+            return self.target.stage
         if isinstance(self._at("zero_optimization"), bool):
             return int(self.on("zero_optimization"))  # the old form: true was stage 1
         if self.open("zero_optimization.stage"):
             return None
-        stage = self._at("zero_optimization.stage")
-        stages = {_ABSENT: 0, "0": 0, "1": 1, "2": 2, "3": 3, 0: 0, 1: 1, 2: 2, 3: 3}
-        return stages.get(stage) if not isinstance(stage, (dict, list)) else None
+        value = self._at("zero_optimization.stage")
+        if value is _ABSENT:
+            return 0
+        stage_by_value = {"0": 0, "1": 1, "2": 2, "3": 3, 0: 0, 1: 1, 2: 2, 3: 3}
+        return stage_by_value.get(value) if not isinstance(value, (dict, list)) else None
 
     @property
     def bf16(self) -> str:
@@ -352,8 +405,8 @@ class ConfigurationView:
     @property
     def precision(self) -> str | None:
         """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
-        if self.setting.precision is not None:
-            return self.setting.precision
+        if self.target.precision is not None:
+            return self.target.precision
         parts = {self.bf16: "bf16", "fp16": "fp16"}
         if self.has_autocast:
             parts["torch_autocast"] = "autocast"
@@ -364,10 +417,11 @@ class ConfigurationView:
         return None if open_parts else "fp32"
 
     def source(self, file: str) -> str:
-        """A file of the release of DeepSpeed judged for, in words."""
+        """Return a file of the release of DeepSpeed judged for, in words."""
         return f"DeepSpeed {self.release.version}, deepspeed/{file}"
 
     def _at(self, key: str) -> Any:
+        """Return the value at a dotted key; `_ABSENT` where there is none."""
         value: Any = self.config
         for name in key.split("."):
             if not isinstance(value, dict) or name not in value:
@@ -376,10 +430,26 @@ class ConfigurationView:
         return value
 
 
-def keys_of(view: ConfigurationView, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
-    """(dotted key, name, part, value) of all keys, inside parts only where the release reads their keys one by one."""
-    for name, value in part.items():
-        key = f"{above}.{name}" if above else name
-        yield key, name, above, value
+class KeyInFile(NamedTuple):
+    """A key that a configuration has."""
+
+    dotted: str
+    """ "zero_optimization.stage" """
+    name: str
+    """Its last part; a name in a file may have dots itself."""
+    part: str
+    """The dotted key of the object that it lies in; empty for the whole."""
+    value: Any
+
+
+def keys_in(view: ConfigurationView) -> Iterator[KeyInFile]:
+    """Yield all keys of a configuration, inside parts only where the release reads their keys one by one."""
+    yield from _keys_in_part(view, view.config, part="")
+
+
+def _keys_in_part(view: ConfigurationView, values: Mapping[str, Any], part: str) -> Iterator[KeyInFile]:
+    for name, value in values.items():
+        key = f"{part}.{name}" if part else name
+        yield KeyInFile(key, name, part, value)
         if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
-            yield from keys_of(view, value, key)
+            yield from _keys_in_part(view, value, key)

@@ -1,7 +1,7 @@
-"""What makes training distributed: a folder for each engine, and the table of what each answers about itself.
+"""Engines, which make training distributed: a folder for each, and the table of their facts.
 
-In a folder `facts`, `config`, `messages` and `states` import no torch: the control plane asks them. `wrap` trains,
-inside a rank, on `engines.base`. Engines of other packages register by entry points (`vitscale.engines`).
+In a folder only `wrap` imports torch: it trains, inside a rank, on `engines.base`. All else (`facts`, `config`,
+`messages`, `states`) is for the control plane. Engines of other packages register by entry points (`vitscale.engines`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitscale.engines.megatron.facts import FACTS as MEGATRON
 from vitscale.engines.plain.facts import FACTS as PLAIN
 from vitscale.errors import RequestError
 from vitscale.trial import script
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import TrainSpec
 
@@ -34,7 +34,7 @@ ENGINES: Mapping[str, EngineFacts] = {
 """The engines of vitscale, by `train.engine`."""
 OPTIONS = tuple(
     option
-    for option in fields_where(TrainSpec, lambda fact: fact.role in ("wrapper", "execution"))
+    for option in fields_where(TrainSpec, lambda traits: traits.role in ("wrapper", "execution"))
     if option != "engine"
 )
 """Fields of [train] that an engine must say it reads: how training is distributed, and how the same is executed."""
@@ -48,7 +48,7 @@ _OF_SCRIPT = EngineFacts(
 
 
 def known(engine: str) -> EngineFacts:
-    """The facts of an engine that a study is to train with; an unknown one is an error.
+    """Return the facts of an engine that a study is to train with; an unknown one is an error.
 
     Raises:
         RequestError: nobody has it, or the package that does is broken.
@@ -61,7 +61,7 @@ def known(engine: str) -> EngineFacts:
 
 @lru_cache
 def of_engine(engine: str) -> EngineFacts:
-    """The facts of an engine that results name; empty ones of an unknown engine, as an imported log may name."""
+    """Return the facts of an engine that results name; empty ones of an unknown engine, as an imported log may name."""
     try:
         return known(engine)
     except RequestError:
@@ -69,10 +69,10 @@ def of_engine(engine: str) -> EngineFacts:
 
 
 def wrapper_facts(train: TrainSpec) -> EngineFacts:
-    """The facts of the engine that wraps the model: the one that Accelerate stands for, else the trial's."""
+    """Return the facts of the engine that wraps the model: the one that Accelerate stands for, else the trial's."""
     return of_engine(train.wrapper)
 
 
 def readers_of(option: str) -> tuple[str, ...]:
-    """The engines of vitscale that read an option of [train]."""
+    """Return the engines of vitscale that read an option of [train]."""
     return tuple(name for name, facts in ENGINES.items() if option in (*facts.options, facts.stands_for))

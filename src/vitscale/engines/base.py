@@ -1,4 +1,4 @@
-"""What every engine does, and the pieces that engines share so that they differ only in how they distribute.
+"""The base of engines, and the pieces that engines share so that they differ only in how they distribute.
 
 They are the optimizer, and what is done to each of a model's repeated blocks (checkpointing, compiling, sharding).
 """
@@ -9,6 +9,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
+from vitscale.engines import wrapper_facts
 from vitscale.engines.shared import checkpoint
 from vitscale.engines.shared.splits import clip
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
@@ -38,9 +40,12 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     rate = trial.peak_learning_rate
     groups = _groups(model, train.weight_decay)
     if train.optimizer == "sgd":
-        # torch has no fused SGD over shards; Accelerate shards the parameters only after this.
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=train.wrapper != "fsdp2")
-        if train.precision == "fp16" and train.momentum > 0 and train.wrapper in ("none", "ddp"):
+        facts = wrapper_facts(train)
+        # Parameters do not tell whether they are DTensors: Accelerate shards them only after this.
+        is_fused = not facts.updates_dtensors
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=is_fused)
+        scaler_may_skip = train.precision == "fp16" and not facts.own_loss_scaling
+        if is_fused and scaler_may_skip and train.momentum > 0:
             _zero_momentum(sgd)
         return sgd
     if train.optimizer == "lamb":
@@ -56,7 +61,9 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
             groups.setdefault((parameter.ndim <= 1, mesh), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda group: group[0][0])
-    return [{"params": held, "weight_decay": 0.0 if flat else weight_decay} for (flat, _), held in ordered]
+    return [
+        {"params": parameters, "weight_decay": 0.0 if is_flat else weight_decay} for (is_flat, _), parameters in ordered
+    ]
 
 
 def _zero_momentum(sgd: torch.optim.SGD) -> None:
@@ -182,8 +189,8 @@ class Engine(ABC):
     def step_with_norm(self) -> float:
         """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
-        Not for engines for which `engines.checks.norms_unknown` has a reason, nor for timed steps: it waits for the
-        device. The norm is not finite where the gradient is not.
+        Not for trials for which `engines.checks.why_no_gradient_norms` has a reason, nor for timed steps: it waits for
+        the device. The norm is not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())
         self.step()
@@ -235,7 +242,7 @@ class Engine(ABC):
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-COMMUNICATED: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`train.gradient_dtype` -> torch's dtype."""
 
 
@@ -244,18 +251,12 @@ def weight_dtype(train: TrainSpec) -> torch.dtype:
     return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
 
 
-def compressed_to(train: TrainSpec) -> str | None:
-    """`train.gradient_dtype` where DDP must convert gradients to it; None where they have that dtype already."""
-    named = train.gradient_dtype
-    return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
-
-
 def _nothing(logits: Tensor) -> Tensor:
     return logits.sum() * 0.0
 
 
 class TorchEngine(Engine):
-    """What plain training, DDP and FSDP2 share: torch's own loop.
+    """torch's own loop, which plain training, DDP and FSDP2 share.
 
     They differ in the wrapper and in when gradients travel. fp16 computes under autocast, and torch's GradScaler scales
     its losses so that small gradients survive.
@@ -272,7 +273,7 @@ class TorchEngine(Engine):
         )
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
-        self.gradient_dtype = self.communicated(trial.train)
+        self.gradient_dtype = self.sent_gradient_dtype(trial.train)
         # This comes after wrapping: the optimizer must hold the very parameters that the wrapper reduces.
         self.optimizer = optimizer_of(wrapped, trial)
         self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
@@ -283,9 +284,9 @@ class TorchEngine(Engine):
         """Puts the model on its device and into its wrapper; each engine's docstring says in which order, and why."""
 
     @staticmethod
-    def communicated(train: TrainSpec) -> str | None:
+    def sent_gradient_dtype(train: TrainSpec) -> str | None:
         """The dtype in which gradients travel, as torch names it: their own, unless the study names another."""
-        dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
+        dtype = TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
         return str(dtype).removeprefix("torch.")
 
     @override
@@ -314,7 +315,7 @@ class TorchEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        """What `wrap` gives, where that is the model itself."""
+        """The result of `wrap`, where that is the model itself."""
         return self.wrapped
 
     @override
@@ -335,21 +336,32 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a small one. Empty
     where no list holds two modules of one class.
     """
-    heads = [getattr(model, name, None) for name in _HEADS]
-    in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
-    lists = [
-        children
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential)
-        and module not in in_heads
-        and len(children := list(_called(module))) > 1
-        and len({type(child) for child in children}) == 1
-    ]
+    lists = list(_uniform_lists(model))
+    if not lists:
+        return []
     # Among equals the first is the outermost.
-    largest = max(lists, key=lambda children: sum(map(_size, children)), default=[])
-    alike = dict.fromkeys(child for children in lists for child in children if type(child) is type(largest[0]))
-    inside = {module for block in alike for module in block.modules() if module is not block}
-    return [block for block in alike if block not in inside]
+    largest = max(lists, key=lambda modules: sum(map(_size, modules)))
+    block_class = type(largest[0])
+    blocks = dict.fromkeys(module for module in chain(*lists) if type(module) is block_class)
+    inner_modules: set[nn.Module] = set()
+    for block in blocks:
+        inner_modules.update(module for module in block.modules() if module is not block)
+    return [block for block in blocks if block not in inner_modules]
+
+
+def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the modules of each list outside heads that holds two or more, all of one class."""
+    in_heads: set[nn.Module] = set()
+    for name in _HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Module):
+            in_heads.update(head.modules())
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and module not in in_heads:
+            children = list(_called(module))
+            classes = {type(child) for child in children}
+            if len(children) > 1 and len(classes) == 1:
+                yield children
 
 
 def _called(container: nn.Module) -> Iterator[nn.Module]:
@@ -379,6 +391,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
+    replays_graphs = train.compile_mode == "reduce-overhead" and train.compile
     if not (train.activation_checkpointing or train.compile):
         return model
     blocks = blocks_of(model) if own_blocks is None else own_blocks
@@ -403,6 +416,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         config, graphs = torch._dynamo.config, len({_numbers(block) for block in blocks}) * (4 + train.grad_accum)
         config.recompile_limit = max(config.recompile_limit, graphs)
         config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
+    mode: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
@@ -411,12 +425,27 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, **mode)
+    if replays_graphs:
+        model.register_forward_pre_hook(_begin_graphs_anew)
     return model
 
 
+def _begin_graphs_anew(*_: object) -> None:
+    """Allow CUDA graphs of compiled blocks to take the memory of the last forward and backward again.
+
+    By itself torch takes each call of a compiled block without a backward under way for a new beginning: in evaluation
+    a block would write over its own input, the output of the block before it (pytorch/pytorch issue 160281).
+    """
+    torch.compiler.cudagraph_mark_step_begin()
+
+
 def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
-    """What keeps a block's batch norms from counting images again in their statistics where forward is repeated."""
+    """Return arguments of checkpointing that keep a block's batch norms from counting images again in the repetition.
+
+    Raises:
+        RequestError: the block is compiled, and has batch norms that count.
+    """
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     if not any(norm.track_running_stats for norm in norms):
         return {}
@@ -433,18 +462,18 @@ def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
 @contextmanager
 def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     """Has norms update copies of their buffers meanwhile."""
-    own = [norm._buffers for norm in norms]
+    originals = [norm._buffers for norm in norms]
     for norm in norms:
-        norm._buffers = {name: None if held is None else held.clone() for name, held in norm._buffers.items()}
+        norm._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()}
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, own, strict=True):
+        for norm, buffers in zip(norms, originals, strict=True):
             norm._buffers = buffers
 
 
 def _numbers(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
-    """What the compiler may take for constants of a block: blocks that are alike in it share their graphs."""
+    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs."""
     return tuple(
         (path, name, value)
         for path, module in block.named_modules()
@@ -459,7 +488,7 @@ def _size(module: nn.Module) -> int:
 
 @contextmanager
 def known_gpu(device_type: str) -> Iterator[None]:
-    """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
+    """A context of imports that ask for a GPU: they find that there is one, and NVML is not initialised.
 
     Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19.8 initialises NVML
     (`CUDA_Accelerator`; earlier ones try kernels too); torch 2.11 asks in its compiler (`_inductor.runtime`), and for
@@ -470,10 +499,13 @@ def known_gpu(device_type: str) -> Iterator[None]:
     def refuse() -> NoReturn:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
-    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
+    is_available = torch.cuda.is_available
+    initialise = pynvml.nvmlInit
     if device_type == "cuda":
-        pynvml.nvmlInit, torch.cuda.is_available = refuse, lambda: True
+        torch.cuda.is_available = lambda: True
+        pynvml.nvmlInit = refuse
     try:
         yield
     finally:
-        pynvml.nvmlInit, torch.cuda.is_available = initialise, asked
+        torch.cuda.is_available = is_available
+        pynvml.nvmlInit = initialise

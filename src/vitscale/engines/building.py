@@ -15,10 +15,10 @@ from vitscale.probes.matmul import forbid_tf32
 from vitscale.trial.trial import TrainSpec, Trial
 
 
-def _named(engine: str) -> type[Engine]:
-    """The class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
-    kind: type[Engine] = referred(known(engine).engine)
-    return kind
+def _engine_class(engine: str) -> type[Engine]:
+    """Return the class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
+    engine_class: type[Engine] = referred(known(engine).engine)
+    return engine_class
 
 
 def preload(train: TrainSpec) -> None:
@@ -28,7 +28,7 @@ def preload(train: TrainSpec) -> None:
     """
     with known_gpu(train.device):
         importlib.import_module("torch._dynamo")
-        _named(train.engine).preload(train)
+        _engine_class(train.engine).preload(train)
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
@@ -37,14 +37,15 @@ def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
     In all engines alike, too, batch norms are replaced by the trial's before anything else holds a module. Where it
     classifies with local norms, these stay torch's own, which see padding.
     """
-    if trial.model.task == "segmentation" or trial.train.batch_norm == "synchronised":
-        over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
+    is_synchronised = trial.train.batch_norm == "synchronised"
+    if is_synchronised or trial.model.task == "segmentation":
+        over_real_images(model, synchronised=is_synchronised)
     # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
     # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
     forbid_tf32()
-    kind = _named(trial.train.engine)
+    engine_class = _engine_class(trial.train.engine)
     if trial.parallel.pipeline == 1:
-        return kind(model, trial, device)
+        return engine_class(model, trial, device)
     from vitscale.engines.shared.pipeline import pipelined  # takes a second to import
 
-    return pipelined(kind)(model, trial, device)
+    return pipelined(engine_class)(model, trial, device)

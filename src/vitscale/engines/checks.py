@@ -1,4 +1,4 @@
-"""What a [train] is held against: its engine's options, refusals, and what it cannot tell."""
+"""Checks of a [train] against its engine: options that it does not read, what it refuses, and what it cannot answer."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def check_checkpoint(train: TrainSpec) -> None:
         )
 
 
-def norms_unknown(trial: Trial) -> str | None:
-    """Why the norms of the gradients of a micro-batch and of a step cannot be told; None where they can."""
+def why_no_gradient_norms(trial: Trial) -> str | None:
+    """Return why a trial cannot measure norms of the gradients of a micro-batch and of a step; None where it can."""
     train = trial.train
     if trial.parallel.ranks_per_model > 1:
         return "ranks that share a model hold parts of the gradient"
@@ -50,17 +50,19 @@ def norms_unknown(trial: Trial) -> str | None:
         return "gradients are means over pixels, of which not every image has as many"
     if train.precision == "fp16":
         return "fp16 scales the gradients by a factor that changes as training goes on"
-    if reason := wrapper_facts(train).norms_unknown(train):
-        return reason
+    engine_reason = wrapper_facts(train).norms_unknown(train)
+    if engine_reason:
+        return engine_reason
     if computation(trial) != ONE_PROCESS:
         return f"ranks of {train.wrapper} are not known to step by one gradient"
     return None
 
 
 def exchanges_unknown(trial: Trial) -> str:
-    """Why what one step sends is not what any other step sends, or nobody knows; empty where each step exchanges.
+    """Return why the traffic of one counted step cannot stand for all steps; empty where it can.
 
-    What scripts and imported trials send is only known as far as it was counted.
+    It can where each step exchanges. Scripts and imported trials are taken to, for all that is known of them is what
+    was counted.
     """
     if trial.train.script is not None or trial.origin is not None:
         return ""
@@ -71,7 +73,7 @@ def exchanges_unknown(trial: Trial) -> str:
 
 
 def computation(trial: Trial) -> str:
-    """Name of what a trial computes: only trials with the same name can be compared as if they trained the same.
+    """Return the name of what a trial computes: only trials with the same name train the same.
 
     That is `EngineFacts.trains_like`; an engine that leaves it out is like itself alone. Scripts and imported trials
     are taken to train like one process.
@@ -82,40 +84,44 @@ def computation(trial: Trial) -> str:
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
-    """The reasons for refusal, in the order in which they should be mended."""
+    """Yield the reasons for refusal, in the order in which they should be mended."""
     if train.script is not None or train.arguments or train.engine == script.NAME:
         yield from itertools.starmap(Refusal, script.unfit(train))
         return  # how a script trains is its own affair
     facts = of_engine(train.engine)
-    if reason := facts.unavailable(train.device):
+    reason = facts.unavailable(train.device)
+    if reason:
         yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", facts.instead)
     yield from _idle_options(train)
     yield from _precisions(train)
     yield from _optimizers(train)
+    yield from _graph_refusals(train)
     yield from wrapper_facts(train).refusals(train)
 
 
 def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
     """Refuses options that the engine does not read: varying them would vary nothing."""
-    stands_for = of_engine(train.engine).stands_for
+    read_options = {of_engine(train.engine).stands_for, *wrapper_facts(train).options}
     for option in OPTIONS:
         value = getattr(train, option)
-        if value == TrainSpec.model_fields[option].default or option == stands_for:
-            continue
-        if option not in wrapper_facts(train).options:
+        is_set = value != TrainSpec.model_fields[option].default
+        if is_set and option not in read_options:
             has_short_value = not isinstance(value, dict) and option not in _NAMING_ENGINES
             shown_value = f" = {shown(value)}" if has_short_value else ""
             what = f"train.{option}{shown_value} has no meaning under {engine_in_words(train)}"
-            yield Refusal(what, _way_to_read(option))
+            yield Refusal(what, _advice_about_idle(option))
 
 
-def _way_to_read(option: str) -> str:
-    """What to do about an option that the engine does not read."""
+def _advice_about_idle(option: str) -> str:
+    """Return what to do about an option that the engine does not read."""
     readers = [shown(name) for name in readers_of(option)]
-    return f"Remove it, or set engine = {' or '.join(readers)}" if readers else "Remove it: no engine reads it"
+    if not readers:
+        return "Remove it: no engine reads it"
+    return f"Remove it, or set engine = {' or '.join(readers)}"
 
 
 def _precisions(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuses fp16 on a CPU, and single values that the engine does not take."""
     if train.precision == "fp16" and train.device == "cpu":
         yield Refusal(
             "fp16 training needs a GPU, and this trial computes on the CPU",
@@ -127,6 +133,7 @@ def _precisions(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuses LAMB where the optimizer sees no whole tensors."""
     if train.optimizer == "lamb" and wrapper_facts(train).shards(train):
         yield Refusal(
             "train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and "
@@ -135,9 +142,25 @@ def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
         )
 
 
+def _graph_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield why compiled blocks cannot be replayed as CUDA graphs, where the study asks for that."""
+    if not train.compile or train.compile_mode != "reduce-overhead":
+        return
+    if train.device == "cpu":
+        what = "train.compile_mode = 'reduce-overhead' records CUDA graphs, and this trial computes on the CPU"
+        yield Refusal(what, "Remove it, or use a machine with a GPU")
+    if train.grad_accum > 1:
+        yield Refusal(
+            f"train.compile_mode = 'reduce-overhead' does not go with train.grad_accum = {train.grad_accum}: gradients "
+            "of one micro-step lie where the graphs of the next write theirs (pytorch/pytorch issue 96693)",
+            "Set grad_accum = 1, or compile_mode = 'default'",
+        )
+
+
 def engine_in_words(train: TrainSpec) -> str:
-    """The engine in the study's words: "train.engine = 'deepspeed' with zero_stage = 2"."""
+    """Return the engine in the study's words: "train.engine = 'deepspeed' with zero_stage = 2"."""
     facts = of_engine(train.engine)
     naming = [facts.stands_for] if facts.stands_for else facts.name_options
     settings = [f"{option} = {shown(getattr(train, option))}" for option in naming]
-    return f"train.engine = {shown(train.engine)}" + (f" with {', '.join(settings)}" if settings else "")
+    name = f"train.engine = {shown(train.engine)}"
+    return f"{name} with {', '.join(settings)}" if settings else name

@@ -1,6 +1,6 @@
-"""What an engine answers about itself. No torch here: `study`, `analysis`, `prediction`, `advice` and ranks ask alike.
+"""Facts of an engine, for all that must not import it: `study`, `analysis`, `prediction`, `advice`. No torch here.
 
-An answer that is left out is unknown, and whoever asks says so: nothing is guessed of an engine.
+A fact that is left out is unknown, and whoever asks says so: nothing is guessed of an engine.
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ from vitscale.trial.trial import DeviceName, TrainSpec
 
 ONE_PROCESS = "one process"
 """`EngineFacts.trains_like` of engines whose every step is that of one process with the whole global batch."""
-BLOCK_OPTIONS = ("activation_checkpointing", "compile")
+BLOCK_OPTIONS = ("activation_checkpointing", "compile", "compile_mode")
 """Fields of [train] that `engines.base.with_options` reads."""
 
 
 class Refusal(NamedTuple):
-    """Why an engine cannot do what is asked."""
+    """A reason for which an engine cannot do what is asked."""
 
     what: str
-    """What is asked, and what prevents it."""
+    """The request, and what prevents it."""
     next_step: str
     valid: tuple[str, ...] = ()
-    """What would be taken."""
-
-
-class Variant(NamedTuple):
-    """A way to train with an engine that `vitscale advise` may propose though no run used it."""
-
-    zero_stage: int = 0
+    """Values that would be taken."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """All answers of an engine that others need. References are "module:name", and imported when needed."""
+    """All that others need to know of an engine. References are "module:name", and imported when needed."""
 
     engine: str
     """Reference to the class that trains: a `vitscale.engines.base.Engine`."""
@@ -79,8 +73,8 @@ class EngineFacts:
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
-    """Why norms of gradients cannot be told; None where they can. They cannot either where `trains_like` is not
-    `ONE_PROCESS`."""
+    """Why no rank sees the gradients whose norms are to be measured; None where it does. Other reasons, which are not
+    the engine's alone, are in `checks.why_no_gradient_norms`."""
 
     trains_like: str = ""
     """Name of what it computes: `ONE_PROCESS`, or a name of its own. Losses of trials with one name must agree; with a
@@ -90,6 +84,13 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    every_stage_must_train: bool = False
+    """Whether its wrapper refuses a pipeline's stage that trains nothing; others need one that trains on each rank."""
+    updates_dtensors: bool = False
+    """Whether its optimizer updates torch's DTensors, over which torch 2.13 has no fused SGD."""
+    own_loss_scaling: bool = False
+    """Whether its library scales fp16's losses and skips steps that overflow; for others torch's GradScaler does, which
+    leaves the skipping to a fused optimizer."""
     keeps_fp32_weights: bool = False
     """Whether it keeps fp32 weights beside those of 16 bits."""
     fp16_weights: bool = False
@@ -102,23 +103,23 @@ class EngineFacts:
     states: str = ""
     """Reference to what a rank holds beside activations: `(trial, shapes) -> engines.states.RankStates`."""
     states_unknown: Callable[[TrainSpec], str] = lambda _: ""
-    """Why `states` does not tell it for this [train]; empty where it does."""
+    """Why `states` has no answer for this [train]; empty where it has."""
     stage_states: str = ""
     """Reference to what a rank holds while a micro-batch is in one of its pipeline stages, for an engine that gathers
     weights block by block: `(trial, shapes, *, later, directly) -> RankStates`."""
     around_parts: str = ""
-    """Reference to what it holds at each part of a model of unlike blocks, where `RankStates` does not say it:
+    """Reference to what a rank holds at each part of a model of unlike blocks, where `RankStates` does not say it:
     `(trial, states, parts, turn) -> engines.parts.Around`."""
     part_gathers: str = ""
     """Reference to the weights that it gathers in each part's forward and backward:
     `(trial, parts) -> engines.parts.PartGathers | None`."""
 
-    variants: tuple[Variant, ...] = ()
-    """What `vitscale advise` considers even if no run used it."""
+    variants: tuple[Mapping[str, Any], ...] = ()
+    """What `vitscale advise` considers even if no run used it: fields of [train], those that `name_options` names."""
     checked: tuple[Mapping[str, Any], ...] = ()
     """What `vitscale check --training` trains: fields of [train], and of [parallel] by dotted names."""
     preloaded: Callable[[TrainSpec], tuple[object, ...]] = lambda _: ()
-    """What of a [train] decides which libraries `Engine.preload` imports, besides the engine and the device."""
+    """Values of a [train] that decide which libraries `Engine.preload` imports, besides the engine and the device."""
     gradients_on_host: Callable[[TrainSpec], bool] = lambda _: False
     """Whether ranks of GPUs exchange gradients on the host."""
     marked_by: str = ""
@@ -126,6 +127,6 @@ class EngineFacts:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """All its references, "module:name"."""
-        own = (self.engine, self.messages, self.states, self.stage_states, self.around_parts, self.part_gathers)
-        return tuple(filter(None, own))
+        """All references that it gives, "module:name"."""
+        references = (self.engine, self.messages, self.states, self.stage_states, self.around_parts, self.part_gathers)
+        return tuple(reference for reference in references if reference)

@@ -37,59 +37,83 @@ class Filled(NamedTuple):
 
 
 def tensors(shapes: ParameterShapes) -> list[Tensor]:
-    """All tensors in the order of forward; a module's own are in the reverse of their gradients' order.
+    """Return all tensors in the order of forward; a module's own are in the reverse of their gradients' order.
 
     A module takes as long as its products do, and norms take no time. Products of attention count with the last module
     that it takes from, and so come ahead of that in backward.
     """
-    rows: list[tuple[Module, int | None]] = []
-    blocks = count()
+    modules: list[Module] = []
+    block_of_module: list[int | None] = []
+    wrapped_blocks = count()
     for block in shapes.each():
-        number = next(blocks) if block.wrapped else None
-        rows += [(module, number) for module in block.in_forward]
-    total = sum(module.macs for module, _ in rows)
-    ends = [min(1.0, done / total) for done in accumulate(module.macs for module, _ in rows)]
-    spans = zip([0.0, *ends[:-1]], ends, strict=True)
-    return [
-        Tensor(shape, math.prod(shape), module.cast, number, block, begins, after)
-        for number, ((module, block), (begins, after)) in enumerate(zip(rows, spans, strict=True))
-        for shape in reversed(module.gradients)
-    ]
+        block_number = next(wrapped_blocks) if block.wrapped else None
+        modules += block.in_forward
+        block_of_module += [block_number] * len(block.in_forward)
+    total = sum(module.macs for module in modules)
+    ends = [min(1.0, done / total) for done in accumulate(module.macs for module in modules)]
+    begins = [0.0, *ends[:-1]]
+    model_tensors = []
+    for number, module in enumerate(modules):
+        for shape in reversed(module.gradients):
+            tensor = Tensor(
+                shape=shape,
+                elements=math.prod(shape),
+                cast=module.cast,
+                module=number,
+                block=block_of_module[number],
+                begins=begins[number],
+                ends=ends[number],
+            )
+            model_tensors.append(tensor)
+    return model_tensors
 
 
-def of_backward(made: Sequence[Tensor]) -> Iterator[Filled]:
-    """Gradients in the order in which backward makes them."""
-    return (Filled(tensor.elements, 1.0 - tensor.begins) for tensor in reversed(made))
+def of_backward(forward_tensors: Sequence[Tensor]) -> Iterator[Filled]:
+    """Return the gradient of each tensor, in the order in which backward makes them."""
+    return (Filled(tensor.elements, ready=1.0 - tensor.begins) for tensor in reversed(forward_tensors))
 
 
 def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list[Filled]:
-    """Buckets that close as soon as they hold as many elements as their limit, as DDP makes them.
+    """Return buckets that close as soon as they have as many elements as their limit, as DDP makes them.
 
     The first bucket has the first limit, the next one the next; the last limit holds for all that follow
     (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
     """
     buckets: list[Filled] = []
-    held, ready = 0, 0.0
+    bucket_elements = 0
+    ready = 0.0
     for gradient in gradients:
-        held, ready = held + gradient.elements, gradient.ready
-        if held >= limits[min(len(buckets), len(limits) - 1)]:
-            buckets.append(Filled(held, ready))
-            held = 0
-    return [*buckets, Filled(held, ready)] if held else buckets
+        bucket_elements += gradient.elements
+        ready = gradient.ready
+        limit = limits[min(len(buckets), len(limits) - 1)]
+        if bucket_elements >= limit:
+            buckets.append(Filled(bucket_elements, ready))
+            bucket_elements = 0
+    if bucket_elements:
+        buckets.append(Filled(bucket_elements, ready))
+    return buckets
 
 
 def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]:
-    """Buckets that are sent when the next gradient would not fit, as DeepSpeed does (stage_1_and_2.py, stage3.py)."""
+    """Return buckets that are sent when the next gradient would not fit, as DeepSpeed does it.
+
+    That is in stage_1_and_2.py and stage3.py. A bucket is ready when the gradient that does not fit is there.
+    """
     buckets: list[Filled] = []
-    held, ready = 0, 0.0
+    bucket_elements = 0
+    ready = 0.0
     for gradient in gradients:
-        if held and held + gradient.elements > limit:
-            buckets.append(Filled(held, gradient.ready))
-            held = 0
-        held, ready = held + gradient.elements, gradient.ready
-    return [*buckets, Filled(held, ready)] if held else buckets
+        is_too_large = bucket_elements + gradient.elements > limit
+        if bucket_elements and is_too_large:
+            buckets.append(Filled(bucket_elements, gradient.ready))
+            bucket_elements = 0
+        bucket_elements += gradient.elements
+        ready = gradient.ready
+    if bucket_elements:
+        buckets.append(Filled(bucket_elements, ready))
+    return buckets
 
 
 def up_to_multiple(elements: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `elements`."""
+    """Return the least multiple of `multiple` that is not below `elements`: 100 up to a multiple of 64 is 128."""
     return -(-elements // multiple) * multiple

@@ -44,18 +44,19 @@ class Message:
     padded_for: int = 1
     """The ranks for which `tensor_bytes` holds."""
     steps_between: int = 1
-    """Optimizer steps from one such message to the next."""
+    """Optimizer steps from one such message to the next. Where an engine gives fewer than it has from one exchange to
+    the next (`EngineFacts.steps_between_exchanges`), these count."""
     group: RankGroup = "replicas"
     images: int | None = None
     """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
 
     @property
     def kind(self) -> MessageKind:
-        """What decides how long a call takes: two messages of one engine with the same kind take equally long."""
+        """Return what decides how long a call takes: messages of one engine with the same kind take equally long."""
         return self.operation, self.tensor_bytes, self.group, self.images
 
     def tensor_bytes_at(self, ranks: FloatArray, micro_batch: FloatArray) -> float | FloatArray:
-        """Bytes of the whole tensor, in one call, on `ranks` ranks of its group and with `micro_batch` images."""
+        """Return the bytes of the whole tensor in one call, on `ranks` ranks of its group with `micro_batch` images."""
         if self.images is not None:
             return self.tensor_bytes * micro_batch / self.images
         if not self.rows:
@@ -63,11 +64,13 @@ class Message:
         return self.tensor_bytes * self._elements(ranks) / self._elements(np.array([float(self.padded_for)]))
 
     def _elements(self, ranks: FloatArray) -> FloatArray:
-        total: FloatArray = sum(np.ceil(count / ranks) * ranks * size for count, size in self.rows) + np.zeros_like(
-            ranks
-        )
+        """Return the elements of all tensors, each padded to whole rows on every rank."""
+        total = np.zeros_like(ranks)
+        for rows, row_elements in self.rows:
+            total = total + np.ceil(rows / ranks) * ranks * row_elements
         return total
 
     def times(self, grad_accum: int) -> float:
-        """Calls in an optimizer step of `grad_accum` micro-steps; their mean where not every step sends it."""
-        return self.calls * (grad_accum if self.every_micro_step else 1) / self.steps_between
+        """Return the calls in an optimizer step of `grad_accum` micro-steps; their mean if not every step sends it."""
+        micro_steps = grad_accum if self.every_micro_step else 1
+        return self.calls * micro_steps / self.steps_between

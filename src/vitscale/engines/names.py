@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vitscale.engines import of_engine
-from vitscale.trial.facts import fact_of
+from vitscale.trial.fields import traits_of
 from vitscale.trial.trial import OFFLOADED, TrainSpec
 
 UNKNOWN = "unknown"
@@ -14,20 +14,21 @@ UNKNOWN = "unknown"
 
 
 def engine_name(train: TrainSpec) -> str:
-    """What distributes training, with what decides most about it: "deepspeed ZeRO-2, optimizer offloaded"."""
+    """Return what distributes training, with what decides most: "deepspeed ZeRO-2, optimizer offloaded"."""
     options = of_engine(train.wrapper).name_options
-    variant = variant_in_words(train.wrapper, {option: getattr(train, option) for option in options}, always=options)
+    values = {option: getattr(train, option) for option in options}
+    variant = variant_in_words(train.wrapper, values, always=options)
     offload = f", {OFFLOADED[train.offload]}" if train.offload != "none" else ""
     return composed_name(train.engine, train.wrapper, variant) + offload
 
 
 def engine_label(engine: str) -> str:
-    """The engine in a curve or table: "plain (no wrapper)" where it is "none", which reads as no answer."""
+    """Return the engine in a curve or table: "plain (no wrapper)" where it is "none", which reads as no answer."""
     return of_engine(engine).label or engine
 
 
 def variant_name(engine: str, options: Mapping[str, Any]) -> str:
-    """An engine and those of its options that are part of its name and not at their defaults: "deepspeed ZeRO-2"."""
+    """Return an engine with its variant, where that is not the default one: "deepspeed ZeRO-2"."""
     return " ".join(filter(None, (engine_label(engine), variant_in_words(engine, options))))
 
 
@@ -48,7 +49,7 @@ def composed_name(engine: str | None, wrapper: str | None, variant: str) -> str:
 
 
 def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collection[str] = ()) -> str:
-    """Those options of an engine that are part of its name: "ZeRO-2".
+    """Return the options of an engine that are part of its name: "ZeRO-2".
 
     Args:
         engine: the engine that wraps the model.
@@ -59,12 +60,19 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
     for option in of_engine(engine).name_options:
         value = options.get(option)
         is_default = value == TrainSpec.model_fields[option].default
-        if value is not None and (option in always or not is_default):
-            short = fact_of(TrainSpec, option).short
-            words.append(short.format(value) if isinstance(short, str) and short else f"{option} {value}")
+        is_named = option in always or not is_default
+        if value is not None and is_named:
+            words.append(_option_in_words(option, value))
     return " ".join(words)
 
 
+def _option_in_words(option: str, value: object) -> str:
+    words = traits_of(TrainSpec, option).curve_words
+    if isinstance(words, str) and words:
+        return words.format(value)
+    return f"{option} {value}"
+
+
 def option_if_read(train: TrainSpec, option: str) -> Any:
-    """The value of a field of [train] where the engine that wraps the model reads it; else None."""
+    """Return the value of a field of [train] where the engine that wraps the model reads it; else None."""
     return getattr(train, option) if option in of_engine(train.wrapper).options else None

@@ -1,4 +1,4 @@
-"""A model of unlike blocks, part by part, and what an engine holds around the parts."""
+"""A model of unlike blocks, part by part, and the bytes that an engine holds around the parts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Part(NamedTuple):
     """
 
     kept: int = 0
-    """What it keeps for backward."""
+    """Kept for backward."""
     forward: tuple[int, ...] = (0,)
-    """What its forward holds beside that, at each moment that can be the widest."""
+    """Held by its forward beside `kept`, at each moment that can be the widest."""
     backward: tuple[int, ...] = (0,)
     """Gradients passed on, and those that wait, at each moment of its backward that can be the widest; what is kept is
     there too."""
@@ -36,8 +36,11 @@ class Part(NamedTuple):
         return sum(module.elements for module in self.modules)
 
     def cast_bytes(self, *, linear: bool) -> int:
-        """Bytes of the 16-bit copies that autocast makes of its weights; `linear`: those of linear layers too."""
-        return 2 * sum(m.elements for m in self.modules if m.macs and (linear or len(m.tensors[0]) == 4))
+        """Return the bytes of the 16-bit copies that autocast makes of its weights; `linear`: of linear layers too."""
+        cast = [module for module in self.modules if module.macs > 0]
+        if not linear:
+            cast = [module for module in cast if _is_convolution(module)]
+        return 2 * sum(module.elements for module in cast)
 
     @property
     def tensors(self) -> list[int]:
@@ -45,17 +48,21 @@ class Part(NamedTuple):
         return [math.prod(shape) for module in self.modules for shape in reversed(module.gradients)]
 
 
+def _is_convolution(module: Module) -> bool:
+    return len(module.tensors[0]) == 4
+
+
 class Around(NamedTuple):
     """Bytes beside `RankStates.steady`, activations and what backward passes on."""
 
     forward: Sequence[Parts]
-    """What is there in each part's forward."""
+    """In each part's forward."""
     backward: Sequence[Parts]
-    """What is there in each part's backward, where it is widest: gradients included."""
+    """In each part's backward, where it is widest: gradients included."""
     between: Sequence[tuple[int, float, Parts]]
-    """Other moments of backward: the part, the share of it whose activations are gone, and what is there."""
+    """At other moments of backward: the part, the share of it whose activations are gone, and the bytes."""
     exchange: Parts
-    """What is there when backward is over."""
+    """When backward is over."""
 
 
 class PartGathers(NamedTuple):
@@ -75,7 +82,7 @@ class InTurn(NamedTuple):
     step: Trial
     """The micro-batch as a step of its own; as the second of two where another's backward came before."""
     states: RankStates
-    """What the wrapper holds of the stage, and what stays on the rank."""
+    """Bytes of the stage in its wrapper, and those that stay on the rank."""
     beside: Parts
     """Bytes of other micro-batches and other stages."""
     whole: bool = False

@@ -1,4 +1,4 @@
-"""What a rank holds beside activations, between steps and at each moment of a step."""
+"""Bytes that a rank holds beside activations, between steps and at each moment of a step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from vitscale.engines.dtypes import weight_bytes
 from vitscale.trial.model_cost import ParameterShapes
+from vitscale.trial.model_counts import ModelBlock
 from vitscale.trial.trial import TrainSpec, Trial
 
 Parts = Mapping[str, int]
-"""What bytes are for -> their number."""
+"""Purpose of some bytes, such as "weights" -> their number."""
 
 STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
 """Bytes of optimizer state per fp32 parameter: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
@@ -24,22 +25,25 @@ _FLAT_COPIES = ("fp16", "bf16-params")
 
 
 def optimizer_of_states(train: TrainSpec) -> str:
-    """The optimizer of `STATE_BYTES` that keeps the same states; the name of another one as it is.
+    """Return the optimizer of `STATE_BYTES` that keeps the same states; the name of another one as it is.
 
     Adam and AdamW of a user's DeepSpeed file are DeepSpeed's FusedAdam: two fp32 moments, as torch's AdamW has.
     """
     if train.optimizer != "deepspeed_config":
         return train.optimizer
-    part = (train.deepspeed_config or {}).get("optimizer")
-    named = str(part.get("type")) if isinstance(part, dict) else train.optimizer
-    has_flat_copies = not train.zero_stage and train.precision in _FLAT_COPIES
-    return "adamw" if named.lower() in ("adam", "adamw") and not has_flat_copies else named
+    section = (train.deepspeed_config or {}).get("optimizer")
+    name = str(section.get("type")) if isinstance(section, dict) else train.optimizer
+    has_flat_copies = train.zero_stage == 0 and train.precision in _FLAT_COPIES
+    is_adam = name.lower() in ("adam", "adamw")
+    return "adamw" if is_adam and not has_flat_copies else name
 
 
 def state_bytes(train: TrainSpec) -> int:
-    """Bytes of optimizer state per fp32 parameter: SGD without momentum keeps none."""
+    """Return the bytes of optimizer state per fp32 parameter: SGD without momentum keeps none."""
     optimizer = optimizer_of_states(train)
-    return 0 if optimizer == "sgd" and not train.momentum else STATE_BYTES[optimizer]
+    if optimizer == "sgd" and train.momentum == 0:
+        return 0
+    return STATE_BYTES[optimizer]
 
 
 class Sizes(NamedTuple):
@@ -60,34 +64,42 @@ class Sizes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def sizes(shapes: ParameterShapes) -> Sizes:
-    """Parameter counts of a model with these shapes."""
+    """Return the parameter counts of a model with these shapes."""
     wrapped = [block for block in shapes.each() if block.wrapped]
-    largest = max(
-        (math.prod(shape) for block in wrapped for module in block.modules for shape in module.tensors), default=0
+    return Sizes(
+        all=sum(block.elements for block in shapes.each()),
+        blocks=tuple(block.elements for block in wrapped),
+        largest_of_block=max(map(_largest_tensor, wrapped), default=0),
     )
-    return Sizes(sum(block.elements for block in shapes.each()), tuple(block.elements for block in wrapped), largest)
+
+
+def _largest_tensor(block: ModelBlock) -> int:
+    return max((math.prod(shape) for module in block.modules for shape in module.tensors), default=0)
 
 
 @dataclass(frozen=True)
 class RankStates:
-    """Bytes on one rank. Everything but `steady` comes on top of `steady`."""
+    """Bytes on one rank. Everything but `steady` comes on top of `steady`, at the moment that its name says.
+
+    A moment that is left out has nothing on top.
+    """
 
     steady: Parts
-    """What stays from one step to the next."""
+    """At all moments."""
     gradient_bytes: float
-    """What stays until the step, per parameter whose gradient backward has made."""
+    """Bytes of a gradient from when backward has made it until the step, per element."""
     new_gradient_bytes: int
-    """What a gradient takes per element when it is just made, before anything is done with it."""
+    """Bytes of a gradient when it is just made, before anything is done with it, per element."""
     held: Parts = field(default_factory=dict)
     """Gradients of earlier micro-steps, in forward and backward of the later ones."""
     held_buckets: Parts = field(default_factory=dict)
     """Buckets that an earlier micro-step's backward has allocated, in the forward of the later ones."""
     forward: Parts = field(default_factory=dict)
-    """What is there before the last block's forward: gathered weights, and those on their way."""
+    """Before the last block's forward: gathered weights, and those on their way."""
     forward_end: Parts = field(default_factory=dict)
-    """What is there when the last block's forward is over."""
+    """When the last block's forward is over."""
     backward: Parts = field(default_factory=dict)
-    """What is there during all of backward."""
+    """During all of backward."""
     gathered_blocks: tuple[int, ...] = ()
     """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
     or as many throughout, which are then in `backward`."""
@@ -97,20 +109,20 @@ class RankStates:
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
-    """What an exchange takes per element of its full bucket."""
+    """During the exchange of a full bucket, per element of it."""
     from_first_flush: Parts = field(default_factory=dict)
-    """What is there during backward once the first bucket has been exchanged."""
+    """During backward once the first bucket has been exchanged."""
     first_block: Parts = field(default_factory=dict)
-    """What is there during backward once the gradients of the first whole block have been exchanged."""
+    """During backward once the gradients of the first whole block have been exchanged."""
     between_blocks: Parts = field(default_factory=dict)
-    """What comes on top after a block's gradients have been scattered, while another block is gathered."""
+    """After a block's gradients have been scattered, while another block is gathered; on top of all that."""
     exchange: Parts = field(default_factory=dict)
-    """All there is beside `steady` when backward is over and gradients are exchanged."""
+    """All beside `steady` when backward is over and gradients are exchanged."""
     step: Parts = field(default_factory=dict)
-    """All there is beside `steady` while the optimizer works."""
+    """All beside `steady` while the optimizer works."""
 
     def in_backward(self, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
-        """Gradients and their exchange at one moment of backward.
+        """Return the bytes of gradients and of their exchange at one moment of backward.
 
         Args:
             made: elements of gradients that are made and stay as `gradient_bytes` says.
@@ -118,42 +130,45 @@ class RankStates:
             flushed: elements of the full bucket that is exchanged just now.
             after: whether a bucket has been exchanged already.
         """
+        # A tensor larger than a bucket is exchanged where backward has put it.
         outside_bucket = flushed if flushed > self.bucket else 0
         gradients = int(made * self.gradient_bytes) + (new + outside_bucket) * self.new_gradient_bytes
-        exchanged = {part: flushed * each for part, each in self.flush.items()}
+        exchanged = {part: flushed * element_bytes for part, element_bytes in self.flush.items()}
         return added(self.held, {"gradients": gradients}, exchanged, self.from_first_flush if after else {})
 
 
 def shard(elements: int, ranks: int) -> int:
-    """Elements of the largest of `ranks` equal parts."""
+    """Return the elements of one of `ranks` equal parts, the last of which is padded."""
     return -(-elements // ranks)
 
 
 def added(*parts: Parts) -> dict[str, int]:
-    """The sum of parts, name by name."""
+    """Return the sum of parts, name by name."""
     total: dict[str, int] = {}
-    for each in parts:
-        for name, amount in each.items():
-            total[name] = total.get(name, 0) + amount
+    for summand in parts:
+        for name, part_bytes in summand.items():
+            total[name] = total.get(name, 0) + part_bytes
     return total
 
 
 def whole_states(trial: Trial, shapes: ParameterShapes) -> RankStates:
-    """Weights, gradients and the optimizer's states in one dtype, as in ZeRO (arXiv 1910.02054), section 3.1.
+    """Return weights, gradients and the optimizer's states in one dtype, as in ZeRO (arXiv 1910.02054), section 3.1.
 
     The masters that mixed precision keeps there are left out: autocast's fp32 weights are their own masters.
     """
-    train, elements = trial.train, sizes(shapes).all
-    each = weight_bytes(train)
-    states = state_bytes(train) // 4 * each
-    gradients = elements * each
+    train = trial.train
+    elements = sizes(shapes).all
+    element_bytes = weight_bytes(train)
+    element_state_bytes = state_bytes(train) // 4 * element_bytes
+    gradients = {"gradients": elements * element_bytes}
     # LAMB's updates are made of all parameters at once, and are as large (pytorch_optimizer's `_step_foreach`).
-    updates = {"temporaries": gradients} if train.optimizer == "lamb" else {}
+    updates = {"temporaries": elements * element_bytes} if train.optimizer == "lamb" else {}
+    accumulates = train.grad_accum > 1
     return RankStates(
-        steady={"weights": elements * each, "optimizer states": elements * states},
-        gradient_bytes=0 if train.grad_accum > 1 else each,
-        new_gradient_bytes=each,
-        held={"gradients": gradients} if train.grad_accum > 1 else {},
-        exchange={"gradients": gradients},
-        step={"gradients": gradients} | updates,
+        steady={"weights": elements * element_bytes, "optimizer states": elements * element_state_bytes},
+        gradient_bytes=0 if accumulates else element_bytes,
+        new_gradient_bytes=element_bytes,
+        held=gradients if accumulates else {},
+        exchange=gradients,
+        step=gradients | updates,
     )

@@ -19,11 +19,11 @@ block. Timed steps beside the blocks are attached: they say what that costs, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.trial.trial import StepWindow, Trial
 
 BLOCKS = {"cpu": 8, "cuda": 4}
@@ -41,8 +41,8 @@ _LIGHT_SHARE = 0.5
 
 
 def settling_steps(trial: Trial) -> int:
-    """Steps until the loader is where it was before a pause: one, plus one for each batch that a thread held."""
-    return 1 + -(-trial.data.workers // trial.train.grad_accum)
+    """Return the steps until the loader is where it was before a pause: one, and what its threads' batches make."""
+    return 1 + math.ceil(trial.data.workers / trial.train.grad_accum)
 
 
 def has_two_batch_sizes(trial: Trial) -> bool:
@@ -51,43 +51,60 @@ def has_two_batch_sizes(trial: Trial) -> bool:
 
 
 def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
-    """The longest run of timed steps in an epoch, of equally long ones the last; all its steps if none is timed.
+    """Return the longest run of timed steps in an epoch, of equally long ones the last; all its steps if none is timed.
 
     Args:
         kinds: the window of each of the run's steps.
         warmup_steps: the first so many steps are not timed.
         epoch: the steps of one epoch.
     """
-    longest, begin = range(0), epoch.start
+    longest = range(0)
+    begin = epoch.start
     for step in epoch:
-        if kinds[step] != "light" or step < warmup_steps:
+        is_timed = kinds[step] == "light" and step >= warmup_steps
+        if not is_timed:
             begin = step + 1
-        elif step + 1 - begin >= len(longest):
-            longest = range(begin, step + 1)
-    return longest or epoch
+            continue
+        stretch = range(begin, step + 1)
+        if len(stretch) >= len(longest):
+            longest = stretch
+    return longest if longest else epoch
 
 
 FEWEST_LIGHT = 20
 """Timed steps of the shortest run: its mean is then known to a quarter of what single steps differ by."""
 _FEWEST_EXPLAINED = 2
-_MOST_LOOKED_AT = 200
+_LONGEST_TRIED = 200
+"""Most steps of a run that `shortest_run` tries."""
 
 
 def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
-    """Optimizer steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps. Where the trial is explained
-    and epochs leave room, it has two explained blocks too.
+    """Return the steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps.
 
-    More steps would tell more of this run, but only another run tells how far runs differ.
+    Where the trial is explained and epochs leave room, it has two explained blocks too. More steps would say more about
+    this run, but only another run says how far runs differ.
     """
-    enough = []
-    for steps in range(FEWEST_LIGHT, _MOST_LOOKED_AT + 1):
-        kinds = windows(trial, steps + trial.window.warmup_steps, steps_per_epoch)[trial.window.warmup_steps :]
-        if kinds.count("light") >= FEWEST_LIGHT:
-            blocks = sum(kind == "explained" != before for before, kind in pairwise(("light", *kinds)))
-            if blocks >= _FEWEST_EXPLAINED or not trial.window.explain:
-                return steps
-            enough.append(steps)
-    return enough[0]
+    warmup_steps = trial.window.warmup_steps
+    too_few_blocks: list[int] = []
+    for steps in range(FEWEST_LIGHT, _LONGEST_TRIED + 1):
+        kinds = windows(trial, steps + warmup_steps, steps_per_epoch)[warmup_steps:]
+        if kinds.count("light") < FEWEST_LIGHT:
+            continue
+        if not trial.window.explain or _explained_blocks(kinds) >= _FEWEST_EXPLAINED:
+            return steps
+        too_few_blocks.append(steps)
+    return too_few_blocks[0]
+
+
+def _explained_blocks(kinds: Sequence[StepWindow]) -> int:
+    """Return how many runs of explained steps there are."""
+    before: StepWindow = "light"
+    blocks = 0
+    for kind in kinds:
+        if kind == "explained" and before != "explained":
+            blocks += 1
+        before = kind
+    return blocks
 
 
 class _Block(NamedTuple):
@@ -97,7 +114,7 @@ class _Block(NamedTuple):
 
 
 def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow, ...]:
-    """The window of each of a run's `steps` optimizer steps. Warm-up steps are light, and marked apart.
+    """Return the window of each of a run's `steps` optimizer steps. Warm-up steps are light, and marked apart.
 
     A run too short for one block has light steps only; so has one that is not to be explained. No block crosses from
     one epoch to the next or begins one: an epoch's first step waits for the loader to start.
@@ -107,27 +124,35 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
 
 
 class _Schedule:
-    """The places of a run's blocks."""
+    """Where the blocks of a run lie."""
 
     def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
-        self.steps, self.per_epoch, self.device = steps, steps_per_epoch, trial.train.device
-        self.warmup, self.settling = trial.window.warmup_steps, settling_steps(trial)
+        self.steps = steps
+        self.per_epoch = steps_per_epoch
+        self.device = trial.train.device
+        self.warmup = trial.window.warmup_steps
+        self.settling = settling_steps(trial)
         self.first = self.warmup + _LIGHT_STEPS
+        """The first step at which a block may begin."""
         self.workers = max(1, trial.data.workers)
         self.length = EXPLAINED_STEPS[self.device]
-        self.gradient_steps = GRADIENT_STEPS if has_two_batch_sizes(trial) and norms_unknown(trial) is None else ()
+        """Steps of an explained block."""
+        measures_gradients = has_two_batch_sizes(trial) and why_no_gradient_norms(trial) is None
+        self.gradient_steps = GRADIENT_STEPS if measures_gradients else ()
 
     def windows(self) -> tuple[StepWindow, ...]:
-        """The window of each step of a run that is to be explained."""
+        """Return the window of each step of a run that is to be explained."""
         if self.device == "cuda":
             return self.laid(self._profile_last())
         early = self._all_early()
-        spread = self._spread(sum(block.window == "explained" for block in early))
+        all_early = self.laid(early)
+        spread_blocks = self._spread(sum(block.window == "explained" for block in early))
+        if spread_blocks is None:
+            return all_early
         # Spread the blocks, unless only the other way leaves whole epochs of light steps.
-        laid = self.laid(early)
-        if spread is None or (self._light_epochs(laid) and not self._light_epochs(self.laid(spread))):
-            return laid
-        return self.laid(spread)
+        spread = self.laid(spread_blocks)
+        only_early_has_light_epochs = self._light_epochs(all_early) > 0 and self._light_epochs(spread) == 0
+        return all_early if only_early_has_light_epochs else spread
 
     def _all_early(self) -> list[_Block]:
         blocks = self._forward("explained", [self.length] * BLOCKS[self.device], [])
@@ -150,78 +175,125 @@ class _Schedule:
     def _profile_last(self) -> list[_Block]:
         """Puts explained blocks last and gradients first; gradients matter more than a third or fourth block."""
         counts = range(BLOCKS[self.device], 0, -1)
-        with_gradients = [(count, length) for count in counts if count > 1 for length in self.gradient_steps]
-        for count, gradients in [*with_gradients, *((count, 0) for count in counts)]:
-            late = self._backward(self._whole_bursts(count), self.steps - _LIGHT_STEPS, None)
-            if not late:
-                continue
-            early = self._forward("gradients", [gradients], []) if gradients else []
-            blocks = [*early, *late]
-            room = late[0].begin - (self._end(early[0]) if early else self.warmup)
-            if len(early) == bool(gradients) and room >= _LIGHT_STEPS and not self._short_of_light(blocks):
+        for count in counts:
+            for gradient_steps in self.gradient_steps if count > 1 else ():
+                blocks = self._gradients_then_profile(gradient_steps, count)
+                if blocks:
+                    return blocks
+        for count in counts:
+            blocks = self._gradients_then_profile(0, count)
+            if blocks:
                 return blocks
         return []
 
+    def _gradients_then_profile(self, gradient_steps: int, count: int) -> list[_Block]:
+        """Return a block of gradients and `count` explained ones at the end; none where there is no room for them all.
+
+        `gradient_steps`: 0: no such block.
+        """
+        late = self._backward(self._whole_bursts(count), self.steps - _LIGHT_STEPS, None)
+        if not late:
+            return []
+        early: list[_Block] = []
+        if gradient_steps:
+            early = self._forward("gradients", [gradient_steps], [])
+            if not early:
+                return []
+        blocks = [*early, *late]
+        light_from = self._end(early[0]) if early else self.warmup
+        has_room = late[0].begin - light_from >= _LIGHT_STEPS
+        return blocks if has_room and not self._short_of_light(blocks) else []
+
     def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
-        """The most blocks of these lengths, one after the other, that the run, its epochs and its light steps allow."""
+        """Return the most blocks of these lengths, one after the other, that the run, epochs and light steps allow.
+
+        Args:
+            window: the window of all their steps.
+            lengths: steps of each.
+            after: blocks that come before them.
+            spent: steps that other blocks take of those that need not be light.
+        """
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
-        earliest = self.first if not after else after[-1].begin + self._distance(after[-1].length)
+        earliest = self.first
+        if after:
+            earliest = after[-1].begin + self._distance(after[-1].length)
         blocks: list[_Block] = []
         for length in lengths:
-            begin, whole = self._inside_after(earliest, length), length + self.settling
-            if length >= self.per_epoch or whole > budget or begin + whole > self.steps:
+            begin = self._inside_after(earliest, length)
+            steps = length + self.settling
+            fits_epoch = length < self.per_epoch
+            fits_run = steps <= budget and begin + steps <= self.steps
+            if not (fits_epoch and fits_run):
                 break
             blocks.append(_Block(window, begin, length))
-            earliest, budget = begin + self._distance(length), budget - whole
+            earliest = begin + self._distance(length)
+            budget -= steps
         return blocks
 
     def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
-        """`count` explained blocks, the last of which is over by `end`; None where there is no room.
+        """Return `count` explained blocks, the last of which is over by `end`; None where there is no room.
 
         `burst` is a step at the place in the loader's bursts that the last block shall have.
         """
         blocks: list[_Block] = []
-        begin = end - self.length - self.settling
+        latest = end - self.length - self.settling
         for _ in range(count):
-            if burst is not None:
-                begin -= (begin - burst) % self.workers
-            for _ in range(self.length + 1):
-                if self._inside_after(begin, self.length) == begin:
-                    break
-                begin -= self.workers if burst is not None else 1
-            else:
-                return None
-            if begin < self.first or self.length >= self.per_epoch:
+            begin = self._begin_by(latest, burst)
+            if begin is None or begin < self.first or self.length >= self.per_epoch:
                 return None
             blocks.insert(0, _Block("explained", begin, self.length))
             burst = begin - 1
-            begin -= self._distance(self.length)
+            latest = begin - self._distance(self.length)
         return blocks
 
+    def _begin_by(self, latest: int, burst: int | None) -> int | None:
+        """Return the last step up to `latest` at which an explained block may begin; None where none is near.
+
+        `burst`: a step at the same place in the loader's bursts; None: any place will do.
+        """
+        begin = latest
+        stride = 1
+        if burst is not None:
+            begin -= (begin - burst) % self.workers
+            stride = self.workers
+        for _ in range(self.length + 1):
+            if self._inside_after(begin, self.length) == begin:
+                return begin
+            begin -= stride
+        return None
+
     def _with_gradients(self, blocks: list[_Block], budget_for: int = 0) -> list[_Block]:
+        """Return the blocks and after them the longest block of gradients that fits, if any does.
+
+        `budget_for`: steps that are kept for explained blocks, if these take fewer as yet.
+        """
         spent = max(budget_for, sum(block.length + self.settling for block in blocks))
         for length in self.gradient_steps:
-            if gradients := self._forward("gradients", [length], blocks, spent):
+            gradients = self._forward("gradients", [length], blocks, spent)
+            if gradients:
                 return [*blocks, *gradients]
         return blocks
 
     def _distance(self, length: int) -> int:
-        """Steps from the beginning of a block to that of the next, with settling and timed steps between.
+        """Return the steps from the beginning of a block to that of the next, with settling and timed steps between.
 
         On a host there are as many timed steps as the block takes; on a GPU a few, as they are in no reported time.
         Threads that began together deliver in bursts of `workers` steps. From block to block the place in the burst
         moves on by one, so that the blocks' mean is the loader's.
         """
-        whole = length + self.settling
-        distance = whole + (_ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, whole))
+        block_steps = length + self.settling
+        timed_steps = _ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, block_steps)
+        distance = block_steps + timed_steps
         return distance + (1 - distance) % self.workers
 
     def _whole_bursts(self, count: int) -> int:
-        """The most blocks up to `count` that look at every place of a burst equally often; `count` if it is small."""
-        return count // self.workers * self.workers if count > self.workers else count
+        """Return the most blocks up to `count` that look at every place of a burst equally often; `count` if small."""
+        if count <= self.workers:
+            return count
+        return count // self.workers * self.workers
 
     def _inside_after(self, step: int, length: int) -> int:
-        """The first step from `step` on where `length` steps lie in one epoch and do not begin it."""
+        """Return the first step from `step` on where `length` steps lie in one epoch and do not begin it."""
         in_epoch = step % self.per_epoch
         if in_epoch == 0:
             return step + 1
@@ -231,14 +303,16 @@ class _Schedule:
         return block.begin + block.length + self.settling
 
     def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
-        """The window of each step, given these blocks in order."""
+        """Return the window of each step, given these blocks in order."""
         kinds: list[StepWindow] = ["light"] * self.steps
         explained = [block.begin for block in blocks if block.window == "explained"]
         if self.device == "cuda" and explained:
-            kinds[explained[0] :] = ["attached"] * (self.steps - explained[0])
+            first_explained = explained[0]
+            kinds[first_explained:] = ["attached"] * (self.steps - first_explained)
         for window, begin, length in blocks:
-            kinds[begin : begin + length] = [window] * length
-            kinds[begin + length : begin + length + self.settling] = ["settling"] * self.settling
+            end = begin + length
+            kinds[begin:end] = [window] * length
+            kinds[end : end + self.settling] = ["settling"] * self.settling
         return tuple(kinds)
 
     def _short_of_light(self, blocks: list[_Block]) -> bool:
@@ -246,6 +320,10 @@ class _Schedule:
         return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
 
     def _light_epochs(self, laid: tuple[StepWindow, ...]) -> int:
-        """Number of whole epochs after warm-up that have only light steps."""
-        begins = range(0, self.steps - self.per_epoch + 1, self.per_epoch)
-        return sum(begin >= self.warmup and set(laid[begin : begin + self.per_epoch]) == {"light"} for begin in begins)
+        """Return the number of whole epochs after warm-up that have only light steps."""
+        light_epochs = 0
+        for begin in range(0, self.steps - self.per_epoch + 1, self.per_epoch):
+            kinds = set(laid[begin : begin + self.per_epoch])
+            if begin >= self.warmup and kinds == {"light"}:
+                light_epochs += 1
+        return light_epochs

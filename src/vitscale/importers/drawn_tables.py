@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vitscale.errors import RequestError, shown
 
 DRAWN_RULE = re.compile(r"^\s*(?:[|+]?[-=:]+(?:\+[-=:]+)+[|+]?|\+[-=:]+\+)\s*$")
-"""A rule of a table whose columns cross it as "+"."""
+"""A line between rows, with a "+" between columns: "+-----+-----+", "|-----+-----|", "+=====+"."""
 _FORMS = {
     "in LaTeX": re.compile(r"\\begin\{(?:tabular[xy*]?|tabulary|longtable|tblr)\}"),
     "drawn with + and -, as in RST": DRAWN_RULE,
@@ -36,17 +36,24 @@ class DrawnGrid(NamedTuple):
 
 
 def drawn_tables(texts: Sequence[tuple[int, str]]) -> Iterator[DrawnGrid]:
-    """Yields the tables of numbered lines that are in forms which are not read; lines without a blank are of one."""
-    is_inside = False
+    """Yield the tables in forms that are not read; all lines up to an empty one are one table.
+
+    Args:
+        texts: (number, text) of each line of a file.
+    """
+    is_inside_table = False
     for number, text in texts:
         if not text.strip():
-            is_inside = False
-        elif not is_inside and (form := _form_of(text)) is not None:
-            is_inside = True
-            yield DrawnGrid(number, form)
+            is_inside_table = False
+        elif not is_inside_table:
+            form = _form(text)
+            if form is not None:
+                is_inside_table = True
+                yield DrawnGrid(number, form)
 
 
-def _form_of(text: str) -> str | None:
+def _form(text: str) -> str | None:
+    """Return the form of which a line shows a sign; None where it shows none."""
     for form, sign in _FORMS.items():
         if sign.search(text):
             return form
@@ -54,7 +61,7 @@ def _form_of(text: str) -> str | None:
 
 
 def refusal(path: Path, table: DrawnGrid) -> RequestError:
-    """The error for a file that has no other table."""
+    """Return the error for a file that has no other table."""
     return RequestError(
         f"the table at line {table.line} of {shown(path.name)} is {table.form}, which is not read",
         next_step="Write it as Markdown, with | GPUs | images/s | over | --- | --- |, or as CSV, whose first line is "

@@ -20,24 +20,27 @@ NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
 _FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _BY_THE_TERMINAL = 0x80
 """`si_code` SI_KERNEL: the signal comes from a pressed key, and the command, in the same process group, got it too."""
-_NOT_ENTERED, _NOT_RUN = 126, 127
+_NOT_ENTERED = 126
+_NOT_RUN = 127
 """Exit codes, as in a shell."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None where it does not exist, or is a zombie."""
+    """Return when process `pid` started, in clock ticks since boot; None where it does not exist, or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # proc(5): the name in parentheses may hold anything; the state is field 3, the start field 22.
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[19]) if fields[0] not in "ZX" else None
+    # proc(5): the name in parentheses may hold anything; after it come the state, field 3, and the start, field 22.
+    _, _, after_name = stat.rpartition(")")
+    fields = after_name.split()
+    state = fields[0]
+    return int(fields[22 - 3]) if state not in "ZX" else None
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Enters the host, runs the command, and exits as the command did."""
+    """Enter the host, run the command, and exit as the command did."""
     match arguments:
         case [pid, ticks, procs, "--", *command] if pid.isdecimal() and ticks.isdecimal() and command:
             pass
@@ -48,38 +51,43 @@ def main(arguments: list[str]) -> NoReturn:
 
     folder = Path.cwd()
     try:
-        inside = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
-        group = None if procs == "-" else os.open(procs, os.O_WRONLY)
+        namespaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
+        cgroup = None if procs == "-" else os.open(procs, os.O_WRONLY)
         cores = os.sched_getaffinity(int(pid))
     except OSError as error:
         _fail(f"the host is gone: {error.strerror}")
     if start_ticks(int(pid)) != int(ticks):
         _fail("the host is gone")
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
-    _set_namespace(inside.pop("pid"))
-    parent_lives, held_by_parent = os.pipe()
+    _set_namespace(namespaces.pop("pid"))
+    # The parent keeps the other end open: this one can be read, and has nothing, once the parent is gone.
+    parent_pipe, parents_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(held_by_parent)
+            os.close(parents_end)
             os.sched_setaffinity(0, cores)
-            if group is not None:
-                os.write(group, b"0")
-            for namespace in inside.values():
+            if cgroup is not None:
+                os.write(cgroup, b"0")
+            for namespace in namespaces.values():
                 _set_namespace(namespace)
             os.chdir(folder)
             end_with_parent(os.getppid())
-            _become(command, parent_lives)
+            _become(command, parent_pipe)
         except OSError as error:
             _fail(str(error))
-    for descriptor in (*inside.values(), *([] if group is None else [group])):
+    for descriptor in namespaces.values():
         os.close(descriptor)
-    _leave_as(_follow(child))
+    if cgroup is not None:
+        os.close(cgroup)
+    _exit_as(_follow(child))
 
 
-def _become(command: list[str], parent_lives: int) -> NoReturn:
-    # A parent that died before `end_with_parent` sends no signal. Its id does not tell: in here it is always 0.
-    if select.select([parent_lives], [], [], 0)[0]:
+def _become(command: list[str], parent_pipe: int) -> NoReturn:
+    """Become the command, unless the parent is gone; does not return."""
+    # A parent that died before `end_with_parent` sends no signal. Its id does not show it: in here it is always 0.
+    is_parent_gone = bool(select.select([parent_pipe], [], [], 0)[0])
+    if is_parent_gone:
         os._exit(_NOT_ENTERED)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
@@ -89,7 +97,7 @@ def _become(command: list[str], parent_lives: int) -> NoReturn:
 
 
 def _follow(child: int) -> int:
-    """Passes signals on until the command ends; returns the command's wait status."""
+    """Pass signals on until the command ends; returns the command's wait status."""
     while True:
         received = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:
@@ -101,7 +109,8 @@ def _follow(child: int) -> int:
             return status
 
 
-def _leave_as(status: int) -> NoReturn:
+def _exit_as(status: int) -> NoReturn:
+    """Exit with the code of this wait status, or by its signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -113,7 +122,7 @@ def _leave_as(status: int) -> NoReturn:
 
 
 def _set_namespace(descriptor: int) -> None:
-    """Like `os.setns`, which exists only since Python 3.12; closes the descriptor."""
+    """Enter a namespace, as `os.setns` does, which exists only since Python 3.12; closes the descriptor."""
     if _libc.setns(descriptor, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -10,7 +10,7 @@ import sys
 
 
 def main(name: str) -> None:
-    """Runs until it is killed, or until the process that started it dies before it has said `stay`."""
+    """Run until it is killed, or until the process that started it dies before it has said `stay`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     socket.sethostname(name)
     print("ready", flush=True)
@@ -26,6 +26,7 @@ def main(name: str) -> None:
 
 
 def _reap() -> None:
+    """Take the exit codes of all children that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

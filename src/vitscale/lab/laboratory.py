@@ -13,11 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
 from vitscale.lab.building import INTERFACE, address, set_link
+from vitscale.lab.processes import Process
 from vitscale.lab.state import PREFIX, Holder, LabPlan, State, existing, folder_of, names, read
 
 
@@ -35,7 +37,7 @@ class Laboratory:
         self.addresses = tuple(address(number) for number in range(len(state.hosts)))
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The argv that runs `argv` on a host, in the same folder and environment, with the same exit code.
+        """Return the argv that runs `argv` on a host, in the same folder and environment, with the same exit code.
 
         Signals are passed on to `argv`, and it is killed when the returned command is.
         """
@@ -43,24 +45,24 @@ class Laboratory:
         return processes.enter_command(holder.first, argv, cgroup=self.state.cgroup, host=holder.name)
 
     def cut(self, host: int) -> None:
-        """Pulls the host's cable."""
+        """Pull the host's cable."""
         set_link(self.state.switch_process, host, "down")
 
     def mend(self, host: int) -> None:
-        """Plugs it in again."""
+        """Plug it in again."""
         set_link(self.state.switch_process, host, "up")
 
     def kill(self, host: int) -> None:
-        """Ends the host and everything that runs on it, and returns when it is gone."""
+        """End the host and everything that runs on it, and returns when it is gone."""
         end_holders([self.state.hosts[host]])
 
     def slow(self, host: int, cores: float) -> None:
-        """Limits all processes of the host together to `cores` CPU seconds per second from now on.
+        """Limit all processes of the host together to `cores` CPU seconds per second from now on.
 
         Raises:
             RequestError: this machine cannot limit them, or `cores` is out of range.
         """
-        LabPlan(cores_per_host=cores)
+        LabPlan(cores_per_host=cores)  # checks the number
         controller = quota.find_controller()
         if controller is None:
             raise quota.refused("there is no CPU controller")
@@ -70,21 +72,20 @@ class Laboratory:
             raise quota.refused(str(error)) from None
 
     def cores(self, host: int) -> float | None:
-        """Most CPU seconds per second for all of the host's processes together; None: no limit."""
+        """Return the most CPU seconds per second for all of the host's processes together; None: no limit."""
         controller = quota.find_controller()
-        return controller.cores(self.state.cgroup, self.names[host]) if controller else None
+        if controller is None:
+            return None
+        return controller.cores(self.state.cgroup, self.names[host])
 
     def processes(self, host: int) -> list[int]:
-        """Ids, as seen outside the lab, of a host's processes other than its first one and its sshd."""
+        """Return the ids, as seen outside the lab, of a host's processes other than its first one and its sshd."""
         first = self.state.hosts[host].first
         if not first.alive:
             return []
-        daemon = building.daemon_pid(self.state.folder / self.names[host])
-        return [
-            pid
-            for pid in processes.in_same_namespace(first.pid)
-            if pid != first.pid and processes.innermost_id(pid) != daemon
-        ]
+        daemon_pid_inside = building.daemon_pid(self.state.folder / self.names[host])
+        others = [pid for pid in processes.in_same_namespace(first.pid) if pid != first.pid]
+        return [pid for pid in others if processes.innermost_id(pid) != daemon_pid_inside]
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def laboratory(
     slots: int = 1,
     name: str | None = None,
 ) -> Iterator[Laboratory]:
-    """Makes hosts for the length of a block. They are gone after it, even when this process is killed.
+    """Make hosts for the length of a block. They are gone after it, even when this process is killed.
 
     Each host sends, and receives, `bandwidth_mbit` megabits per second at most; all its processes together get
     `cores_per_host` CPU seconds per second. Without `name` the lab gets a name of its own.
@@ -109,17 +110,17 @@ def laboratory(
 
 
 def up(plan: LabPlan) -> State:
-    """Makes hosts that outlive this process, until `down`.
+    """Make hosts that outlive this process, until `down`.
 
     Raises:
         VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.
     """
-    with _built(plan, keep=True) as state:
+    with _built(plan, outlives_block=True) as state:
         return state
 
 
 def down(name: str) -> bool:
-    """Ends the lab called `name` with all that runs on it; False where there was none.
+    """End the lab called `name` with all that runs on it; False where there was none.
 
     Raises:
         VitscaleError: something was not gone after 10 s.
@@ -128,22 +129,33 @@ def down(name: str) -> bool:
     return take_down(name)
 
 
-def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
-    """(all labs, by name; what is wrong with those that cannot be read)."""
+class Laboratories(NamedTuple):
+    """All labs of this machine."""
+
+    labs: list[Laboratory]
+    """In the order of their names."""
+    errors: list[VitscaleError]
+    """Why the others cannot be read."""
+
+
+def laboratories() -> Laboratories:
+    """Return all labs that have a folder."""
     processes.require()
-    labs, wrong = [], []
+    labs = []
+    errors = []
     for name in names():
         try:
             state = read(name)
         except VitscaleError as error:
-            wrong.append(error)
+            errors.append(error)
         else:
-            labs += [] if state is None else [Laboratory(state)]
-    return labs, wrong
+            if state is not None:
+                labs.append(Laboratory(state))
+    return Laboratories(labs, errors)
 
 
 def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` on a host of the lab called `name`.
+    """Return the argv that runs `argv` on a host of the lab called `name`.
 
     Raises:
         RequestError: there is no such lab or host, or the host is gone.
@@ -154,19 +166,22 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
         raise unknown("host", host, lab.names)
     number = lab.names.index(host)
     if not lab.state.hosts[number].first.alive:
-        again = f"vitscale lab down --name {name}"
-        raise RequestError(f"{host} of the lab {name!r} is gone", next_step=f"End the lab, and make it anew: {again}")
+        raise RequestError(
+            f"{host} of the lab {name!r} is gone",
+            next_step=f"End the lab, and make it anew: vitscale lab down --name {name}",
+        )
     return lab.command(number, argv)
 
 
 _KEEP = "keep\n"
+"""The line that lets the guard of a lab end without ending the lab."""
 
 
 @contextmanager
-def _built(plan: LabPlan, *, keep: bool = False) -> Iterator[State]:
-    """Makes a lab, and ends it with the block or with this process, whichever ends first.
+def _built(plan: LabPlan, *, outlives_block: bool = False) -> Iterator[State]:
+    """Make a lab, and end it with the block or with this process, whichever ends first.
 
-    With `keep` the lab outlives both, once the block has ended without an error.
+    With `outlives_block` the lab outlives both, once the block has ended without an error.
     """
     processes.require()
     building.make_folder(plan.name)
@@ -180,32 +195,32 @@ def _built(plan: LabPlan, *, keep: bool = False) -> Iterator[State]:
         cwd="/",
         start_new_session=True,
     )
-    kept = False
+    stays = False
     try:
         try:
             state = building.build(plan, started)
         except OSError as error:
             raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
         yield state
-        kept = keep
+        stays = outlives_block
     finally:
         try:
-            if not kept:
+            if not stays:
                 take_down(plan.name)
                 for process in started:
                     process.wait()
         finally:
-            guard.communicate(_KEEP if kept else None)
+            guard.communicate(_KEEP if stays else None)
 
 
 def main(name: str) -> None:
-    """Waits for a line or the end of standard input; ends the lab unless the line is `_KEEP`."""
+    """Wait for a line or the end of standard input; end the lab unless the line is `_KEEP`."""
     if sys.stdin.readline() != _KEEP:
         take_down(name)
 
 
 def take_down(name: str) -> bool:
-    """Ends the lab called `name`, however much of it is left; False where there was nothing.
+    """End the lab called `name`, however much of it is left; False where there was nothing.
 
     Raises:
         VitscaleError: a process or a cgroup was not gone after 10 s; the folder is kept, to try again.
@@ -225,14 +240,15 @@ def take_down(name: str) -> bool:
 
 
 def end_holders(holders: Iterable[Holder]) -> None:
-    """Ends the holders with everything in their namespaces, and returns when all are gone.
+    """End the holders with everything in their namespaces, and return when all are gone.
 
     Raises:
         VitscaleError: a process was not gone after 10 s.
     """
-    processes.kill(
-        process for holder in holders for process in (holder.first, holder.outside, *processes.waiting(holder.first))
-    )
+    all_processes: list[Process] = []
+    for holder in holders:
+        all_processes += [holder.first, holder.outside, *processes.waiting(holder.first)]
+    processes.kill(all_processes)
 
 
 if __name__ == "__main__":

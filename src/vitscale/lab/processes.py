@@ -1,4 +1,4 @@
-"""Processes named by id and start time, so that no other process is ever taken for them.
+"""Processes of a lab, named by id and start time, so that no other process is ever taken for them.
 
 Also the programs that make a laboratory: which are missing, and how they are run. And namespaces, each held by one
 process whose end frees them, with programs run in them.
@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,7 +45,7 @@ class Process(BaseModel):
 
 
 def process(pid: int) -> Process:
-    """The process that now has this id.
+    """Return the process that now has this id.
 
     Raises:
         ProcessLookupError: no process has it.
@@ -56,47 +57,53 @@ def process(pid: int) -> Process:
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """Kills the processes that still run, and returns when they are gone.
+    """Kill the processes that still run, and return when they are gone.
 
     Raises:
         VitscaleError: one was not gone after 10 s.
     """
-    handles = dict(_handles(processes))
+    process_by_handle: dict[int, Process] = {}
     try:
-        for handle in handles:
+        for process in processes:
+            handle = _open_handle(process)
+            if handle is not None:
+                process_by_handle[handle] = process
+        for handle in process_by_handle:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         end = time.monotonic() + ENDING_SECONDS
-        for handle, process in handles.items():
-            left_ms = max(0.0, end - time.monotonic()) * 1e3
-            if not _gone(handle, left_ms):
-                what = f"process {process.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL"
-                raise VitscaleError(what, next_step="The kernel still holds it, for a disk mostly: try again later")
+        for handle, process in process_by_handle.items():
+            if not _ends_within(handle, max(0.0, end - time.monotonic())):
+                raise VitscaleError(
+                    f"process {process.pid} of the lab did not end within {ENDING_SECONDS:g} s of SIGKILL",
+                    next_step="The kernel still holds it, for a disk mostly: try again later",
+                )
     finally:
-        for handle in handles:
+        for handle in process_by_handle:
             os.close(handle)
 
 
-def _handles(processes: Iterable[Process]) -> Iterator[tuple[int, Process]]:
-    for process in processes:
-        try:
-            handle = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        if process.alive:  # asked after the handle was opened, which from then on means no other process
-            yield handle, process
-        else:
-            os.close(handle)
+def _open_handle(process: Process) -> int | None:
+    """Return a descriptor that means this process alone, to be closed; None where the process has ended."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if process.alive:  # asked after the handle was opened, which from then on means no other process
+        return handle
+    os.close(handle)
+    return None
 
 
-def _gone(handle: int, milliseconds: float) -> bool:
-    waiting = select.poll()
-    waiting.register(handle, select.POLLIN)
-    return bool(waiting.poll(milliseconds))
+def _ends_within(handle: int, seconds: float) -> bool:
+    """Wait until the process of a handle has ended; False where it still runs after `seconds`."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
 
 
 def pid_namespace(pid: int | str) -> str | None:
-    """The PID namespace of process `pid`, or of "self"; None where the process has ended."""
+    """Return the PID namespace of process `pid`, or of "self"; None where the process has ended."""
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
@@ -104,44 +111,48 @@ def pid_namespace(pid: int | str) -> str | None:
 
 
 def in_same_namespace(pid: int) -> list[int]:
-    """Ids, as seen from here, of all processes in the PID namespace of process `pid`; without zombies."""
-    inside = pid_namespace(pid)
-    others = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    """Return the ids, as seen from here, of all processes in the PID namespace of process `pid`; without zombies."""
+    namespace = pid_namespace(pid)
+    if namespace is None:
+        return []
+    all_ids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
     return sorted(
-        peer
-        for peer in others
-        if inside is not None and pid_namespace(peer) == inside and enter.start_ticks(peer) is not None
+        other for other in all_ids if pid_namespace(other) == namespace and enter.start_ticks(other) is not None
     )
 
 
 def innermost_id(pid: int) -> int | None:
-    """The id that process `pid` has in its own PID namespace; None where the process has ended."""
+    """Return the id that process `pid` has in its own PID namespace; None where the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), None)
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return None
 
 
 _NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
 """Programs -> the Debian packages that have them."""
-_SSH = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
+_NEEDED_FOR_SSH = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 """Debian's folders for these programs, which root's PATH may lack (after `su`, for example)."""
 
 
 def find(program: str) -> str | None:
-    """A program's absolute path; None where it is not installed."""
+    """Return a program's absolute path; None where it is not installed."""
     return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_SYSTEM_FOLDERS))
 
 
 def missing_for_ssh() -> tuple[str, ...]:
-    """Packages without which hosts have no ssh."""
-    return tuple(dict.fromkeys(package for program, package in _SSH.items() if find(program) is None))
+    """Return the packages without which hosts have no ssh."""
+    missing = [package for program, package in _NEEDED_FOR_SSH.items() if find(program) is None]
+    return tuple(dict.fromkeys(missing))
 
 
 def require() -> None:
-    """Refuses where hosts cannot be made.
+    """Refuse where hosts cannot be made.
 
     Raises:
         RequestError: this is not Linux, the user is not root, or a program is not installed.
@@ -149,10 +160,12 @@ def require() -> None:
     if sys.platform != "linux":
         raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
-        own = [*python_module("vitscale")] if sys.argv[0].endswith("__main__.py") else sys.argv[:1]
-        again = shlex.join([*own, *sys.argv[1:]])
-        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {again}")
-    if missing := [program for program in _NEEDED if find(program) is None]:
+        is_module = sys.argv[0].endswith("__main__.py")
+        program = [*python_module("vitscale")] if is_module else sys.argv[:1]
+        command = shlex.join([*program, *sys.argv[1:]])
+        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {command}")
+    missing = [program for program in _NEEDED if find(program) is None]
+    if missing:
         packages = " ".join(dict.fromkeys(_NEEDED[program] for program in missing))
         raise RequestError(
             f"vitscale lab needs {', '.join(missing)}", next_step=f"Install it: apt-get install {packages}"
@@ -160,7 +173,7 @@ def require() -> None:
 
 
 def call(program: str, *arguments: str) -> str:
-    """Runs a program to its end and returns what it printed.
+    """Run a program to its end and return what it printed.
 
     Raises:
         RequestError: it failed; the message has its output.
@@ -172,32 +185,43 @@ def call(program: str, *arguments: str) -> str:
     return answer.stdout
 
 
-def failed(argv: Sequence[str], said: str) -> RequestError:
-    """The error for a program that refused."""
-    what = f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}"
-    return RequestError(what, next_step="In a container, hosts can be made only if it was started with --privileged")
+def failed(argv: Sequence[str], output: str) -> RequestError:
+    """Return the error for a program that refused. Args: output: what it printed."""
+    return RequestError(
+        f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(output.strip() or 'nothing')}",
+        next_step="In a container, hosts can be made only if it was started with --privileged",
+    )
 
 
 _INIT = Path(__file__).with_name("init.py")
 _START_SECONDS = 30.0
-_KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
+"""Time in which a host's first process says that it is ready."""
+_NAMESPACE_OPTIONS = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
 
-def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[subprocess.Popen[str], Process]:
-    """Starts a process that holds namespaces of its own, with `name` as their host name.
+class Held(NamedTuple):
+    """The two processes that hold namespaces."""
+
+    outside: subprocess.Popen[str]
+    """`unshare`, to be waited for."""
+    first: Process
+    """The first process inside."""
+
+
+def hold(name: str, write_down: Callable[[Process, Process], None]) -> Held:
+    """Start a process that holds namespaces of its own, with `name` as their host name.
 
     `write_down` gets `unshare`, which waits, and the first process inside. Only when it has returned may the two
-    outlive this process, so that nothing is ever left that is not written down. Returns `unshare`, to be waited for,
-    and the first process.
+    outlive this process, so that nothing is ever left that is not written down.
 
     Raises:
         RequestError: namespaces cannot be made here.
     """
     argv = [
-        *(find("unshare") or "unshare", *_KINDS, "--fork", "--kill-child", "--mount-proc"),
+        *(find("unshare") or "unshare", *_NAMESPACE_OPTIONS, "--fork", "--kill-child", "--mount-proc"),
         *(sys.executable, "-I", "-S", str(_INIT), name),
     ]
-    holder = subprocess.Popen(
+    outside = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -206,22 +230,22 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[sub
         cwd="/",
         start_new_session=True,  # Ctrl-C ends the command in the terminal, not the hosts
     )
-    if holder.stdin is None or holder.stdout is None or holder.stderr is None:
+    if outside.stdin is None or outside.stdout is None or outside.stderr is None:
         raise AssertionError("pipes were asked for")
     try:
-        with holder.stdin, holder.stdout, holder.stderr:
-            ready, _, _ = select.select([holder.stdout], [], [], _START_SECONDS)
-            if not ready or holder.stdout.readline() != "ready\n":
-                holder.kill()
-                raise failed(argv, holder.stderr.read())
-            first = process(_only_child(holder.pid))
-            write_down(process(holder.pid), first)
-            holder.stdin.write("stay\n")
+        with outside.stdin, outside.stdout, outside.stderr:
+            ready, _, _ = select.select([outside.stdout], [], [], _START_SECONDS)
+            if not ready or outside.stdout.readline() != "ready\n":
+                outside.kill()
+                raise failed(argv, outside.stderr.read())
+            first = process(_only_child(outside.pid))
+            write_down(process(outside.pid), first)
+            outside.stdin.write("stay\n")
     except BaseException:
-        holder.kill()
-        holder.wait()
+        outside.kill()
+        outside.wait()
         raise
-    return holder, first
+    return Held(outside, first)
 
 
 def _only_child(pid: int) -> int:
@@ -229,50 +253,50 @@ def _only_child(pid: int) -> int:
 
 
 def call_inside(first: Process, program: str, *arguments: str) -> str:
-    """Runs a program to its end in a host's network and mount namespaces, and returns what it printed.
+    """Run a program to its end in a host's network and mount namespaces, and return what it printed.
 
     Raises:
         RequestError: it failed; the message has its output.
     """
-    inside = find(program) or program
-    return call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", inside, *arguments)
+    return call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", find(program) or program, *arguments)
 
 
 _ENTER = Path(__file__).with_name("enter.py")
 
 
 def enter_command(first: Process, argv: Sequence[str], *, cgroup: str, host: str) -> list[str]:
-    """Returns the argv that runs `argv` on the host with this first process.
+    """Return the argv that runs `argv` on the host with this first process.
 
     Args:
         first: the host's first process.
-        argv: what to run there.
+        argv: the command to run there.
         cgroup: name of the lab's cgroup, in which the host's quota holds for the command too.
         host: the host's name.
     """
     controller = quota.find_controller()
-    members = controller.members(cgroup, host) if controller else None
-    procs = str(members) if members is not None and members.exists() else "-"
-    return [*_beginning(first), procs, "--", *argv]
+    members = controller.members(cgroup, host) if controller is not None else None
+    has_cgroup = members is not None and members.exists()
+    return [*_enter_argv(first), str(members) if has_cgroup else "-", "--", *argv]
 
 
 def waiting(first: Process) -> list[Process]:
-    """The processes outside that wait for a command on the host with this first process.
+    """Return the processes outside that wait for a command on the host with this first process.
 
     The kernel ends a host only when all its dead processes are reaped. A waiting process that is stopped (Ctrl-Z) reaps
     nothing, and must be ended with the host.
     """
-    sought = _beginning(first)[1:]
-    processes = []
+    enter_arguments = _enter_argv(first)[1:]
+    waiting_processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if arguments[1 : len(sought) + 1] == sought:
-                processes.append(process(int(folder.name)))
+            _, *arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if arguments[: len(enter_arguments)] == enter_arguments:
+                waiting_processes.append(process(int(folder.name)))
         except OSError:
             continue
-    return processes
+    return waiting_processes
 
 
-def _beginning(first: Process) -> list[str]:
+def _enter_argv(first: Process) -> list[str]:
+    """Return the begin of the argv of every `enter.py` for this host."""
     return [sys.executable, "-I", "-S", str(_ENTER), str(first.pid), str(first.start_ticks)]

@@ -16,7 +16,8 @@ PERIOD_MICROSECONDS = 20_000
 LEAST_CORES = 0.05
 """Smallest quota: the kernel takes none below 1 ms per period."""
 _EMPTY_SECONDS = 10.0
-_MOST_WEIGHT = {1: "262144", 2: "10000"}
+"""Time until the kernel lets go of a cgroup whose processes have ended."""
+_LARGEST_WEIGHT = {1: "262144", 2: "10000"}
 """The lab's weight against everything else on the machine, by interface version, so that hosts get their quota on a
 busy machine. With equal weights each login session (the kernel's autogroup) takes as much as all hosts together,
 however nice its processes are."""
@@ -30,7 +31,7 @@ class Controller:
     root: Path
 
     def create(self, lab: str, hosts: tuple[str, ...]) -> None:
-        """Makes the hosts' cgroups, without a quota.
+        """Make the hosts' cgroups, without a quota.
 
         Raises:
             OSError: they cannot be made.
@@ -40,60 +41,68 @@ class Controller:
         if self.version == 2:
             for parent in (self.root, folder):
                 _enable_cpu(parent)
-        _write(folder / ("cpu.weight" if self.version == 2 else "cpu.shares"), _MOST_WEIGHT[self.version])
+        weight_file = "cpu.weight" if self.version == 2 else "cpu.shares"
+        _write(folder / weight_file, _LARGEST_WEIGHT[self.version])
         for host in hosts:
             (folder / host).mkdir()
 
     def limit(self, lab: str, host: str, cores: float) -> None:
-        """Limits all processes of the host together to `cores` CPU seconds per second."""
-        quota = str(round(cores * PERIOD_MICROSECONDS))
+        """Limit all processes of the host together to `cores` CPU seconds per second."""
+        quota_microseconds = str(round(cores * PERIOD_MICROSECONDS))
         folder = self.root / lab / host
         if self.version == 2:
-            _write(folder / "cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
+            _write(folder / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
         else:
             _write(folder / "cpu.cfs_period_us", str(PERIOD_MICROSECONDS))
-            _write(folder / "cpu.cfs_quota_us", quota)
+            _write(folder / "cpu.cfs_quota_us", quota_microseconds)
 
     def cores(self, lab: str, host: str) -> float | None:
-        """Cores that the host is limited to now; None where nothing limits it."""
+        """Return the cores that the host is limited to now; None where nothing limits it."""
         return quota_of(self.root / lab / host)
 
     def members(self, lab: str, host: str) -> Path:
-        """The file to which a process writes to join a host's cgroup."""
+        """Return the file to which a process writes to join a host's cgroup."""
         return self.root / lab / host / "cgroup.procs"
 
     def remove(self, lab: str) -> None:
-        """Removes the lab's cgroups, whose processes have ended.
+        """Remove the lab's cgroups, whose processes have ended.
 
         Raises:
             VitscaleError: a cgroup still has processes after 10 s.
         """
         folder = self.root / lab
         end = time.monotonic() + _EMPTY_SECONDS
-        for path in (*(host for host in folder.glob("*") if host.is_dir()), folder):
-            while not _removed(path):
+        host_folders = [path for path in folder.glob("*") if path.is_dir()]
+        for path in (*host_folders, folder):
+            while not _remove_unless_busy(path):
                 if time.monotonic() > end:
                     raise VitscaleError(f"cgroup {path} is still in use", next_step="Try again later")
                 time.sleep(0.01)
 
 
 def find_controller(mounts: Path = Path("/proc/self/mounts")) -> Controller | None:
-    """The machine's CPU controller; None where there is none."""
-    second = None
+    """Return the machine's CPU controller; None where there is none.
+
+    `mounts`: the mounted file systems, as proc(5) describes them. Version 1 goes first where both are mounted.
+    """
+    version_2_root: Path | None = None
     for line in mounts.read_text(encoding="utf-8").splitlines():
-        _, folder, kind, options = line.split(" ")[:4]
-        if kind == "cgroup" and "cpu" in options.split(","):
+        _, folder, file_system, options = line.split(" ")[:4]
+        if file_system == "cgroup" and "cpu" in options.split(","):
             return Controller(1, Path(folder))
-        if kind == "cgroup2":
-            second = second or Path(folder)
+        if file_system == "cgroup2" and version_2_root is None:
+            version_2_root = Path(folder)
+    if version_2_root is None:
+        return None
     with suppress(OSError):
-        if second is not None and "cpu" in (second / "cgroup.controllers").read_text(encoding="ascii").split():
-            return Controller(2, second)
+        controllers = (version_2_root / "cgroup.controllers").read_text(encoding="ascii").split()
+        if "cpu" in controllers:
+            return Controller(2, version_2_root)
     return None
 
 
 def refused(reason: str) -> RequestError:
-    """The error for a quota that was asked for and cannot be set."""
+    """Return the error for a quota that was asked for and cannot be set."""
     return RequestError(
         f"this machine cannot limit the cores of hosts: {reason}",
         next_step="Leave out --cores-per-host; in a container, start it with --privileged --cgroupns=host",
@@ -101,7 +110,7 @@ def refused(reason: str) -> RequestError:
 
 
 def _enable_cpu(folder: Path) -> None:
-    """Lets the folder's children have quotas.
+    """Let the folder's children have quotas.
 
     At the root, where systemd does the same, this stays enabled: other cgroups may rely on it by then.
     """
@@ -114,7 +123,8 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="ascii")
 
 
-def _removed(folder: Path) -> bool:
+def _remove_unless_busy(folder: Path) -> bool:
+    """Remove a cgroup; False where it still has processes."""
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a lab is to be, checked before anything is made; and its state, kept in its folder for later commands."""
+"""The plan of a lab, checked before anything is made; and its state, kept in its folder for later commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from vitscale.lab.quota import LEAST_CORES
 
 DEFAULT_NAME = "default"
 MOST_HOSTS = 64
-LEAST_MBIT, MOST_MBIT = 1.0, 100_000.0
+LEAST_MBIT = 1.0
+MOST_MBIT = 100_000.0
 MOST_SLOTS = 1024
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _BANDWIDTH = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(mbit|gbit)")
@@ -25,7 +26,7 @@ _MBIT = {"mbit": 1.0, "gbit": 1000.0}
 
 @dataclass(frozen=True)
 class LabPlan:
-    """How many hosts to make, and what each of them has.
+    """The hosts to make, and what each of them has.
 
     Raises:
         RequestError: a value is out of range.
@@ -42,28 +43,29 @@ class LabPlan:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        _check("hosts", self.hosts, 1, MOST_HOSTS)
-        _check("slots", self.slots, 1, MOST_SLOTS)
+        _check_range("hosts", self.hosts, least=1, most=MOST_HOSTS)
+        _check_range("slots", self.slots, least=1, most=MOST_SLOTS)
         if self.bandwidth_mbit is not None:
-            _check("bandwidth in Mbit/s", self.bandwidth_mbit, LEAST_MBIT, MOST_MBIT)
+            _check_range("bandwidth in Mbit/s", self.bandwidth_mbit, least=LEAST_MBIT, most=MOST_MBIT)
         if self.cores_per_host is not None:
-            _check("cores per host", self.cores_per_host, LEAST_CORES, os.cpu_count() or 1)
+            _check_range("cores per host", self.cores_per_host, least=LEAST_CORES, most=os.cpu_count() or 1)
 
 
 def check_name(name: str) -> str:
-    """`name`, checked to be a possible name of a lab: it becomes part of paths.
+    """Return `name`, checked to be a possible name of a lab: it becomes part of paths.
 
     Raises:
         RequestError: a lab cannot have this name.
     """
     if not _NAME.fullmatch(name):
-        valid = "at most 31 of a-z, 0-9 and -, and no - in front"
-        raise RequestError(f"{shown(name)} cannot be the name of a lab", valid=[valid])
+        raise RequestError(
+            f"{shown(name)} cannot be the name of a lab", valid=["at most 31 of a-z, 0-9 and -, and no - in front"]
+        )
     return name
 
 
 def parse_bandwidth(text: str) -> float:
-    """Megabits per second from "100mbit" or "1gbit".
+    """Return the megabits per second of "100mbit" or "1gbit".
 
     Raises:
         RequestError: it is written otherwise, or out of range.
@@ -75,9 +77,14 @@ def parse_bandwidth(text: str) -> float:
     return megabits
 
 
-def _check(what: str, value: float, least: float, most: float) -> None:
+def _check_range(quantity: str, value: float, *, least: float, most: float) -> None:
+    """Refuse a value out of range.
+
+    Raises:
+        RequestError: it is.
+    """
     if not least <= value <= most:  # false for nan too
-        raise RequestError(f"{what}: {shown(value)}", valid=[f"{least:g} to {most:g}"])
+        raise RequestError(f"{quantity}: {shown(value)}", valid=[f"{least:g} to {most:g}"])
 
 
 RUN = Path("/run")
@@ -143,28 +150,30 @@ class State(BaseModel):
     @property
     def holders(self) -> tuple[Holder, ...]:
         """The holders of all namespaces: the switch's and the hosts'."""
-        return (*([] if self.switch is None else [self.switch]), *self.hosts)
+        if self.switch is None:
+            return self.hosts
+        return (self.switch, *self.hosts)
 
 
 def folder_of(name: str) -> Path:
-    """The folder of the lab called `name`."""
+    """Return the folder of the lab called `name`."""
     return RUN / f"{PREFIX}{check_name(name)}"
 
 
 def names() -> list[str]:
-    """Names of all labs that have a folder."""
+    """Return the names of all labs that have a folder."""
     return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(f"{PREFIX}*") if folder.is_dir())
 
 
 def write(state: State) -> None:
-    """Writes a lab's state, whole or not at all."""
+    """Write a lab's state, whole or not at all."""
     temporary = state.folder / f"{_FILE}.new"
     temporary.write_text(state.model_dump_json(indent=1), encoding="utf-8")
     temporary.replace(state.folder / _FILE)
 
 
 def read(name: str) -> State | None:
-    """The state of the lab called `name`; None where there is no such lab, or only its folder.
+    """Read the state of the lab called `name`; None where there is no such lab, or only its folder.
 
     Raises:
         VitscaleError: its folder cannot be trusted or read, or the lab was made in another PID namespace.
@@ -173,7 +182,9 @@ def read(name: str) -> State | None:
     try:
         # The file names processes that will be killed: nobody else may have written it.
         status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        is_others_folder = status.st_uid != os.geteuid()
+        others_may_use_it = bool(status.st_mode & 0o077)
+        if is_others_folder or others_may_use_it:
             raise _damaged(folder, "others may write to it")
         state = State.model_validate_json((folder / _FILE).read_bytes())
     except FileNotFoundError:
@@ -181,13 +192,15 @@ def read(name: str) -> State | None:
     except (OSError, ValidationError) as error:
         raise _damaged(folder, "lab.json cannot be read") from error
     if state.pid_namespace != pid_namespace("self"):
-        what = f"lab {name!r} was made elsewhere: this is one of its hosts, or another container"
-        raise RequestError(what, next_step="Give the command where 'vitscale lab up' was given")
+        raise RequestError(
+            f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
+            next_step="Give the command where 'vitscale lab up' was given",
+        )
     return state
 
 
 def existing(name: str) -> State:
-    """The state of the lab called `name`, which must exist.
+    """Read the state of the lab called `name`, which must exist.
 
     Raises:
         RequestError: there is no such lab.
@@ -200,7 +213,7 @@ def existing(name: str) -> State:
     return state
 
 
-def _damaged(folder: Path, why: str) -> VitscaleError:
+def _damaged(folder: Path, reason: str) -> VitscaleError:
     return VitscaleError(
-        f"{folder} is no lab's folder: {why}", next_step="Look at it, and remove it if nothing of a lab runs"
+        f"{folder} is no lab's folder: {reason}", next_step="Look at it, and remove it if nothing of a lab runs"
     )

@@ -1,4 +1,7 @@
-"""The GPUs of this host, from NVML: which ones this process may use, how they are set and linked."""
+"""The GPUs of this host, from NVML: which ones this process may use, how they are set and linked.
+
+In MIG mode a GPU is cut into slices, each of which counts as a GPU of its own, and only they compute.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class GpusUnreadable(Exception):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one slice of a GPU in MIG mode; what NVML does not tell is None."""
+    """One GPU, or one slice of a GPU in MIG mode; None stands for what NVML does not know."""
 
     uuid: str
     name: str
@@ -39,80 +42,109 @@ class Gpu:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, honouring CUDA_VISIBLE_DEVICES; empty where there are none.
+    """Return the GPUs that this process may use, honouring CUDA_VISIBLE_DEVICES; empty where there are none.
 
     Raises:
-        GpusUnreadable: none can be used, although NVML, a device file or CUDA_VISIBLE_DEVICES tells of some.
+        GpusUnreadable: none can be used, although NVML, a device file or CUDA_VISIBLE_DEVICES is a sign of some.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in _HIDDEN:
         return ()
+    gpus: tuple[Gpu, ...] = ()
     try:
         with _nvml() as nvml:
             gpus = _all_gpus(nvml)
-        why = "NVML tells of none that this process may use"
+        nvml_problem = "NVML tells of none that this process may use"
     except _NvmlFailed as error:
-        gpus, why = (), str(error)
-    chosen = select_visible(gpus, visible)
-    if not chosen and (visible is not None or gpus or device_files()):
-        signs = [*device_files()[:1], *([] if visible is None else [f"CUDA_VISIBLE_DEVICES = {visible!r}"])]
-        if gpus:
-            why = (
-                f"NVML tells of {len(gpus)}, and none of them is named" if visible else "none has a slice to compute on"
-            )
-        raise GpusUnreadable(f"{' and '.join(signs) or 'GPUs in MIG mode'} are there, but {why}")
-    return chosen
+        nvml_problem = str(error)
+    selected = select_visible(gpus, visible)
+    if selected:
+        return selected
+    signs = device_files()[:1]
+    if visible is not None:
+        signs.append(f"CUDA_VISIBLE_DEVICES = {visible!r}")
+    if not gpus:
+        if not signs:
+            return ()
+        raise GpusUnreadable(f"{' and '.join(signs)} are there, but {nvml_problem}")
+    subject = " and ".join(signs) or "GPUs in MIG mode"
+    if visible is None:
+        raise GpusUnreadable(f"{subject} are there, but none has a slice to compute on")
+    raise GpusUnreadable(f"{subject} are there, but NVML tells of {len(gpus)}, and none of them is named")
 
 
 def host_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that NVML tells of, also those that CUDA_VISIBLE_DEVICES hides: the host's, or a job step's own."""
+    """Return the GPUs that NVML knows, also those that CUDA_VISIBLE_DEVICES hides: the host's, or a job step's."""
     with contextlib.suppress(_NvmlFailed), _nvml() as nvml:
         return _all_gpus(nvml)
     return ()
 
 
 def device_files() -> list[str]:
-    """The device files of NVIDIA GPUs, which exist even in a container without NVML."""
+    """Return the device files of NVIDIA GPUs, which exist even in a container without NVML."""
     return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """The `gpus` that CUDA_VISIBLE_DEVICES names, by index or by a UUID's unique prefix, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES (`visible`) names, by index or a UUID's unique prefix, in its order.
 
     As in CUDA, the list ends at the first entry that names nothing, and a process sees at most one slice: the first of
     a GPU in MIG mode, unless another is named by its UUID. A GPU named twice counts once, for two ranks on it would
     share it. Source: NVIDIA Multi-Instance GPU User Guide, sections "Device Enumeration" and "CUDA_VISIBLE_DEVICES".
     """
     if visible is None:
-        whole = tuple(gpu for gpu in gpus if not gpu.mig)
-        return whole or tuple(part for gpu in gpus for part in gpu.slices)[:1]
-    chosen: list[Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if is_count(entry):
-            named = gpus[int(entry) : int(entry) + 1]
-        elif entry.startswith("MIG-"):
-            named = tuple(part for gpu in gpus for part in gpu.slices if part.uuid.startswith(entry))
-        else:
-            named = tuple(gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry))
-        if len(named) == 1 and named[0].mig:
-            named = named[0].slices[:1]
-        if len(named) != 1:
+        without_slices = tuple(gpu for gpu in gpus if not gpu.mig)
+        return without_slices or tuple(_all_slices(gpus)[:1])
+    selected: list[Gpu] = []
+    for entry in visible.split(","):
+        gpu = _named_gpu(gpus, entry.strip())
+        if gpu is None:
             break
-        chosen += named
-        if named[0].uuid.startswith("MIG-"):
+        selected.append(gpu)
+        if gpu.uuid.startswith(_SLICE_PREFIX):
             break
-    return tuple(dict.fromkeys(chosen))
+    return tuple(dict.fromkeys(selected))
+
+
+_SLICE_PREFIX = "MIG-"
+
+
+def _named_gpu(gpus: tuple[Gpu, ...], entry: str) -> Gpu | None:
+    """Return the GPU or slice that one entry of CUDA_VISIBLE_DEVICES names; None where it names none, or several."""
+    if is_count(entry):
+        number = int(entry)
+        matches = list(gpus[number : number + 1])
+    elif entry.startswith(_SLICE_PREFIX):
+        matches = [part for part in _all_slices(gpus) if part.uuid.startswith(entry)]
+    elif entry.startswith("GPU-"):
+        matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+    else:
+        return None
+    if len(matches) != 1:
+        return None
+    gpu = matches[0]
+    if not gpu.mig:
+        return gpu
+    return gpu.slices[0] if gpu.slices else None
+
+
+def _all_slices(gpus: tuple[Gpu, ...]) -> list[Gpu]:
+    """Return the slices of all GPUs, in their order."""
+    slices: list[Gpu] = []
+    for gpu in gpus:
+        slices += gpu.slices
+    return slices
 
 
 def is_count(text: str) -> bool:
-    """Whether `text` is a small number in plain digits."""
+    """Whether `text` is a number of at most 15 plain digits."""
     return text.isascii() and text.isdigit() and len(text) < 16
 
 
 def gpu_settings(uuid: str) -> dict[str, Any]:
-    """Settings and links of the GPU (or slice) with this UUID: the fields of `vitscale.store.records.GpuSettings`.
+    """Return settings and links of the GPU (or slice) with this UUID: fields of `vitscale.store.records.GpuSettings`.
 
-    A value is None where NVML does not tell it. Empty where NVML does not know the GPU or cannot be asked.
+    A value is None where NVML does not know it. Empty where NVML does not know the GPU or cannot be asked.
     """
     try:
         with _nvml() as nvml:
@@ -131,13 +163,14 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
                 "pcie_generation": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
                 "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
             }
-            return {name: _told(nvml, ask) for name, ask in answers.items()} | {"nvlinks": _links_up(nvml, handle)}
+            settings: dict[str, Any] = {name: _answer_or_none(nvml, ask) for name, ask in answers.items()}
+            return settings | {"nvlinks": _links_up(nvml, handle)}
     except _NvmlFailed:
         return {}
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
-    """The GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
+    """Return the GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
     try:
         with _nvml() as nvml:
             return _gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -151,6 +184,11 @@ class _NvmlFailed(Exception):
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
+    """Give the module pynvml, started.
+
+    Raises:
+        _NvmlFailed: it cannot be imported or started, or a question in the block has no answer.
+    """
     try:
         import pynvml
     except ImportError as error:
@@ -165,8 +203,8 @@ def _nvml() -> Iterator[Any]:
         raise _NvmlFailed(f"NVML: {error}") from None
 
 
-def _told(nvml: Any, ask: Callable[[], _T]) -> _T | None:
-    """What `ask` returns; None where this GPU, driver or pynvml has no answer."""
+def _answer_or_none(nvml: Any, ask: Callable[[], _T]) -> _T | None:
+    """Return what `ask` returns; None where this GPU, driver or pynvml has no answer."""
     try:
         return ask()
     except (nvml.NVMLError, AttributeError):
@@ -174,7 +212,7 @@ def _told(nvml: Any, ask: Callable[[], _T]) -> _T | None:
 
 
 def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs that this process may talk to; NVML counts those too that a job's devices leave out."""
+    """Return the GPUs that this process may talk to; NVML counts those too that a job's devices leave out."""
     gpus = []
     for number in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError_NoPermission):
@@ -183,54 +221,69 @@ def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
-    memory = _told(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    mig = _told(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    """Return the GPU with a handle of NVML's, and its slices."""
+    memory_bytes = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    is_in_mig_mode = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
     gpu = Gpu(
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
-        memory_bytes=None if memory is None else int(memory),
-        driver=_told(nvml, nvml.nvmlSystemGetDriverVersion),
-        compute_capability=_told(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        memory_bytes=None if memory_bytes is None else int(memory_bytes),
+        driver=_answer_or_none(nvml, nvml.nvmlSystemGetDriverVersion),
+        compute_capability=_answer_or_none(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         numa_node=_numa_node(nvml, handle),
     )
-    if not mig:
+    if not is_in_mig_mode:
         return gpu
     return replace(gpu, mig=True, slices=tuple(_slices(nvml, handle, gpu)))
 
 
 def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
-    """The slices of a GPU in MIG mode; they have the GPU's properties, but less memory."""
-    for index in range(_told(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
-        part = _told(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
-        if part is None:
+    """Yield the slices of a GPU in MIG mode; they have the GPU's properties, but less memory."""
+    count = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    for index in range(count):
+        slice_handle = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
+        if slice_handle is None:
             continue
-        uuid = _told(nvml, partial(nvml.nvmlDeviceGetUUID, part))
+        uuid = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetUUID, slice_handle))
         if uuid is None:
             continue
-        memory = _told(nvml, partial(nvml.nvmlDeviceGetMemoryInfo, part))
-        name = _told(nvml, partial(nvml.nvmlDeviceGetName, part))
-        yield replace(gpu, uuid=uuid, name=name or f"{gpu.name} MIG", memory_bytes=memory and int(memory.total))
+        memory = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetMemoryInfo, slice_handle))
+        name = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetName, slice_handle))
+        yield replace(
+            gpu,
+            uuid=uuid,
+            name=name or f"{gpu.name} MIG",
+            memory_bytes=int(memory.total) if memory is not None else None,
+        )
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """The GPU's memory node, from the kernel's PCI devices, else from NVML's memory affinity where that is one node."""
-    bus = _told(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
+    """Return the GPU's memory node; None where it is not known.
+
+    It comes from the kernel's PCI devices, else from NVML's memory affinity where that is one node.
+    """
+    bus = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
     if bus is not None:
         name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
         with contextlib.suppress(OSError, ValueError):
             # NVML writes the domain in eight digits, the kernel in four.
             node = int((_PCI_DEVICES / name.lower()[-12:] / "numa_node").read_text(encoding="ascii"))
-            if node >= 0:  # -1: the firmware does not tell
+            if node >= 0:  # -1: the firmware does not know it
                 return node
-    words = _told(nvml, lambda: list(nvml.nvmlDeviceGetMemoryAffinity(handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE)))
-    nodes = [64 * n + bit for n, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1]
+    words = _answer_or_none(
+        nvml, lambda: list(nvml.nvmlDeviceGetMemoryAffinity(handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE))
+    )
+    nodes: list[int] = []
+    for index, word in enumerate(words or ()):  # 64 nodes to a word
+        nodes += [64 * index + bit for bit in range(64) if word >> bit & 1]
     return nodes[0] if len(nodes) == 1 else None
 
 
 def _links_up(nvml: Any, handle: Any) -> int | None:
+    """Return the number of NVLinks that are up; None where NVML knows the state of none."""
     states = [
-        _told(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        _answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
     ]
-    told = [state for state in states if state is not None]
-    return sum(map(bool, told)) if told else None
+    known_states = [state for state in states if state is not None]
+    return sum(map(bool, known_states)) if known_states else None

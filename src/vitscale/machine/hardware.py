@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vitscale.base.processors import usable_cores
 from vitscale.machine.cores import cpu_facts, physical_cores
@@ -36,47 +36,58 @@ class Machine:
         return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
 
     def threads_for(self, ranks: int, device: DeviceName) -> int:
-        """Threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
+        """Return the threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
 
         On GPUs it is limited so that all ranks of a memory node's GPUs fit on that node.
         """
         threads = self.physical_cores // ranks
         if device == "cuda":
-            on_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
-            shares = [count // on_node[node] for node, count in self.node_cores if node is not None and on_node[node]]
-            threads = min([threads, *(share for share in shares if share)])
+            ranks_by_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
+            for node, cores in self.node_cores:
+                if node is None or not ranks_by_node[node]:
+                    continue
+                share = cores // ranks_by_node[node]
+                if share:  # else the ranks cannot lie on the node anyway
+                    threads = min(threads, share)
         return max(1, threads)
 
     def limited_to(self, cores: int) -> Self:
-        """The same machine with at most `cores` of its logical cores; which ones is not known."""
+        """Return the same machine with at most `cores` of its logical cores; which ones is not known."""
         if cores >= self.cores:
             return self
-        nodes = tuple((node, max(1, count * cores // self.cores)) for node, count in self.node_cores)
-        return replace(self, cores=cores, node_cores=nodes)
+        node_cores = tuple((node, max(1, count * cores // self.cores)) for node, count in self.node_cores)
+        return replace(self, cores=cores, node_cores=node_cores)
 
     def fast_bf16(self, device: str) -> bool:
         """Whether bf16 arithmetic is faster than fp32: with AMX or AVX512-BF16, or from compute capability 8.0."""
         if device == "cpu":
             return self.cpu_has_fast_bf16
-        return bool(self.gpus) and all(gpu.compute_capability and gpu.compute_capability >= (8, 0) for gpu in self.gpus)
+        are_fast = [gpu.compute_capability is not None and gpu.compute_capability >= (8, 0) for gpu in self.gpus]
+        return bool(are_fast) and all(are_fast)
 
 
 def this_machine() -> Machine:
-    """This machine, from the kernel and, where it exists, NVML."""
+    """Return this machine, from the kernel and, where it exists, NVML."""
     quota = cpu_quota_cores()
     cores = len(usable_cores())
     if quota is not None:
         cores = max(1, min(cores, math.floor(quota)))
     flags = cpu_facts().get("flags", "").split()
-    nodes = Counter(core.node for core in physical_cores())
+    cores_by_node = Counter(core.node for core in physical_cores())
     gpus: tuple[Gpu, ...] = ()
-    unreadable = None
+    gpus_unreadable = None
     try:
         gpus = visible_gpus()
     except GpusUnreadable as error:
-        unreadable = str(error)
-    fast_bf16 = "amx_bf16" in flags or "avx512_bf16" in flags
-    return Machine(cores, quota, gpus, fast_bf16, tuple(nodes.items()), unreadable)
+        gpus_unreadable = str(error)
+    return Machine(
+        cores=cores,
+        cpu_quota_cores=quota,
+        gpus=gpus,
+        cpu_has_fast_bf16="amx_bf16" in flags or "avx512_bf16" in flags,
+        node_cores=tuple(cores_by_node.items()),
+        gpus_unreadable=gpus_unreadable,
+    )
 
 
 # --- cores ---------------------------------------------------------------------------------------------------------
@@ -85,18 +96,18 @@ def this_machine() -> Machine:
 def cpu_quota_cores(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Cores that the CPU controller grants (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None without a limit.
+    """Return the cores that the CPU controller grants (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None if no limit.
 
     Limits on all ancestors bind too, so the smallest counts. In a container the path in /proc/self/cgroup may name
     folders outside the container's view; folders that do not exist are skipped.
     """
-    return min((quota for quota, _ in _quotas(proc_cgroup, mount)), default=None)
+    return min((quota.cores for quota in _quotas(proc_cgroup, mount)), default=None)
 
 
 def cpu_throttled_seconds(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Seconds for which the CPU controller has held this process's group back so far; None without a quota.
+    """Return the seconds for which the CPU controller has held this process's group back so far; None without a quota.
 
     They are those of all processes in the group whose quota binds (see `cpu_quota_cores`): `throttled_usec` of
     `cpu.stat` in version 2, `throttled_time` (nanoseconds) in version 1. The kernel adds up over cores: two cores held
@@ -105,10 +116,9 @@ def cpu_throttled_seconds(
     quotas = _quotas(proc_cgroup, mount)
     if not quotas:
         return None
-    _, folder = min(quotas, key=lambda quota: quota[0])
+    smallest = min(quotas, key=lambda quota: quota.cores)
     try:
-        lines = [line.split() for line in (folder / "cpu.stat").read_text(encoding="ascii").splitlines()]
-        counters = {line[0]: int(line[1]) for line in lines if len(line) == 2}
+        counters = _counters(smallest.folder / "cpu.stat")
     except (OSError, ValueError):
         return None
     if "throttled_usec" in counters:
@@ -118,35 +128,70 @@ def cpu_throttled_seconds(
     return None
 
 
-def _quotas(proc_cgroup: Path, mount: Path) -> list[tuple[float, Path]]:
-    """(quota in cores, folder) of this process's group and each ancestor, where they have a quota."""
+def _counters(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number, "nr_periods 12".
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line has another second word than a number.
+    """
+    counters = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if len(words) == 2:
+            counters[words[0]] = int(words[1])
+    return counters
+
+
+class _Quota(NamedTuple):
+    """The limit of a cgroup."""
+
+    cores: float
+    folder: Path
+    """The cgroup's."""
+
+
+def _quotas(proc_cgroup: Path, mount: Path) -> list[_Quota]:
+    """Return the quotas of this process's group and each ancestor, those without one left out."""
     try:
-        entries = [line.split(":", 2) for line in proc_cgroup.read_text(encoding="utf-8").splitlines()]
+        lines = proc_cgroup.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    quotas: list[tuple[float, Path]] = []
-    for entry in entries:
-        if len(entry) != 3:
-            continue
-        hierarchy, controllers, path = entry
-        if hierarchy == "0":
-            roots = [mount, mount / "unified"]
-        elif "cpu" in controllers.split(","):
-            roots = [mount / controllers, mount / "cpu"]
-        else:
-            continue
-        for root in roots:
-            quotas += [(q, folder) for folder in _upwards(root, path) if (q := quota_of(folder)) is not None]
+    quotas: list[_Quota] = []
+    for line in lines:
+        for folder in _cgroup_folders(line, mount):
+            cores = quota_of(folder)
+            if cores is not None:
+                quotas.append(_Quota(cores, folder))
     return quotas
 
 
-def _upwards(root: Path, path: str) -> list[Path]:
-    inner = [part for part in path.split("/") if part not in ("", ".", "..")]
-    return [root.joinpath(*inner[:depth]) for depth in range(len(inner), -1, -1)]
+def _cgroup_folders(line: str, mount: Path) -> list[Path]:
+    """Return the folders in which the limits of a group and its ancestors may lie, under all usual mount points.
+
+    Args:
+        line: of /proc/self/cgroup: "0::/user.slice" in version 2, "4:cpu,cpuacct:/slurm/job_1" in version 1.
+        mount: where cgroups are mounted.
+    """
+    fields = line.split(":", 2)
+    if len(fields) != 3:
+        return []
+    hierarchy, controllers, path = fields
+    if hierarchy == "0":
+        roots = [mount, mount / "unified"]
+    elif "cpu" in controllers.split(","):
+        roots = [mount / controllers, mount / "cpu"]
+    else:
+        return []
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    folders: list[Path] = []
+    for root in roots:
+        folders += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return folders
 
 
 def quota_of(folder: Path) -> float | None:
-    """Cores that the cgroup with this folder is limited to; None where it has no limit of its own, or is not there."""
+    """Return the cores to which the cgroup with this folder is limited; None if it has no limit, or is not there."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

@@ -26,33 +26,42 @@ class Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Reads lines `NAME`, `NAME slots=4` or `NAME:4`; `#` begins a comment, other `key=value` words are ignored.
+    """Read lines `NAME`, `NAME slots=4` or `NAME:4`; `#` begins a comment, other `key=value` words are ignored.
 
     Raises:
         RequestError: it cannot be read, names no host, too many or one twice, or has another line (with its number).
     """
     text = read_text(path, "hostfile", next_step="Write one line per host: NAME slots=4")
     hosts: dict[str, Host] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        words = raw.partition("#")[0].split()
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
         if not words:
             continue
         host = _host(words)
-        if host is None or host.name in hosts:
-            wrong = "names a host twice" if host is not None else "is no line of a hostfile"
-            what = f"hostfile {shown(str(path))}, line {number} {wrong}: {shown(raw.strip())}"
-            raise RequestError(what, next_step="Write one line per host: NAME slots=4")
+        if host is None:
+            raise _wrong_hostfile(path, f", line {number} is no line of a hostfile: {shown(line.strip())}")
+        if host.name in hosts:
+            raise _wrong_hostfile(path, f", line {number} names a host twice: {shown(line.strip())}")
         hosts[host.name] = host
-    if not hosts or len(hosts) > _MOST_HOSTS:
-        what = "names no host" if not hosts else f"names {len(hosts):,} hosts"
-        raise RequestError(f"hostfile {shown(str(path))} {what}", next_step="Write one line per host: NAME slots=4")
+    if not hosts:
+        raise _wrong_hostfile(path, " names no host")
+    if len(hosts) > _MOST_HOSTS:
+        raise _wrong_hostfile(path, f" names {len(hosts):,} hosts")
     return tuple(hosts.values())
 
 
+def _wrong_hostfile(path: Path, fault: str) -> RequestError:
+    return RequestError(f"hostfile {shown(str(path))}{fault}", next_step="Write one line per host: NAME slots=4")
+
+
 def _host(words: list[str]) -> Host | None:
-    name, slots = words[0], None
-    if match := re.fullmatch(r"([^:]+):(\d{1,4})", name):  # Open MPI's short form; an IPv6 address has more colons
-        name, slots = match[1], int(match[2])
+    """Return the host that the words of a line name; None where they are no line of a hostfile."""
+    name = words[0]
+    slots = None
+    match = re.fullmatch(r"([^:]+):(\d{1,4})", name)  # Open MPI's short form; an IPv6 address has more colons
+    if match is not None:
+        name = match[1]
+        slots = int(match[2])
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals:
@@ -69,18 +78,20 @@ def _host(words: list[str]) -> Host | None:
 @functools.cache
 def is_this_machine(name: str) -> bool:
     """Whether `name` is an address or a name of this machine (or of this process's network namespace)."""
-    own = ("localhost", "127.0.0.1", "::1", socket.gethostname())
-    return name in own or any(map(can_bind, _addresses(name)))
+    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    return any(can_bind(address) for address in _addresses(name))
 
 
 def address_of(name: str) -> str | None:
-    """The first address of a host; None where its name does not resolve here."""
-    return next(iter(_addresses(name)), None)
+    """Return the first address of a host; None where its name does not resolve here."""
+    addresses = _addresses(name)
+    return addresses[0] if addresses else None
 
 
 @functools.cache
 def _addresses(name: str) -> tuple[str, ...]:
-    """The addresses of a host; none where its name does not resolve here.
+    """Return the addresses of a host; none where its name does not resolve here.
 
     Cached: every trial asks, and a name that does not resolve can take seconds.
     """

@@ -1,7 +1,8 @@
-"""For a paper and its reviewers: how this was measured, and what a reviewer would miss, judged by the records alone.
+"""How a study was measured, in words for the methods section of a paper, and a reviewer's checklist of it.
 
-The checklist is the twelve rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems"
-(SC'15, doi 10.1145/2807591.2807644), in our words.
+Both rest on the records alone: they describe what these hold, and name what they lack. The checklist is the twelve
+rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15,
+doi 10.1145/2807591.2807644), in our words.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.base import program
 from vitscale.pages import sentences
@@ -25,6 +26,9 @@ from vitscale.trial.trial import Trial
 Kept = Literal["yes", "in part", "no", "does not apply"]
 _FEWEST_TO_TEST = 8
 """Fewest runs of a trial with which a test of their distribution finds anything."""
+_MOST_CURVES = 12
+_MOST_LEVELS = 20
+_MOST_VERSIONS = 30
 
 
 @dataclass(frozen=True)
@@ -32,304 +36,464 @@ class MethodRule:
     """One rule, and how far these records keep it."""
 
     number: int
+    """1 to 12, as in the paper."""
     asks: str
     kept: Kept
-    told: str
-    """What the records say."""
+    evidence: str
+    """A sentence on what the records hold."""
     missing: str = ""
-    """What the records lack, and what would bring it."""
+    """What the records lack, and what would bring it; empty for nothing."""
+
+
+class _Verdict(NamedTuple):
+    """The answer to one rule: the fields of a `MethodRule` that depend on the records."""
+
+    kept: Kept
+    evidence: str
+    missing: str = ""
+
+
+_NO_SPEEDUP = _Verdict("does not apply", "No speedup is reported.")
 
 
 def methods_section(analysis: Analysis, *, folded: bool = True) -> Section:
-    """The paragraph and the checklist."""
-    checked = checklist(analysis)
-    count = Counter(rule.kept for rule in checked)
-    kept = f"{count['yes']} of {len(checked) - count['does not apply']} rules kept, {count['in part']} in part."
-    columns = (Column(""), *(Column(name, words=True) for name in ("rule", "kept", "what the records say", "missing")))
-    rows = [(str(rule.number), rule.asks, rule.kept, rule.told, rule.missing) for rule in checked]
-    source = "Rules after T. Hoefler and R. Belli, SC'15 (doi 10.1145/2807591.2807644), in short."
-    title = f"A reviewer's checklist: {kept}"
-    blocks = (Paragraph(paragraph(analysis)), table(columns, rows, title=title, notes=(source,), always=("missing",)))
-    return Section("How it was measured", blocks, folded=folded)
+    """Return the paragraph and the checklist under a heading."""
+    rules = checklist(analysis)
+    rules_by_kept = Counter(rule.kept for rule in rules)
+    applying = len(rules) - rules_by_kept["does not apply"]
+    summary = f"{rules_by_kept['yes']} of {applying} rules kept, {rules_by_kept['in part']} in part."
+    headings = ("rule", "kept", "what the records say", "missing")
+    checklist_table = table(
+        columns=(Column(""), *(Column(heading, words=True) for heading in headings)),
+        rows=[(str(rule.number), rule.asks, rule.kept, rule.evidence, rule.missing) for rule in rules],
+        title=f"A reviewer's checklist: {summary}",
+        notes=("Rules after T. Hoefler and R. Belli, SC'15 (doi 10.1145/2807591.2807644), in short.",),
+        always=("missing",),
+    )
+    return Section("How it was measured", (Paragraph(paragraph(analysis)), checklist_table), folded=folded)
 
 
 def checklist(analysis: Analysis) -> tuple[MethodRule, ...]:
-    """The twelve rules, in their order."""
+    """Judge the twelve rules, in their order; without a completed run none of them is kept."""
     measured = _measured(analysis)
-    return tuple(
-        MethodRule(number, asks, *(judge(analysis, measured) if measured else ("no", "No run has completed.", "")))
-        for number, (asks, judge) in enumerate(_RULES, start=1)
-    )
+    rules = []
+    for number, (asks, judge) in enumerate(_RULES, start=1):
+        verdict = judge(analysis, measured) if measured else _Verdict("no", "No run has completed.")
+        rules.append(MethodRule(number, asks, verdict.kept, verdict.evidence, verdict.missing))
+    return tuple(rules)
+
+
+def _measured(analysis: Analysis) -> list[TrialResult]:
+    """Return the trials with a completed run, which are what everything here is about."""
+    return [result for result in analysis.trials.values() if result.run_figures]
+
+
+# --- the paragraph ----------------------------------------------------------------------------------------------------
 
 
 def paragraph(analysis: Analysis) -> str:
-    """What was run, on what, how often, and how figures come of it; what is unknown is said to be unknown."""
+    """Describe what was run, on which hardware, how often, and how figures come of it.
+
+    What no record holds is said to be "not recorded".
+    """
     measured = _measured(analysis)
     if not measured:
         return f"No run of {analysis.study.name} has completed, so there is nothing to describe."
-    trials = [result.trial for result in measured]
-    models = dict.fromkeys(map(_model, trials))
-    data = dict.fromkeys(map(_data, trials))
-    engines = dict.fromkeys(curve.name for curve in analysis.curves)
-    precisions = dict.fromkeys(t.train.precision for t in trials)
-    ranks = sorted({t.world.size for t in trials})
-    hosts = sorted({t.world.nodes for t in trials})
-    around = [result.environment for result in measured if result.environment is not None]
-    devices = dict.fromkeys(device for environment in around for device in environment.devices)
-    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
-    steps = [run.timed_steps for result in measured for run in result.run_figures]
-    warmup = sorted({t.window.warmup_steps for t in trials})
-    versions = dict.fromkeys(f"{name} {version}" for environment in around for name, version in environment.versions)
-    imported = analysis.study.imported
-    told = "; ".join(("Times come from logs of others", *imported.notes)) if imported else "Each run is new processes"
-    left_out = f"The first {_range(warmup)} steps of a run are warm-up and in no figure"
-    timing = left_out if any(warmup) else "No step is left out as warm-up"
-    timing += f"; timed steps of a run: {_range(steps)}. A run counts as one observation, by its mean step;"
-    if not any(steps):
-        what = "only whole epochs" if any(result.epoch_costs for result in measured) else "nor a whole epoch"
-        timing = f"No step was timed, {what}. A run counts as one observation;"
-    elif all(result.of_rates for result in measured):
-        timing = "Runs tell images/s alone. A run counts as one observation, by its rate;"
+    runs = _range(len(result.run_figures) for result in measured)
     return " ".join(
         (
-            f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, 12)};",
-            f"{listed(ranks, 20)} rank{'s' * (ranks != [1])} on {listed(hosts)} host{'s' * (hosts != [1])};",
-            f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}.",
-            f"{told}. Runs of a trial: {_range(len(result.run_figures) for result in measured)}.",
-            f"{timing} over runs it is the geometric mean with {_intervals(measured)}.",
-            f"Software: {listed(versions, 30) if versions else 'not recorded'};",
+            _configurations(analysis, measured),
+            _hardware(analysis, measured),
+            f"{_origin(analysis)}. Runs of a trial: {runs}.",
+            f"{_timing(measured)} over runs it is the geometric mean with {_intervals(measured)}.",
+            f"Software: {_software(measured)};",
             f"figures by vitscale {program.identity()}.",
         )
     )
 
 
+def _configurations(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
+    """ "vit-ti16 on synthetic (32 pixels a side) in fp32: ddp;"."""
+    models = dict.fromkeys(_model(result.trial) for result in measured)
+    data = dict.fromkeys(_data(result.trial) for result in measured)
+    precisions = dict.fromkeys(result.trial.train.precision for result in measured)
+    engines = dict.fromkeys(curve.name for curve in analysis.curves)
+    return f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, _MOST_CURVES)};"
+
+
+def _hardware(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
+    """ "1 and 2 ranks on 1 host; devices: Example CPU; batch policy: weak."."""
+    ranks = sorted({result.trial.world.size for result in measured})
+    rank_noun = "rank" if ranks == [1] else "ranks"
+    hosts = sorted({result.trial.world.nodes for result in measured})
+    host_noun = "host" if hosts == [1] else "hosts"
+    environments = [result.environment for result in measured if result.environment is not None]
+    devices: dict[str, None] = {}
+    for environment in environments:
+        devices |= dict.fromkeys(environment.devices)
+    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
+    return (
+        f"{listed(ranks, _MOST_LEVELS)} {rank_noun} on {listed(hosts)} {host_noun}; "
+        f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}."
+    )
+
+
+def _origin(analysis: Analysis) -> str:
+    imported = analysis.study.imported
+    if imported is None:
+        return "Each run is new processes"
+    return "; ".join(("Times come from logs of others", *imported.notes))
+
+
+def _timing(measured: Sequence[TrialResult]) -> str:
+    """Describe which steps were timed, and what one run counts for."""
+    steps = [run.timed_steps for result in measured for run in result.run_figures]
+    if not any(steps):
+        has_epochs = any(result.epoch_costs for result in measured)
+        instead = "only whole epochs" if has_epochs else "nor a whole epoch"
+        return f"No step was timed, {instead}. A run counts as one observation;"
+    if all(result.of_rates for result in measured):
+        return "Runs tell images/s alone. A run counts as one observation, by its rate;"
+    warmup = sorted({result.trial.window.warmup_steps for result in measured})
+    if any(warmup):
+        left_out = f"The first {_range(warmup)} steps of a run are warm-up and in no figure"
+    else:
+        left_out = "No step is left out as warm-up"
+    return f"{left_out}; timed steps of a run: {_range(steps)}. A run counts as one observation, by its mean step;"
+
+
+def _software(measured: Sequence[TrialResult]) -> str:
+    versions: dict[str, None] = {}
+    for result in measured:
+        if result.environment is not None:
+            versions |= dict.fromkeys(f"{name} {version}" for name, version in result.environment.versions)
+    return listed(versions, _MOST_VERSIONS) if versions else "not recorded"
+
+
 def _model(trial: Trial) -> str:
     name = trial.model_name or "a model that is not named"
-    return f"the model of {name}" if trial.model.unknown and trial.train.script is not None else name
+    is_of_script = trial.model.unknown and trial.train.script is not None
+    return f"the model of {name}" if is_of_script else name
 
 
 def _data(trial: Trial) -> str:
-    """The data in words; nobody tells how large images of a script or of an unknown model are."""
+    """Name the data with the size of its images, which is unknown for a script and for an unknown model."""
     if trial.data.name == script.NAME:
         return "images of its own"
-    size = "" if trial.model.unknown or trial.train.script else f" ({counted(trial.model.image_size, 'pixel')} a side)"
-    return f"{trial.data.name if trial.data.name != 'unknown' else 'images that are not named'}{size}"
-
-
-def _measured(analysis: Analysis) -> list[TrialResult]:
-    return [result for result in analysis.trials.values() if result.run_figures]
+    name = "images that are not named" if trial.data.name == "unknown" else trial.data.name
+    if trial.model.unknown or trial.train.script:
+        return name
+    return f"{name} ({counted(trial.model.image_size, 'pixel')} a side)"
 
 
 def _range(counts: Iterable[int]) -> str:
-    known = sorted(counts)
-    return f"{known[0]:,}" if known[0] == known[-1] else f"{known[0]:,} to {known[-1]:,}"
+    """ "3", or "1 to 6" of counts that differ; there is at least one."""
+    rising = sorted(counts)
+    if rising[0] == rising[-1]:
+        return f"{rising[0]:,}"
+    return f"{rising[0]:,} to {rising[-1]:,}"
 
 
 def _intervals(measured: Sequence[TrialResult]) -> str:
+    """Name the interval over runs, and how many trials have one."""
     repeated = sum(len(result.run_figures) > 1 for result in measured)
     if not repeated:
         return "no interval, for no trial was repeated"
-    of = "" if repeated == len(measured) else f", for the {repeated} of {len(measured)} trials that were repeated"
-    return f"its 95 % interval (Student's t on logarithms of the runs){of}"
+    interval = "its 95 % interval (Student's t on logarithms of the runs)"
+    if repeated == len(measured):
+        return interval
+    return f"{interval}, for the {repeated} of {len(measured)} trials that were repeated"
 
 
-Judged = tuple[Kept, str, str]
+# --- the rules --------------------------------------------------------------------------------------------------------
+# Each function judges one rule; `measured` is never empty.
 
 
-def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
+def _yes_or_in_part(missing: str) -> Kept:
+    return "in part" if missing else "yes"
+
+
+def _listed_or_empty(texts: Sequence[str]) -> str:
+    return listed(texts) if texts else ""
+
+
+def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
     curves = [curve for curve in analysis.curves if len(curve.points) > 1]
     if not curves:
-        return "does not apply", "No speedup is reported.", ""
-    told, one_rank, plain = [], True, True
-    for curve in curves:
-        if curve.baseline is None:
-            told.append(f"{curve.name} ({curve.mode}): no base case")
-            one_rank = plain = False
-            continue
-        base = analysis.trials[curve.baseline.trial_id]
-        epoch, rate = base.epoch_seconds, base.images_per_second
-        absolute = f"{units.seconds(epoch.value if epoch else None)} an epoch"
-        if epoch and epoch.bounds():
-            absolute = f"{units.seconds(epoch.value)} ({epoch.bounds(units.seconds)}) an epoch"
-        elif epoch is None and rate is not None:
-            absolute = f"{units.number(rate.value)} images/s"
-        told.append(f"{curve.name} ({curve.mode}): {units.ranks(curve.baseline.gpus)}, {absolute}")
-        one_rank, plain = one_rank and curve.baseline.gpus == 1, plain and curve.plain_trial is not None
-    missing = [] if one_rank else ["a base case on one rank"]
-    missing += [] if plain else ['the run without a distributed wrapper (engine = "none")']
-    return "yes" if not missing else "in part", f"{listed(told, 12)}.", listed(missing) if missing else ""
+        return _NO_SPEEDUP
+    base_cases = [_base_case_of_curve(analysis, curve) for curve in curves]
+    missing = []
+    if not all(curve.baseline is not None and curve.baseline.gpus == 1 for curve in curves):
+        missing.append("a base case on one rank")
+    if not all(curve.baseline is not None and curve.plain_trial is not None for curve in curves):
+        missing.append('the run without a distributed wrapper (engine = "none")')
+    kept: Kept = "in part" if missing else "yes"
+    return _Verdict(kept, f"{listed(base_cases, _MOST_CURVES)}.", _listed_or_empty(missing))
 
 
-def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    every = list(analysis.trials.values())
-    ended = Counter(result.outcome or "not run yet" for result in every if not result.run_figures)
-    left_out = sum(len(result.left_out) for result in every)
-    told = f"{len(measured)} of {counted(len(every), 'trial')} measured"
-    told += "".join(f", {count} {kind}" for kind, count in ended.items())
-    told += f"; {counted(left_out, 'completed run')} not combined, each with its reason." if left_out else "."
+def _base_case_of_curve(analysis: Analysis, curve: CurveResult) -> str:
+    """ "ddp (weak): 1 rank, 12.8 s an epoch"."""
+    name = f"{curve.name} ({curve.mode})"
+    if curve.baseline is None:
+        return f"{name}: no base case"
+    time_or_rate = _time_or_rate(analysis.trials[curve.baseline.trial_id])
+    return f"{name}: {units.ranks(curve.baseline.gpus)}, {time_or_rate}"
+
+
+def _time_or_rate(result: TrialResult) -> str:
+    """Return the seconds of an epoch with their interval; images/s where no epoch was timed."""
+    epoch = result.epoch_seconds
+    rate = result.images_per_second
+    if epoch is not None:
+        bounds = epoch.bounds(units.seconds)
+        interval = f" ({bounds})" if bounds else ""
+        return f"{units.seconds(epoch.value)}{interval} an epoch"
+    if rate is not None:
+        return f"{units.number(rate.value)} images/s"
+    return f"{units.seconds(None)} an epoch"
+
+
+def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    results = list(analysis.trials.values())
+    outcomes = Counter(result.outcome or "not run yet" for result in results if not result.run_figures)
+    evidence = f"{len(measured)} of {counted(len(results), 'trial')} measured"
+    for outcome, count in outcomes.items():
+        evidence += f", {count} {outcome}"
+    left_out = sum(len(result.left_out) for result in results)
+    if left_out:
+        evidence += f"; {counted(left_out, 'completed run')} not combined, each with its reason."
+    else:
+        evidence += "."
     fractions = sorted({result.trial.data.fraction for result in measured if result.trial.data.fraction < 1})
-    told += f" Shares of the images: {listed(units.percent(share) for share in fractions)}." if fractions else ""
-    waiting = ended["not run yet"]
+    if fractions:
+        evidence += f" Shares of the images: {listed(units.percent(share) for share in fractions)}."
+    waiting = outcomes["not run yet"]
     missing = f"{counted(waiting, 'trial')} not run yet" if waiting else ""
-    return "in part" if missing else "yes", told, missing
+    return _Verdict(_yes_or_in_part(missing), evidence, missing)
 
 
-def _means(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
+def _means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     if all(result.of_rates for result in measured):
-        return "in part", "Rates were told as they are, without the times that they come from.", "the times of steps"
-    told = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
-    if any(len(result.run_figures) > 1 for result in measured):
-        told += " Times and rates are averaged geometrically over runs, for times are skewed to the right."
-        return (
-            "in part",
-            told,
-            "arithmetic means over runs: they lie above by about half the variance of the logarithms",
-        )
-    return "yes", told, ""
+        evidence = "Rates were told as they are, without the times that they come from."
+        return _Verdict("in part", evidence, "the times of steps")
+    evidence = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
+    if not any(len(result.run_figures) > 1 for result in measured):
+        return _Verdict("yes", evidence)
+    evidence += " Times and rates are averaged geometrically over runs, for times are skewed to the right."
+    missing = "arithmetic means over runs: they lie above by about half the variance of the logarithms"
+    return _Verdict("in part", evidence, missing)
 
 
-def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
-    count = sum(
-        point.speedup is not None and point != curve.baseline for curve in analysis.curves for point in curve.points
-    )
+def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    count = sum(_speedups_beside_baseline(curve) for curve in analysis.curves)
     if not count:
-        return "does not apply", "No speedup is reported.", ""
-    return "yes", f"{counted(count, 'speedup')}, each a ratio of mean times; none is averaged.", ""
+        return _NO_SPEEDUP
+    return _Verdict("yes", f"{counted(count, 'speedup')}, each a ratio of mean times; none is averaged.")
 
 
-def _variation(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    single = sum(len(result.run_figures) < 2 for result in measured)
-    few = sum(2 <= len(result.run_figures) < 3 for result in measured)
+def _speedups_beside_baseline(curve: CurveResult) -> int:
+    """Count the speedups of a curve; that of the baseline, which is 1, is none."""
+    return sum(point.speedup is not None and point != curve.baseline for point in curve.points)
+
+
+def _variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     runs = _range(len(result.run_figures) for result in measured)
-    told = f"{runs} run{'s' * (runs != '1')} of a trial; {_intervals(measured)}."
-    missing = [f"an interval of {counted(single, 'trial')} run once"] if single else []
-    missing += [f"a third run of {counted(few, 'trial')}"] if few else []
-    kept: Kept = "no" if single == len(measured) else "in part" if missing else "yes"
-    return kept, told, f"{listed(missing)} (measure.repeats)" if missing else ""
+    run_noun = "run" if runs == "1" else "runs"
+    evidence = f"{runs} {run_noun} of a trial; {_intervals(measured)}."
+    run_once = sum(len(result.run_figures) < 2 for result in measured)
+    run_twice = sum(len(result.run_figures) == 2 for result in measured)
+    missing = []
+    if run_once:
+        missing.append(f"an interval of {counted(run_once, 'trial')} run once")
+    if run_twice:
+        missing.append(f"a third run of {counted(run_twice, 'trial')}")
+    if not missing:
+        return _Verdict("yes", evidence)
+    kept: Kept = "no" if run_once == len(measured) else "in part"
+    return _Verdict(kept, evidence, f"{listed(missing)} (measure.repeats)")
 
 
-def _normality(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    enough = [result for result in measured if len(result.run_figures) >= _FEWEST_TO_TEST]
-    if not enough:
+def _normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    untested = "Intervals take logarithms of times to be normal."
+    repeated = [result for result in measured if len(result.run_figures) >= _FEWEST_TO_TEST]
+    if not repeated:
         most = max(len(result.run_figures) for result in measured)
         why = f"at most {counted(most, 'run')} of a trial, and a test takes {_FEWEST_TO_TEST} to find anything"
-        return "no", "Intervals take logarithms of times to be normal.", f"a test of that: {why}"
+        return _Verdict("no", untested, f"a test of that: {why}")
+    p_by_trial = _p_of_normal_logarithms(repeated)
+    if not p_by_trial:
+        return _Verdict("no", untested, "runs with epoch times that differ")
+    tested = len(p_by_trial)
+    name, least = min(p_by_trial.items(), key=lambda item: item[1])
+    corrected = min(1.0, least * tested)
+    evidence = (
+        f"Shapiro and Wilk's test on logarithms of {counted(tested, 'trial')}: least p = {corrected:.2g} ({name})."
+    )
+    if corrected < 0.05:
+        missing = "an interval that does not take runs to be normal: that trial's is not to be relied on"
+        return _Verdict("no", evidence, missing)
+    fewer = len(measured) - tested
+    missing = f"a test of {fewer} trials with fewer runs" if fewer else ""
+    return _Verdict(_yes_or_in_part(missing), evidence, missing)
+
+
+def _p_of_normal_logarithms(results: Iterable[TrialResult]) -> dict[str, float]:
+    """Trial's name -> p of Shapiro and Wilk's test that logarithms of its runs' epoch times are normal.
+
+    Trials of fewer than `_FEWEST_TO_TEST` epoch times, and those whose times are all equal, have no test.
+    """
     import numpy as np
     from scipy.stats import shapiro
 
-    tested = {}
-    for result in enough:
-        times = [run.epoch_seconds for run in result.run_figures if run.epoch_seconds]
-        if len(times) >= _FEWEST_TO_TEST and statistics.pstdev(times) > 0:
-            tested[result.name] = float(shapiro(np.log(times)).pvalue)
-    if not tested:
-        return "no", "Intervals take logarithms of times to be normal.", "runs with epoch times that differ"
-    name, least = min(tested.items(), key=lambda item: item[1])
-    corrected = min(1.0, least * len(tested))
-    told = (
-        f"Shapiro and Wilk's test on logarithms of {counted(len(tested), 'trial')}: least p = {corrected:.2g} ({name})."
-    )
-    if corrected < 0.05:
-        return "no", told, "an interval that does not take runs to be normal: that trial's is not to be relied on"
-    missing = f"a test of {len(measured) - len(tested)} trials with fewer runs" if len(tested) < len(measured) else ""
-    return "in part" if missing else "yes", told, missing
+    p_by_trial = {}
+    for result in results:
+        seconds = [run.epoch_seconds for run in result.run_figures if run.epoch_seconds]
+        if len(seconds) >= _FEWEST_TO_TEST and statistics.pstdev(seconds) > 0:
+            p_by_trial[result.name] = float(shapiro(np.log(seconds)).pvalue)
+    return p_by_trial
 
 
-def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
+def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
     if not analysis.comparisons:
-        return "does not apply", "No configuration is compared with another.", ""
-    untold = sum(pair.result.verdict == "too few repeats to tell" for pair in analysis.comparisons)
+        return _Verdict("does not apply", "No configuration is compared with another.")
     count = len(analysis.comparisons)
-    told = (
-        f"{counted(count, 'pair')} by the ratio of mean times and its 95 % interval. {sentences.multiplicity(analysis)}"
-    )
-    missing = f"repeats: {untold} of {counted(count, 'pair')} cannot be told apart or alike" if untold else ""
-    return "no" if untold == count else "in part" if untold else "yes", told.strip(), missing
+    pairs = counted(count, "pair")
+    evidence = f"{pairs} by the ratio of mean times and its 95 % interval. {sentences.multiplicity(analysis)}".strip()
+    undecided = sum(pair.result.verdict == "too few repeats to tell" for pair in analysis.comparisons)
+    if not undecided:
+        return _Verdict("yes", evidence)
+    kept: Kept = "no" if undecided == count else "in part"
+    return _Verdict(kept, evidence, f"repeats: {undecided} of {pairs} cannot be told apart or alike")
 
 
-def _centre(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
+def _centre(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     runs = [run for result in measured for run in result.run_figures]
-    tails = sum(run.step_seconds_p99 is not None for run in runs)
-    slow = sum(len(run.slow.set_aside) for run in runs)
-    told = (
-        f"p95 and p99 of step times of {tails} of {counted(len(runs), 'run')}; {counted(slow, 'slow step')} set aside,"
+    with_tails = sum(run.step_seconds_p99 is not None for run in runs)
+    slow_steps = sum(len(run.slow.set_aside) for run in runs)
+    evidence = (
+        f"p95 and p99 of step times of {with_tails} of {counted(len(runs), 'run')}; "
+        f"{counted(slow_steps, 'slow step')} set aside, in these tails and in elapsed epochs all the same."
     )
-    told += " in these tails and in elapsed epochs all the same."
-    missing = f"{FEWEST_FOR_TAILS} timed steps in {counted(len(runs) - tails, 'run')}" if tails < len(runs) else ""
-    return "yes" if not missing else "in part" if tails else "no", told, missing
+    without_tails = len(runs) - with_tails
+    if not without_tails:
+        return _Verdict("yes", evidence)
+    kept: Kept = "in part" if with_tails else "no"
+    return _Verdict(kept, evidence, f"{FEWEST_FOR_TAILS} timed steps in {counted(without_tails, 'run')}")
 
 
-def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    levels: dict[str, dict[object, None]] = {}
+def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    levels = "; ".join(f"{field} = {listed(values, _MOST_LEVELS)}" for field, values in _levels(analysis, measured))
+    environments = {result.environment.without_clock for result in measured if result.environment is not None}
+    evidence = f"Varied: {levels}. {counted(len(environments), 'environment')}, in full under Environment"
+    evidence += "; the study file is part of the report." if analysis.study.imported is None else "."
+    missing = []
+    for what, is_lacking in _SETUP_GAPS.items():
+        count = sum(is_lacking(result) for result in measured)
+        if count:
+            missing.append(f"{what} of {counted(count, 'trial')}")
+    if not missing:
+        return _Verdict("yes", evidence)
+    kept: Kept = "in part" if environments else "no"
+    return _Verdict(kept, evidence, listed(missing))
+
+
+def _levels(analysis: Analysis, measured: Sequence[TrialResult]) -> list[tuple[str, list[str]]]:
+    """Return (swept field, its different values in order of first use), and at last the rank counts."""
+    values_by_field: dict[str, dict[str, None]] = {}
     for curve in analysis.curves:
         for field, value in curve.labels.items():
-            levels.setdefault(field, {})[str(value)] = None
-    levels["ranks"] = dict.fromkeys(sorted({result.trial.world.size for result in measured}))
-    told = f"Varied: {'; '.join(f'{field} = {listed(values, 20)}' for field, values in levels.items())}."
-    lacks = {
-        "the environment": lambda r: r.environment is None,
-        "library versions": lambda r: r.environment is not None and not r.environment.versions,
-        "the driver of the GPUs": lambda r: (
-            r.environment is not None and r.trial.train.device == "cuda" and not r.environment.drivers
-        ),
-        "the revision of the code (git)": lambda r: r.environment is not None and r.environment.git_revision is None,
-    }
-    missing = [
-        f"{what} of {counted(count, 'trial')}"
-        for what, lacking in lacks.items()
-        if (count := sum(map(lacking, measured)))
-    ]
-    around = {result.environment.without_clock for result in measured if result.environment is not None}
-    told += f" {counted(len(around), 'environment')}, in full under Environment"
-    told += "; the study file is part of the report." if analysis.study.imported is None else "."
-    kept: Kept = "yes" if not missing else "in part" if around else "no"
-    return kept, told, listed(missing) if missing else ""
+            values_by_field.setdefault(field, {})[str(value)] = None
+    ranks = sorted({result.trial.world.size for result in measured})
+    values_by_field["ranks"] = dict.fromkeys(map(str, ranks))
+    return [(field, list(values)) for field, values in values_by_field.items()]
 
 
-def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    models = [run.model for result in measured for run in result.run_figures if run.model is not None]
-    synchronised = Counter(model.synchronised_timing for model in models)
-    steps = [run.timed_steps for result in measured for run in result.run_figures]
+def _lacks_environment(result: TrialResult) -> bool:
+    return result.environment is None
+
+
+def _lacks_versions(result: TrialResult) -> bool:
+    return result.environment is not None and not result.environment.versions
+
+
+def _lacks_driver(result: TrialResult) -> bool:
+    if result.environment is None or result.trial.train.device != "cuda":
+        return False
+    return not result.environment.drivers
+
+
+def _lacks_revision(result: TrialResult) -> bool:
+    return result.environment is not None and result.environment.git_revision is None
+
+
+_SETUP_GAPS: dict[str, Callable[[TrialResult], bool]] = {
+    "the environment": _lacks_environment,
+    "library versions": _lacks_versions,
+    "the driver of the GPUs": _lacks_driver,
+    "the revision of the code (git)": _lacks_revision,
+}
+"""What a record may lack of the setup -> whether it does; without an environment only that is missing."""
+
+
+def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    runs = [run for result in measured for run in result.run_figures]
+    models = [run.model for run in runs if run.model is not None]
+    runs_by_synchronised = Counter(model.synchronised_timing for model in models)
     sources = dict.fromkeys(result.epoch_seconds_source for result in measured if result.epoch_seconds_source)
-    told = f"{_range(steps)} timed steps a run after warm-up; epoch times from {listed(sources)}; timing synchronises"
     if all(result.of_rates for result in measured):
-        told = "Runs tell images/s alone, and not over how many steps; timing synchronises"
-    told += f" the device in {synchronised[True]} of {counted(len(models), 'run')}."
-    if analysis.study.imported is None and not any(result.trial.train.script for result in measured):
-        told += " An epoch ends in a barrier, which is in its time; what ranks wait is told without comparing clocks."
-    untold = synchronised[None] + sum(len(result.run_figures) for result in measured) - len(models)
-    missing = [f"whether timing synchronises, of {counted(untold, 'run')}"] if untold else []
-    missing += ["times of steps"] if "epochs" in sources else []
-    return "in part" if missing else "yes", told, listed(missing) if missing else ""
+        evidence = "Runs tell images/s alone, and not over how many steps; timing synchronises"
+    else:
+        steps = _range(run.timed_steps for run in runs)
+        evidence = f"{steps} timed steps a run after warm-up; epoch times from {listed(sources)}; timing synchronises"
+    evidence += f" the device in {runs_by_synchronised[True]} of {counted(len(models), 'run')}."
+    has_script = any(result.trial.train.script for result in measured)
+    if analysis.study.imported is None and not has_script:
+        evidence += (
+            " An epoch ends in a barrier, which is in its time; what ranks wait is told without comparing clocks."
+        )
+    missing = []
+    unknown = runs_by_synchronised[None] + len(runs) - len(models)
+    if unknown:
+        missing.append(f"whether timing synchronises, of {counted(unknown, 'run')}")
+    if "epochs" in sources:
+        missing.append("times of steps")
+    return _Verdict("in part" if missing else "yes", evidence, _listed_or_empty(missing))
 
 
-def _bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
+def _bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     curves = [curve for curve in analysis.curves if curve.baseline is not None and len(curve.points) > 1]
-    rates = sum(r.resources is not None and r.resources.matmul_flops_per_second is not None for r in measured)
-    achieved = sum(r.resources is not None and r.resources.achieved_flops_per_second is not None for r in measured)
-    told = f"Ideal scaling of {counted(len(curves), 'curve')}; the device's own matrix-multiply rate of {rates} and the"
-    told += f" achieved rate of {achieved} of {counted(len(measured), 'trial')}."
-    missing = "the matrix-multiply rate, measured after training" if rates < len(measured) else ""
-    return "yes" if not missing else "in part" if curves or rates else "no", told, missing
-
-
-def _plots(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
-    drawn = [
-        [point.speedup for point in curve.points if point.speedup is not None]
-        for curve in analysis.curves
-        if sum(point.speedup is not None for point in curve.points) > 1
-    ]
-    known = sum(any(speedup.low is not None for speedup in speedups) for speedups in drawn)
-    told = (
-        f"{counted(len(drawn), 'curve')}, {known} with intervals; lines join rank counts of one curve alone, and what "
-        "is predicted is drawn apart from what is measured."
+    resources = [result.resources for result in measured if result.resources is not None]
+    with_matmul = sum(record.matmul_flops_per_second is not None for record in resources)
+    with_achieved = sum(record.achieved_flops_per_second is not None for record in resources)
+    evidence = (
+        f"Ideal scaling of {counted(len(curves), 'curve')}; the device's own matrix-multiply rate of {with_matmul} and "
+        f"the achieved rate of {with_achieved} of {counted(len(measured), 'trial')}."
     )
-    if known == len(drawn):
-        return "yes", told, ""
-    return "in part", told, f"intervals of {counted(len(drawn) - known, 'curve')}, whose trials were not repeated"
+    if with_matmul == len(measured):
+        return _Verdict("yes", evidence)
+    kept: Kept = "in part" if curves or with_matmul else "no"
+    return _Verdict(kept, evidence, "the matrix-multiply rate, measured after training")
 
 
-_RULES: tuple[tuple[str, Callable[[Analysis, Sequence[TrialResult]], Judged]], ...] = (
+def _plots(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    speedups_by_curve = []
+    for curve in analysis.curves:
+        speedups = [point.speedup for point in curve.points if point.speedup is not None]
+        if len(speedups) > 1:
+            speedups_by_curve.append(speedups)
+    drawn = len(speedups_by_curve)
+    with_intervals = sum(any(speedup.low is not None for speedup in speedups) for speedups in speedups_by_curve)
+    evidence = (
+        f"{counted(drawn, 'curve')}, {with_intervals} with intervals; lines join rank counts of one curve alone, and "
+        "what is predicted is drawn apart from what is measured."
+    )
+    if with_intervals == drawn:
+        return _Verdict("yes", evidence)
+    missing = f"intervals of {counted(drawn - with_intervals, 'curve')}, whose trials were not repeated"
+    return _Verdict("in part", evidence, missing)
+
+
+_RULES: tuple[tuple[str, Callable[[Analysis, Sequence[TrialResult]], _Verdict]], ...] = (
     ("With a speedup say what its base case is, and what that takes in absolute terms", _base_case),
     ("Say why, where only a part of the cases or of the machine is reported", _subsets),
     ("Average costs arithmetically, rates harmonically", _means),

@@ -1,16 +1,18 @@
-"""Writes each form of the report to its file, or to standard output if it is read or piped on; notebooks get polars
-frames (`vitscale.load("RESULTS")`)."""
+"""Writes each form of the report to its file, or to standard output if it is read or piped on.
+
+Notebooks get polars frames and charts instead (`vitscale.load("RESULTS")`).
+"""
 
 from __future__ import annotations
 
 import gzip
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reported:
-    """All that a report is made of."""
+    """The parts from which every form of a report is made."""
 
     analysis: Analysis
     forecast: Forecast | None = None
@@ -52,18 +54,18 @@ class Reported:
     advice: Advice | None = None
     results: Path | None = None
     """The results folder, for commands and paths of logs."""
-    brought: tuple[Figure, ...] = ()
+    package_figures: tuple[Figure, ...] = ()
     """Charts from other packages."""
 
     def text(self, kind: str) -> str:
-        """The report as html, md, latex or json; or its methods alone, as Markdown."""
+        """Return the report as html, md, latex or json; or its methods alone, as Markdown (methods)."""
         if kind == "json":
             return to_json(self.analysis, self.forecast)
         if kind == "methods":
             methods = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
             document = beginning_with_unread(methods, self.analysis.unread)
         else:
-            document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
+            document = report_document(self.analysis, self.forecast, self.advice, self.results, self.package_figures)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
         if kind == "latex":
@@ -75,8 +77,8 @@ class Reported:
         return to_markdown(document)
 
 
-def brought(names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
-    """The figures that charts of other packages (`vitscale.charts`) draw of these results.
+def package_figures(names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
+    """Return the figures that charts of other packages (`vitscale.charts`) draw of these results.
 
     Raises:
         RequestError: no package offers one of the charts, one is broken, or its figure or a view of it has the name of
@@ -84,26 +86,32 @@ def brought(names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
     """
     if not names:
         return ()
-    own: dict[str, Callable[[Analysis], Figure | None]] = {}
+    owner_by_name: dict[str, str] = {}
+    for figure in charts(reported.analysis, reported.forecast, reported.advice).values():
+        owner_by_name |= dict.fromkeys(_picture_names(figure), "vitscale")
     figures = []
-    ours = charts(reported.analysis, reported.forecast, reported.advice).values()
-    taken = {name: "vitscale" for figure in ours for name in _names_of(figure)}
     for chart in dict.fromkeys(names):
-        drawn = partial(known("chart", chart, own, "__call__"), reported.analysis)
-        figure = answer("chart", chart, own, drawn, Figure, type(None))
-        if figure is None:
+        drawn = _drawn_by_package(chart, reported.analysis)
+        if drawn is None:
             continue
         package = f"chart {shown(chart)} ({target('chart', chart)})"
-        for name in sorted(_names_of(figure)):
-            if name in taken:
-                what = f"{package} draws {shown(name)}, which is the name of a picture of {taken[name]} too"
+        for name in sorted(_picture_names(drawn)):
+            if name in owner_by_name:
+                what = f"{package} draws {shown(name)}, which is the name of a picture of {owner_by_name[name]} too"
                 raise RequestError(what, next_step="Leave it out of --chart; its package has to name it otherwise")
-        taken |= dict.fromkeys(_names_of(figure), package)
-        figures.append(figure)
+        owner_by_name |= dict.fromkeys(_picture_names(drawn), package)
+        figures.append(drawn)
     return tuple(figures)
 
 
-def _names_of(figure: Figure) -> set[str]:
+def _drawn_by_package(chart: str, analysis: Analysis) -> Figure | None:
+    """Return the figure of another package's chart; None where it has nothing to draw."""
+    ours: dict[str, Callable[[Analysis], Figure | None]] = {}  # charts of vitscale have no names that --chart takes
+    draw = known("chart", chart, ours, "__call__")
+    return answer("chart", chart, ours, partial(draw, analysis), Figure, type(None))
+
+
+def _picture_names(figure: Figure) -> set[str]:
     return {figure.name, *(view.name for view in figure.views)}
 
 
@@ -115,7 +123,7 @@ def write(
     *,
     to_standard_output: bool = True,
 ) -> list[Path]:
-    """Writes the report in each of `formats`.
+    """Write the report in each of `formats`.
 
     Args:
         reported: what to write.
@@ -132,103 +140,175 @@ def write(
     Raises:
         RequestError: a format is unknown, or a file cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FORMATS:
-            raise unknown("format", wanted, FORMATS)
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown("format", kind, FORMATS)
     with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
-        return _write(reported, results, formats, output, printed=TO_STANDARD_OUTPUT if to_standard_output else ())
+        return _write(reported, results, formats, output, to_standard_output=to_standard_output)
 
 
 def _write(
-    reported: Reported, results: Path, formats: Sequence[str], output: Path | None, printed: Collection[str]
+    reported: Reported, results: Path, formats: Sequence[str], output: Path | None, *, to_standard_output: bool
 ) -> list[Path]:
+    """Write forms that exist: first tables and texts in the order of `formats`, then pictures, then traces."""
+    places = _places(results, formats, output)
     written = []
-    many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
-    folder_asked = output is not None and (many_files or output.is_dir())
-    if output is not None:
-        (output if folder_asked else output.parent).mkdir(parents=True, exist_ok=True)
-    folder, file = (output or results, None) if folder_asked or output is None else (output.parent, output)
     for kind in formats:
         if kind in TABLES:
-            rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
-            columns = run_columns(reported.analysis)
-            if file is not None and store.is_stream(file):
-                raise RequestError(
-                    f"{shown(str(file))} is no folder, and {kind} makes two files",
-                    next_step="Name a file or a folder with -o",
-                )
-            for name, own in rows.items():
-                path = folder / f"{name}.{kind}"
-                if file is not None:
-                    path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
-                store.write_whole(path, to_table(own, kind, columns if name == "runs" else {}), make_folder=True)
-                written.append(path)
+            written += _write_tables(reported.analysis, kind, places)
         elif kind in NAMES:
             text = reported.text(kind)
-            if output is None and kind in printed:
+            if output is None and to_standard_output and kind in TO_STANDARD_OUTPUT:
                 sys.stdout.write(text)
-                continue
-            written.append(file or folder / NAMES[kind])
-            store.write_whole(written[-1], text, make_folder=True)
-    if drawn_as := [kind for kind in formats if kind in FIGURE_FORMATS]:
-        drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)
-        views = [view for figure in drawn for view in figure.views]
-        for name, content in pictures(views, drawn_as):
-            written.append((output or results / "figures") / name)
-            store.write_whole(written[-1], content, make_folder=True)
+            else:
+                path = places.file or places.folder / NAMES[kind]
+                store.write_whole(path, text, make_folder=True)
+                written.append(path)
+    picture_kinds = [kind for kind in formats if kind in FIGURE_FORMATS]
+    if picture_kinds:
+        written += _write_pictures(reported, picture_kinds, places.pictures)
     if "trace" in formats:
-        written += _write_traces(reported.analysis, output or results / "traces")
+        written += _write_traces(reported.analysis, places.traces)
+    return written
+
+
+class _Places(NamedTuple):
+    """Where the files of a report go."""
+
+    folder: Path
+    """Folder of texts and tables."""
+    file: Path | None
+    """The one file that the user named; None: files have their usual names in `folder`."""
+    pictures: Path
+    traces: Path
+
+
+def _places(results: Path, formats: Sequence[str], output: Path | None) -> _Places:
+    """Return where files go without or with `output`, whose folder is made."""
+    if output is None:
+        return _Places(results, None, pictures=results / "figures", traces=results / "traces")
+    makes_many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
+    is_folder = makes_many_files or output.is_dir()
+    folder = output if is_folder else output.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    return _Places(folder, None if is_folder else output, pictures=output, traces=output)
+
+
+def _write_tables(analysis: Analysis, kind: str, places: _Places) -> list[Path]:
+    """Write the table of the trials and the table of the runs, as csv or parquet.
+
+    Raises:
+        RequestError: the file that the user named is a stream, which takes no two files.
+    """
+    if places.file is not None and store.is_stream(places.file):
+        raise RequestError(
+            f"{shown(str(places.file))} is no folder, and {kind} makes two files",
+            next_step="Name a file or a folder with -o",
+        )
+    trials_path = places.folder / f"trials.{kind}"
+    runs_path = places.folder / f"runs.{kind}"
+    if places.file is not None:
+        trials_path = places.file
+        runs_path = places.file.with_name(f"{places.file.stem}-runs{places.file.suffix}")
+    store.write_whole(trials_path, to_table(trial_rows(analysis), kind, {}), make_folder=True)
+    store.write_whole(runs_path, to_table(run_rows(analysis), kind, run_columns(analysis)), make_folder=True)
+    return [trials_path, runs_path]
+
+
+def _write_pictures(reported: Reported, kinds: Sequence[str], folder: Path) -> list[Path]:
+    """Write each view of each figure in each of the picture formats `kinds`."""
+    figures = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.package_figures)
+    views = [view for figure in figures for view in figure.views]
+    written = []
+    for name, content in pictures(views, kinds):
+        store.write_whole(folder / name, content, make_folder=True)
+        written.append(folder / name)
     return written
 
 
 def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
-    """A trace of each trial's first run that explained steps (`profiles.step_trace`).
+    """Write a trace of each trial's first run that explained steps (`profiles.step_trace`).
 
     Raises:
         RequestError: no run explained a step.
     """
-    from vitscale.profiles.step_trace import step_trace
-
     written = []
     for result in analysis.trials.values():
-        for run, figures in zip(result.recorded_runs, result.run_figures, strict=True):
-            if steps := [step for step in explained_steps(run) if step >= (figures.steady_from or 0)]:
-                folder.mkdir(parents=True, exist_ok=True)
-                written.append(folder / f"{result.trial_id}-r{run.header.repeat}.trace.json.gz")
-                text = step_trace(_about(analysis, result, run), (_rank_steps(run, step) for step in steps))
-                store.write_whole(written[-1], gzip.compress(text, mtime=0), make_folder=True)
-                break
+        explained = _first_explained_run(result)
+        if explained is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{result.trial_id}-r{explained.run.header.repeat}.trace.json.gz"
+            content = gzip.compress(_step_trace(analysis, result, explained), mtime=0)
+            store.write_whole(path, content, make_folder=True)
+            written.append(path)
     if not written:
         what = "no run of these results explained a step, so there is none to draw"
         raise RequestError(what, next_step="Run the study with measure.explain = true, or import traces")
     return written
 
 
+class _ExplainedRun(NamedTuple):
+    """A run, and its explained steps that count in its figures."""
+
+    run: Run
+    steps: list[int]
+
+
+def _first_explained_run(result: TrialResult) -> _ExplainedRun | None:
+    for run, figures in zip(result.recorded_runs, result.run_figures, strict=True):
+        steady_from = figures.steady_from or 0
+        steps = [step for step in explained_steps(run) if step >= steady_from]
+        if steps:
+            return _ExplainedRun(run, steps)
+    return None
+
+
+def _step_trace(analysis: Analysis, result: TrialResult, explained: _ExplainedRun) -> bytes:
+    """Return the trace of a run's explained steps, made one step at a time."""
+    from vitscale.profiles.step_trace import step_trace
+
+    about = _about_run(analysis, result, explained.run)
+    return step_trace(about, (_rank_steps(explained.run, step) for step in explained.steps))
+
+
 def _rank_steps(run: Run, step: int) -> list[RankStep]:
+    """Return one explained step on all ranks, in the order of the ranks."""
     from vitscale.profiles.step_trace import RankStep
 
-    lines = {rank.rank: line for rank in run.ranks for line in rank.explained if line.step == step}
-    ahead = dict(zip(lines, clocks_ahead(list(lines.values())), strict=True))
-    parts = lanes(run, step)
-    return [RankStep(rank, line, parts[rank], ahead[rank]) for rank, line in sorted(lines.items())]
+    line_by_rank = {rank.rank: line for rank in run.ranks for line in rank.explained if line.step == step}
+    seconds_ahead = dict(zip(line_by_rank, clocks_ahead(list(line_by_rank.values())), strict=True))
+    parts_by_rank = lanes(run, step)
+    return [
+        RankStep(rank, line, parts_by_rank[rank], seconds_ahead[rank]) for rank, line in sorted(line_by_rank.items())
+    ]
 
 
-def _about(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
-    trial, train = result.trial, result.trial.train
-    curve, _ = analysis.curve_of(result.trial_id) or (None, None)
-    names = {rank.rank: rank.start.environment.device.name for rank in run.ranks if rank.start is not None}
+def _about_run(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
+    """Return what the head of a trace says of its run, which an import reads again."""
+    trial = result.trial
+    train = trial.train
+    is_batch_of_all_ranks = result.batch_known and not train.micro_batches
+    device_names = {rank.rank: rank.start.environment.device.name for rank in run.ranks if rank.start is not None}
     return {
         "trial": result.trial_id,
         "repeat": run.header.repeat,
         "label": trial_label(analysis, result),
-        "series": trial.origin or (curve.name if curve and len(analysis.curves) > 1 else None),
+        "series": _series_name(analysis, result),
         "gpus": trial.world.size,
         "nodes": trial.world.nodes,
-        "device_names": names,
+        "device_names": device_names,
         **attributes(train, "device", "engine", "zero_stage", "precision", "grad_accum"),
-        "micro_batch": train.micro_batch if result.batch_known and not train.micro_batches else None,
+        "micro_batch": train.micro_batch if is_batch_of_all_ranks else None,
         "steps_known": any(rank.steps for rank in run.ranks),
     }
+
+
+def _series_name(analysis: Analysis, result: TrialResult) -> str | None:
+    """Return the name that tells a trial's series from others: its origin, or its curve's where there are several."""
+    if result.trial.origin:
+        return result.trial.origin
+    curve, _ = analysis.curve_of(result.trial_id) or (None, None)
+    return curve.name if curve is not None and len(analysis.curves) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -250,7 +330,7 @@ class Chart:
 
 
 class Charts(dict[str, Chart]):
-    """Charts by name; for a wrong name the error has the nearest."""
+    """Name -> chart; for a wrong name the error has the nearest."""
 
     def __missing__(self, name: object) -> Chart:
         raise KeyError(str(unknown("chart", name, self)))
@@ -261,7 +341,8 @@ class Frames:
 
     def __init__(self, results: Results, *, combine_unlike: bool = False) -> None:
         """`combine_unlike`: as for `vitscale report`."""
-        self._results, self._combine_unlike = results, combine_unlike
+        self._results = results
+        self._combine_unlike = combine_unlike
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -288,43 +369,50 @@ class Frames:
             "epoch": polars.Int64, "seconds": polars.Float64, "images": polars.Int64, "loss": polars.Float64,
             "warmup": polars.Boolean, "window": polars.String,
         }  # fmt: skip
-        windows = np.array(WINDOWS)
-        frames = [
-            polars.DataFrame(
-                {
-                    "step": steps.step,
-                    "epoch": steps.epoch,
-                    "seconds": steps.seconds,
-                    "images": steps.images,
-                    "loss": polars.Series(steps.loss).fill_nan(None),
-                    "warmup": steps.warmup,
-                    "window": windows[steps.window],
-                }
-            ).select(
-                polars.lit(run.header.trial_id).alias("trial"),
-                polars.lit(run.header.repeat, polars.Int64).alias("repeat"),
-                polars.lit(rank.rank, polars.Int64).alias("rank"),
-                polars.all(),
-            )
-            for run in self._results.runs
-            for rank in run.ranks
-            if len(steps := Steps.of(rank.steps))
-        ]
+        frames = []
+        for run in self._results.runs:
+            for rank in run.ranks:
+                steps = Steps.of(rank.steps)
+                if len(steps):
+                    frames.append(_steps_frame(run, rank.rank, steps))
         return polars.concat(frames).lazy() if frames else polars.LazyFrame(schema=columns)
 
     @cached_property
     def charts(self) -> Charts:
-        """Name ("scaling", "breakdown", ...) to each chart of the report that has data; a notebook shows one."""
+        """Name ("scaling", "breakdown", ...) -> each chart of the report that has data; a notebook shows one."""
         return Charts({name: Chart(figure) for name, figure in charts(self._analysis).items()})
 
     def __repr__(self) -> str:
         return f"<results of {self._results.study.name}: {counts(self._analysis)}>"
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows: the tables that `vitscale report` prints."""
+        """Return the tables that `vitscale report` prints, for a notebook."""
         from vitscale.present.markdown import to_markdown
 
         return to_markdown(beginning_with_unread(terminal_document(self._analysis), self._analysis.unread))
+
+
+def _steps_frame(run: Run, rank: int, steps: Steps) -> polars.DataFrame:
+    """Return the rows of one rank in `Frames.steps`."""
+    import polars
+
+    of_steps = polars.DataFrame(
+        {
+            "step": steps.step,
+            "epoch": steps.epoch,
+            "seconds": steps.seconds,
+            "images": steps.images,
+            "loss": polars.Series(steps.loss).fill_nan(None),
+            "warmup": steps.warmup,
+            "window": np.array(WINDOWS)[steps.window],
+        }
+    )
+    return of_steps.select(
+        polars.lit(run.header.trial_id).alias("trial"),
+        polars.lit(run.header.repeat, polars.Int64).alias("repeat"),
+        polars.lit(rank, polars.Int64).alias("rank"),
+        polars.all(),
+    )
 
 
 class UnreadWarning(UserWarning):
@@ -332,7 +420,7 @@ class UnreadWarning(UserWarning):
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """Loads results as frames and charts, each worked out when it is first asked for.
+    """Load results as frames and charts, each worked out when it is first asked for.
 
     Args:
         results: a results folder, or a bundle of it; `~` is the home folder.

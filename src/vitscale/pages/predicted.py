@@ -1,16 +1,18 @@
-"""What `predict` says: one table of all series, the time to finish, and what the figures rest on; the same as data."""
+"""The answer of `predict`: one table of all series, the time to finish, and what the figures rest on; also as data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from vitscale.pages import prediction_table, prediction_words
 from vitscale.pages.contract_details import JsonObject
 from vitscale.pages.prediction_table import known
+from vitscale.prediction.evidence import Series
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.remarks import NO_REMARKS, Remarks
-from vitscale.prediction.results import Forecast, Prediction
+from vitscale.prediction.results import Assumption, Forecast, Prediction
 from vitscale.prediction.start_up import OF_FORKS, started_as_forks
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -21,16 +23,21 @@ _NEVER = "never"
 _LIKELY_ENOUGH = 0.05
 """Chance of running out of memory from which it is shown unfolded."""
 
-_AS_IT_IS = units.Unit(1.0, "")
+_UNSCALED = units.Unit(1.0, "")
 
-Show = Callable[[Prediction], Cell]
+
+class _Shown(NamedTuple):
+    """A column, and its cell for each prediction."""
+
+    column: Column
+    cell: Callable[[Prediction], Cell]
 
 
 def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> JsonObject:
-    """An object for each series and rank count, with its time to finish where that was asked for."""
+    """Return an object for each series and rank count, with its time to finish where there are `finishes`."""
     objects = [prediction_table.prediction(prediction) for prediction in forecast.predictions]
     if finishes:
-        objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
+        objects = [fields | _finish_fields(finish) for fields, finish in zip(objects, finishes, strict=True)]
     return {
         **remarks.fields,
         "predictions": objects,
@@ -40,82 +47,133 @@ def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks:
 
 
 def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Document:
-    """How long each rank count takes, to finish too where that was asked for, and what would narrow it most."""
+    """Return how long each rank count takes, and what would narrow it most.
+
+    Args:
+        forecast: the predictions.
+        finishes: the time to finish of each prediction; empty where that was not requested.
+        remarks: what stands before the answer.
+    """
     predictions = forecast.predictions
-    times = _table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))
-    blocks: list[Block] = [*remarks.blocks, times]
+    tables = [_table(forecast, _time_columns(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
     if finishes:
-        blocks.append(_finish_table(forecast, finishes))
-    asked = any(p.cost_per_epoch is not None or (p.oom_chance or 0.0) >= _LIKELY_ENOUGH for p in predictions)
-    blocks.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=not asked))
-    said = (
+        tables.append(_finish_table(forecast, finishes))
+    is_folded = not any(map(_has_telling_resources, predictions))
+    tables.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=is_folded))
+    blocks: list[Block] = [*remarks.blocks, *filter(_has_figures, tables)]
+    sentences = (
         *prediction_words.traces(forecast),
         *prediction_words.left_out(forecast.left_out),
         *prediction_words.scores(forecast),
     )
-    blocks += [Bullets(said)] if said else []
-    blocks.append(_table(forecast, _STEP, title="What a step is made of", folded=True))
-    rests = (
+    if sentences:
+        blocks.append(Bullets(sentences))
+    steps = _table(forecast, _STEP, title="What a step is made of", folded=True)
+    if _has_figures(steps):
+        blocks.append(steps)
+    blocks.append(_foundations(forecast))
+    next_measurement = prediction_words.measure_next(predictions)
+    return Document("", tuple(blocks), (next_measurement,) if next_measurement else ())
+
+
+def _has_telling_resources(prediction: Prediction) -> bool:
+    """Whether a prediction has a cost, which was requested, or may run out of memory."""
+    return prediction.cost_per_epoch is not None or (prediction.oom_chance or 0.0) >= _LIKELY_ENOUGH
+
+
+def _has_figures(table: Table) -> bool:
+    """Whether a table has columns beside that of the ranks."""
+    return len(table.columns) > 1
+
+
+def _foundations(forecast: Forecast) -> Section:
+    """Return what the figures rest on: measurements, assumptions, the network, what is unavailable, and labels."""
+    predictions = forecast.predictions
+    sentences = (
         *_measured(forecast),
         *prediction_words.assumptions(predictions),
         prediction_words.network(forecast.evidence),
         *prediction_words.unavailable(predictions),
         *prediction_words.labels(predictions),
     )
-    blocks.append(Section("What this rests on", (Bullets(rests),), folded=True))
-    shown = tuple(block for block in blocks if not isinstance(block, Table) or len(block.columns) > 1)
-    return Document("", shown, tuple(filter(None, [prediction_words.measure_next(predictions)])))
+    return Section("What this rests on", (Bullets(sentences),), folded=True)
 
 
-def _measured(forecast: Forecast) -> tuple[str, ...]:
-    asked = dict.fromkeys(prediction.series for prediction in forecast.predictions)
-    known = {series.name: series for series in forecast.evidence.series}
-    shown = prediction_words.names_with_engine(forecast.evidence)
-    return tuple(f"{shown[name]}: {prediction_words.measured(known[name])}." for name in asked if name in known)
+def _measured(forecast: Forecast) -> list[str]:
+    """Return a sentence for each predicted series of which there is evidence: "ddp: measured on 1 rank, 1 host."."""
+    series_by_name = {series.name: series for series in forecast.evidence.series}
+    shown_names = prediction_words.names_with_engine(forecast.evidence)
+    sentences = []
+    for name in dict.fromkeys(prediction.series for prediction in forecast.predictions):
+        if name in series_by_name:
+            sentences.append(f"{shown_names[name]}: {prediction_words.measured(series_by_name[name])}.")
+    return sentences
 
 
 def _table(
     forecast: Forecast,
-    columns: Sequence[tuple[Column, Show]],
+    columns: Sequence[_Shown],
     notes: Sequence[str] = (),
     title: str = "",
     folded: bool = False,
 ) -> Table:
-    """A row for each prediction, a group for each series; columns of which nothing is known are left out."""
-    known = {series.name: series for series in forecast.evidence.series}
-    names = prediction_words.names_with_engine(forecast.evidence)
-    groups: dict[str, list[Row]] = {}
+    """Return a row for each prediction, a group for each series; columns of which nothing is known are left out.
+
+    Where there is one series, its name is the title, unless another is given.
+    """
+    series_by_name = {series.name: series for series in forecast.evidence.series}
+    shown_names = prediction_words.names_with_engine(forecast.evidence)
+    rows_by_series: dict[str, list[Row]] = {}
     for prediction in forecast.predictions:
-        series = known.get(prediction.series)
-        name = prediction_words.title(names.get(prediction.series, prediction.series), prediction.mode)
-        if series is not None and (changed := prediction_words.changed(prediction, series)):
-            name = f"{name}; {changed}"
-        cells = (show(prediction) for _, show in columns)
-        groups.setdefault(name, []).append((Cell(f"{prediction.gpus:,}"), *cells))
-    if len(groups) == 1:
-        ((name, rows),) = groups.items()
-        title, groups = title or name, {"": rows}
-    named = (Column("ranks"), *(column for column, _ in columns))
-    return table(named, groups, title=title, notes=notes, folded=folded)
+        shown_name = shown_names.get(prediction.series, prediction.series)
+        series_title = _series_title(prediction, shown_name, series_by_name.get(prediction.series))
+        cells = (Cell(f"{prediction.gpus:,}"), *(shown.cell(prediction) for shown in columns))
+        rows_by_series.setdefault(series_title, []).append(cells)
+    if len(rows_by_series) == 1:
+        ((series_title, rows),) = rows_by_series.items()
+        title = title or series_title
+        rows_by_series = {"": rows}
+    headings = (Column("ranks"), *(shown.column for shown in columns))
+    return table(headings, rows_by_series, title=title, notes=notes, folded=folded)
 
 
-def _seconds(estimate: Estimate | None, bounded: bool = True, unit: units.Unit | None = None) -> Cell:
-    """A time, or what else is in this unit, with the interval of its mean."""
+def _series_title(prediction: Prediction, shown_name: str, series: Series | None) -> str:
+    """Name the series of a prediction, and what the prediction changes in it: "ddp, weak; with micro_batch 16"."""
+    title = prediction_words.title(shown_name, prediction.mode)
+    changed = prediction_words.changed(prediction, series) if series is not None else ""
+    return f"{title}; {changed}" if changed else title
+
+
+def _estimate(estimate: Estimate | None, unit: units.Unit | None = None, *, with_bounds: bool = True) -> Cell:
+    """Return a figure with the interval of its mean.
+
+    Args:
+        estimate: the figure; None: unknown.
+        unit: its unit; None: it is a time in seconds, and gets the unit that suits it.
+        with_bounds: whether the interval is shown.
+    """
     if estimate is None:
         return Cell(units.UNKNOWN)
     unit = unit or units.time_unit([estimate.value])
-    certain = estimate.future_low == estimate.future_high
-    bounds = "" if certain or not bounded else units.bounds(estimate.low, estimate.high, unit.text)
+    is_certain = estimate.future_low == estimate.future_high
+    bounds = ""
+    if with_bounds and not is_certain:
+        bounds = units.bounds(estimate.low, estimate.high, unit.text)
     return Cell(f"{unit.text(estimate.value)} {unit.sign}".strip(), bounds)
 
 
-def _if_any(estimate: Estimate | None) -> Cell:
-    """A time that most steps have none of."""
-    return _seconds(estimate if estimate and estimate.value else None, bounded=False)
+def _part(estimate: Estimate | None) -> Cell:
+    """Return a part of a step, without its interval."""
+    return _estimate(estimate, with_bounds=False)
+
+
+def _rare_part(estimate: Estimate | None) -> Cell:
+    """Return a part that most steps have none of: unknown where it is 0, so that its column is left out."""
+    return _part(estimate if estimate is not None and estimate.value else None)
 
 
 def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
-    """The interval of one future run."""
+    """Return the interval of one future run; `unit` as for `_estimate`."""
     if estimate is None or estimate.future_low == estimate.future_high:
         return Cell(units.UNKNOWN)
     unit = unit or units.time_unit([estimate.value])
@@ -123,100 +181,135 @@ def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
 
 
 def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
+    """Return a figure without an interval."""
     return Cell(units.UNKNOWN if estimate is None else form(estimate.value))
 
 
-def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
-    """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown, or of images/s where
-    the batch is unknown too."""
-    epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
-    rates = not epochs and all("step_seconds" in prediction.reasons for prediction in predictions)
-    bounded = "epoch" if epochs else "images/s" if rates else "step"
-    unit = _AS_IT_IS if rates else None
+def _step_seconds(prediction: Prediction) -> Estimate | None:
+    return known(prediction, "step_seconds")
 
-    def own(p: Prediction) -> Estimate | None:
-        return p.epoch_seconds if epochs else p.images_per_second if rates else known(p, "step_seconds")
 
+def _time_columns(predictions: Sequence[Prediction]) -> list[_Shown]:
+    """Return the columns of the first table.
+
+    The interval of one run is that of the epoch; that of the step where the images are unknown; and that of images/s
+    where the batch is unknown too. Only the last is a reason to show images/s.
+    """
+    has_epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
+    has_rates_alone = not has_epochs and all("step_seconds" in prediction.reasons for prediction in predictions)
+    if has_epochs:
+        one_run = _Shown(Column("epoch, one run"), lambda p: _one_run(p.epoch_seconds))
+    elif has_rates_alone:
+        one_run = _Shown(Column("images/s, one run"), lambda p: _one_run(p.images_per_second, _UNSCALED))
+    else:
+        one_run = _Shown(Column("step, one run"), lambda p: _one_run(_step_seconds(p)))
+    columns = [
+        _Shown(Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
+        _Shown(Column("step"), lambda p: _estimate(_step_seconds(p), with_bounds=not has_epochs)),
+        _Shown(Column("epoch"), lambda p: _estimate(p.epoch_seconds)),
+    ]
+    if has_rates_alone:
+        columns.append(_Shown(Column("images/s"), lambda p: _estimate(p.images_per_second, _UNSCALED)))
     return [
-        (Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
-        (Column("step"), lambda p: _seconds(known(p, "step_seconds"), not epochs)),
-        (Column("epoch"), lambda p: _seconds(p.epoch_seconds)),
-        (Column("images/s"), lambda p: _seconds(p.images_per_second if rates else None, unit=unit)),
-        (Column(f"{bounded}, one run"), lambda p: _one_run(own(p), unit)),
-        (Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
-        (Column("label", words=True), lambda p: Cell(p.label)),
+        *columns,
+        one_run,
+        _Shown(Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
+        _Shown(Column("label", words=True), lambda p: Cell(p.label)),
     ]
 
 
-_STEP: list[tuple[Column, Show]] = [
-    (Column("images/s"), lambda p: _figure(p.images_per_second)),
-    (Column("speedup"), lambda p: _figure(p.speedup)),
-    (Column("compute"), lambda p: _seconds(known(p, "compute_seconds"), bounded=False)),
-    (Column("exposed wait"), lambda p: _seconds(known(p, "wait_seconds"), bounded=False)),
-    (Column("exposed wire"), lambda p: _seconds(known(p, "wire_seconds"), bounded=False)),
-    (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(known(p, "norm_seconds"))),
-    (Column("bubble"), lambda p: _if_any(known(p, "bubble_seconds"))),
-    (Column("the rest"), lambda p: _if_any(known(p, "rest_seconds") if prediction_words.tells_rest(p) else None)),
+def _rest(prediction: Prediction) -> Estimate | None:
+    """Return the time of a step that is in none of its parts; None where that is next to nothing."""
+    return known(prediction, "rest_seconds") if prediction_words.has_rest(prediction) else None
+
+
+def _joules(joules: float) -> str:
+    return units.rate(joules, "J")
+
+
+_STEP = [
+    _Shown(Column("images/s"), lambda p: _figure(p.images_per_second)),
+    _Shown(Column("speedup"), lambda p: _figure(p.speedup)),
+    _Shown(Column("compute"), lambda p: _part(known(p, "compute_seconds"))),
+    _Shown(Column("exposed wait"), lambda p: _part(known(p, "wait_seconds"))),
+    _Shown(Column("exposed wire"), lambda p: _part(known(p, "wire_seconds"))),
+    _Shown(Column("synchronised norm", narrow="sync. norm"), lambda p: _rare_part(known(p, "norm_seconds"))),
+    _Shown(Column("bubble"), lambda p: _rare_part(known(p, "bubble_seconds"))),
+    _Shown(Column("the rest"), lambda p: _rare_part(_rest(p))),
 ]
-_RESOURCES: list[tuple[Column, Show]] = [
-    (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
-    (Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
-    (Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, lambda joules: units.rate(joules, "J"))),
-    (Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
+_RESOURCES = [
+    _Shown(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
+    _Shown(Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
+    _Shown(Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, _joules)),
+    _Shown(Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]
 
 
-def _finish_fields(end: Finish) -> JsonObject:
-    """The time to finish beside its prediction; null where it is unavailable."""
+def _finish_fields(finish: Finish) -> JsonObject:
+    """Return the time to finish beside its prediction; null where it is unavailable."""
     return {
-        **attributes(end, "epochs", "work_seconds", "checkpoint_interval_seconds"),
-        "finish_seconds": end.wall_seconds,
-        **attributes(end, "low", "high", prefix="finish_seconds_"),
-        **attributes(end, "failures", "lost_share", "cost", "reason", prefix="finish_"),
+        **attributes(finish, "epochs", "work_seconds", "checkpoint_interval_seconds"),
+        "finish_seconds": finish.wall_seconds,
+        **attributes(finish, "low", "high", prefix="finish_seconds_"),
+        **attributes(finish, "failures", "lost_share", "cost", "reason", prefix="finish_"),
         "finish_label": "prior-driven",
-        "finish_assumptions": [asdict(assumed) for assumed in end.assumptions],
+        "finish_assumptions": [asdict(assumption) for assumption in finish.assumptions],
     }
 
 
 def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
-    """A row for each prediction; the notes say what all of it assumes."""
-    by_prediction = {id(prediction): end for prediction, end in zip(forecast.predictions, finishes, strict=True)}
-    # Assumptions about hosts differ with their number: those of the most hosts stand for all.
-    assumed = {
-        (prediction.series, taken.part): taken
-        for prediction, end in zip(forecast.predictions, finishes, strict=True)
-        for taken in end.assumptions
-    }
-    told = [f"Assumed: {taken.part}: {taken.taken}." for taken in assumed.values()]
-    started = [prediction.trial for prediction in forecast.predictions if prediction.startup_seconds is not None]
-    told += [OF_FORKS] if any(started_as_forks(trial) for trial in started) else []
-    reasons = [f"Time to finish unavailable: {end.reason}." for end in finishes if end.reason]
-    columns: list[tuple[str, Callable[[Finish], str]]] = [
-        ("epochs alone", lambda end: units.seconds(end.work_seconds)),
-        (
-            "to finish",
-            lambda end: _NEVER if end.wall_seconds is None and end.work_seconds else units.seconds(end.wall_seconds),
-        ),
-        ("90 % for one run", _finish_bounds),
-        ("failures", lambda end: units.number(end.failures, 2)),
-        ("lost", lambda end: units.percent(end.lost_share)),
-        ("checkpoint every", lambda end: units.seconds(end.checkpoint_interval_seconds)),
-        ("cost", lambda end: units.money(end.cost)),
+    """Return a row for each prediction; the notes say what all of it assumes.
+
+    Args:
+        forecast: the predictions.
+        finishes: one for each prediction, at least one.
+    """
+    # Two predictions may be equal, so each is looked up by its identity.
+    finish_by_id = {id(prediction): finish for prediction, finish in zip(forecast.predictions, finishes, strict=True)}
+
+    def column(heading: str, form: Callable[[Finish], str]) -> _Shown:
+        return _Shown(Column(heading), lambda prediction: Cell(form(finish_by_id[id(prediction)])))
+
+    columns = [
+        column("epochs alone", lambda finish: units.seconds(finish.work_seconds)),
+        column("to finish", _wall_time),
+        column("90 % for one run", _finish_bounds),
+        column("failures", lambda finish: units.number(finish.failures, 2)),
+        column("lost", lambda finish: units.percent(finish.lost_share)),
+        column("checkpoint every", lambda finish: units.seconds(finish.checkpoint_interval_seconds)),
+        column("cost", lambda finish: units.money(finish.cost)),
     ]
-    shown = [(Column(name), _of_finish(by_prediction, form)) for name, form in columns]
     title = f"Time to finish {units.counted(finishes[0].epochs, 'epoch')} (prior-driven)"
-    return _table(forecast, shown, tuple(dict.fromkeys([*told, *reasons])), title)
+    return _table(forecast, columns, _finish_notes(forecast, finishes), title)
 
 
-def _of_finish(by_prediction: dict[int, Finish], form: Callable[[Finish], str]) -> Show:
-    return lambda p: Cell(form(by_prediction[id(p)]))
+def _finish_notes(forecast: Forecast, finishes: Sequence[Finish]) -> tuple[str, ...]:
+    """Return what times to finish assume, and why some are unavailable; each once."""
+    # Assumptions about hosts differ with their number: those of the most hosts stand for all.
+    assumption_by_part: dict[tuple[str, str], Assumption] = {}
+    for prediction, finish in zip(forecast.predictions, finishes, strict=True):
+        for assumption in finish.assumptions:
+            assumption_by_part[prediction.series, assumption.part] = assumption
+    notes = [f"Assumed: {assumption.part}: {assumption.taken}." for assumption in assumption_by_part.values()]
+    with_start_up = [prediction.trial for prediction in forecast.predictions if prediction.startup_seconds is not None]
+    if any(map(started_as_forks, with_start_up)):
+        notes.append(OF_FORKS)
+    notes += [f"Time to finish unavailable: {finish.reason}." for finish in finishes if finish.reason]
+    return tuple(dict.fromkeys(notes))
 
 
-def _finish_bounds(end: Finish) -> str:
-    """The interval in the unit of its upper end, which may be never."""
-    if end.work_seconds is None:
+def _wall_time(finish: Finish) -> str:
+    """Return the time to finish, which is never where failures are too many."""
+    is_never = finish.wall_seconds is None and finish.work_seconds
+    return _NEVER if is_never else units.seconds(finish.wall_seconds)
+
+
+def _finish_bounds(finish: Finish) -> str:
+    """Return the interval in the unit of its upper end, which may be never."""
+    if finish.work_seconds is None:
         return units.UNKNOWN
-    if end.low is None or end.high is None:
-        return f"{_NEVER if end.low is None else units.seconds(end.low)}{units.DASH}{_NEVER}"
-    unit = units.time_unit([end.high])
-    return f"{units.bounds(end.low, end.high, unit.text)} {unit.sign}"
+    if finish.low is None or finish.high is None:
+        low = _NEVER if finish.low is None else units.seconds(finish.low)
+        return f"{low}{units.DASH}{_NEVER}"
+    unit = units.time_unit([finish.high])
+    return f"{units.bounds(finish.low, finish.high, unit.text)} {unit.sign}"

@@ -6,12 +6,14 @@ The contract's JSON objects of predictions and their scores are made here too; `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from typing import NamedTuple
 
 from vitscale.engines.names import option_if_read
 from vitscale.pages import prediction_words, sentences
 from vitscale.pages.contract_details import JsonObject
+from vitscale.prediction.evidence import Series
 from vitscale.prediction.results import Forecast, Prediction, Score
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -20,129 +22,210 @@ from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
 _WIDE_RANGE = 100
+"""Largest over smallest time from which a unit that suits the largest shows too little of the smallest."""
+_GIB = 2**30
+_MIB = 2**20
 
 
-def prediction_tables(forecast: Forecast) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """One table for each series, in the order of the predictions, and the notes that hold for all series.
+class _SeriesKey(NamedTuple):
+    """Predictions with this in common are one table."""
+
+    series: str
+    mode: Mode
+
+
+class _Figures(NamedTuple):
+    """One column of a table: a figure at all rank counts, in the order of the predictions."""
+
+    column: Column
+    cells: list[Cell]
+
+
+class PredictionTables(NamedTuple):
+    """The predictions of all series."""
+
+    tables: tuple[Table, ...]
+    """One for each series, in the order of the predictions."""
+    shared_notes: tuple[str, ...]
+    """Notes that hold for all of several series, and stand below none of the tables."""
+
+
+def prediction_tables(forecast: Forecast) -> PredictionTables:
+    """Return one table for each series, and the notes that hold for all series.
 
     A row is a rank count; small in a cell stand the 90 % intervals of the mean and of one run. Notes say what is
     assumed, which measurement would replace most of it, and what is unavailable.
     """
-    series = dict.fromkeys((prediction.series, prediction.mode) for prediction in forecast.predictions)
-    tables = [_table([p for p in forecast.predictions if (p.series, p.mode) == key], forecast) for key in series]
-    several = tables if len(tables) > 1 else []
-    alike = tuple(note for own in several[:1] for note in own.notes if all(note in other.notes for other in several))
-    return tuple(replace(own, notes=tuple(note for note in own.notes if note not in alike)) for own in tables), alike
+    by_series: dict[_SeriesKey, list[Prediction]] = {}
+    for prediction in forecast.predictions:
+        by_series.setdefault(_SeriesKey(prediction.series, prediction.mode), []).append(prediction)
+    tables = [_table(predictions, forecast) for predictions in by_series.values()]
+    shared_notes = _shared_notes(tables)
+    without_shared = []
+    for series_table in tables:
+        notes = tuple(note for note in series_table.notes if note not in shared_notes)
+        without_shared.append(replace(series_table, notes=notes))
+    return PredictionTables(tuple(without_shared), shared_notes)
+
+
+def _shared_notes(tables: Sequence[Table]) -> tuple[str, ...]:
+    """Return the notes that stand below each of the tables; none for a single table."""
+    if len(tables) < 2:
+        return ()
+    return tuple(note for note in tables[0].notes if all(note in other.notes for other in tables))
 
 
 def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
-    first = predictions[0]
-    own = next((series for series in forecast.evidence.series if series.name == first.series), None)
-    title = prediction_words.title(first.series, first.mode)
-    if changed := prediction_words.changed(first, own) if own else "":
-        title = f"{title}; {changed}"
-    columns = dict(
-        (
-            (Column("ranks"), [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]),
-            _seconds("step", [known(prediction, "step_seconds") for prediction in predictions]),
-            _seconds("epoch", [prediction.epoch_seconds for prediction in predictions]),
-            _figures("images/s", [prediction.images_per_second for prediction in predictions]),
-            _figures("speedup", [prediction.speedup for prediction in predictions]),
-            _figures("efficiency", [prediction.efficiency for prediction in predictions], prediction_words.efficiency),
-            *_parts(predictions),
-            _memory([prediction.memory_bytes for prediction in predictions]),
-            (Column("chance of OOM"), [Cell(prediction_words.chance(each.oom_chance)) for each in predictions]),
-            _energy([prediction.joules_per_epoch for prediction in predictions]),
-            _figures("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
-            (Column("label", words=True), [Cell(prediction.label) for prediction in predictions]),
-        )
-    )
+    """Return the table of one series; `predictions` has at least one."""
+    figures = _all_figures(predictions)
     notes = (
         *prediction_words.assumptions(predictions),
         prediction_words.measure_next(predictions),
         *prediction_words.unavailable(predictions),
     )
     return table(
-        tuple(columns),
-        list(zip(*columns.values(), strict=True)),
-        title=f"{title}: {prediction_words.measured(own)}" if own else title,
+        columns=tuple(figure.column for figure in figures),
+        rows=list(zip(*(figure.cells for figure in figures), strict=True)),
+        title=_title(predictions[0], _series_named(predictions[0].series, forecast)),
         notes=[note for note in notes if note],
         folded=True,
     )
 
 
-_Figures = tuple[Column, list[Cell]]
-"""One figure at all rank counts."""
+def _series_named(name: str, forecast: Forecast) -> Series | None:
+    for series in forecast.evidence.series:
+        if series.name == name:
+            return series
+    return None
+
+
+def _title(prediction: Prediction, series: Series | None) -> str:
+    """Name a series, what the predictions change in it, and what it was measured at, as far as there is evidence."""
+    title = prediction_words.title(prediction.series, prediction.mode)
+    if series is None:
+        return title
+    if changed := prediction_words.changed(prediction, series):
+        title = f"{title}; {changed}"
+    return f"{title}: {prediction_words.measured(series)}"
+
+
+def _all_figures(predictions: Sequence[Prediction]) -> list[_Figures]:
+    """Return the columns of a table, in their order."""
+    ranks = [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]
+    efficiencies = [prediction.efficiency for prediction in predictions]
+    oom_chances = [Cell(prediction_words.chance(prediction.oom_chance)) for prediction in predictions]
+    labels = [Cell(prediction.label) for prediction in predictions]
+    return [
+        _Figures(Column("ranks"), ranks),
+        _times("step", [known(prediction, "step_seconds") for prediction in predictions]),
+        _times("epoch", [prediction.epoch_seconds for prediction in predictions]),
+        _figures("images/s", [prediction.images_per_second for prediction in predictions]),
+        _figures("speedup", [prediction.speedup for prediction in predictions]),
+        _figures("efficiency", efficiencies, show=prediction_words.efficiency),
+        *_step_parts(predictions),
+        _memory([prediction.memory_bytes for prediction in predictions]),
+        _Figures(Column("chance of OOM"), oom_chances),
+        _energy([prediction.joules_per_epoch for prediction in predictions]),
+        _figures("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
+        _Figures(Column("label", words=True), labels),
+    ]
 
 
 def known(predicted: Prediction, field: str) -> Estimate | None:
-    """A figure of a prediction; None where a reason says that it is unavailable."""
+    """Return a figure of a prediction; None where a reason says that it is unavailable."""
     figure: Estimate | None = None if field in predicted.reasons else getattr(predicted, field)
     return figure
 
 
 def _memory(sizes: Sequence[int | None]) -> _Figures:
-    large = max((size for size in sizes if size is not None), default=0) >= 2**30
-    texts = (units.UNKNOWN if size is None else units.number(size / (2**30 if large else 2**20)) for size in sizes)
-    return Column("memory", "GiB" if large else "MiB"), list(map(Cell, texts))
+    """Return bytes of memory in GiB, or in MiB where the largest is below 1 GiB."""
+    largest = max((size for size in sizes if size is not None), default=0)
+    unit = units.Unit(1 / _GIB, "GiB") if largest >= _GIB else units.Unit(1 / _MIB, "MiB")
+    return _Figures(Column("memory", unit.sign), [Cell(unit.text(size)) for size in sizes])
 
 
-def _seconds(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
-    return _in_unit(name, estimates, _unit([estimate.value for estimate in estimates if estimate is not None]))
+def _times(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
+    """Return times in one unit."""
+    unit = _time_unit([estimate.value for estimate in estimates if estimate is not None])
+    return _figures_in_unit(name, estimates, unit)
 
 
-def _unit(values: Sequence[float]) -> units.Unit:
-    """The unit in which the largest value reads best; over a wide range, the one in which the middle does."""
-    if not values or max(values) <= _WIDE_RANGE * min(values):
-        return units.time_unit(values)
-    return units.time_unit([math.sqrt(min(values) * max(values))])
+def _time_unit(seconds: Sequence[float]) -> units.Unit:
+    """Return the unit in which the largest time reads best; over a wide range, the one in which the middle does."""
+    if not seconds or max(seconds) <= _WIDE_RANGE * min(seconds):
+        return units.time_unit(seconds)
+    return units.time_unit([math.sqrt(min(seconds) * max(seconds))])
 
 
-def _parts(predictions: Sequence[Prediction]) -> list[_Figures]:
-    """What a step is made of, all in one unit, so that the columns compare."""
+def _step_parts(predictions: Sequence[Prediction]) -> list[_Figures]:
+    """Return the parts of a step, all in one unit, so that the columns compare.
+
+    Parts that most steps have none of are left out where no prediction has any.
+    """
+
+    def estimates_of(field: str) -> list[Estimate | None]:
+        return [known(prediction, field) for prediction in predictions]
+
     parts = {
-        "compute": [known(prediction, "compute_seconds") for prediction in predictions],
-        "exposed wait": [known(prediction, "wait_seconds") for prediction in predictions],
-        "exposed wire": [known(prediction, "wire_seconds") for prediction in predictions],
+        "compute": estimates_of("compute_seconds"),
+        "exposed wait": estimates_of("wait_seconds"),
+        "exposed wire": estimates_of("wire_seconds"),
     }
-    rare = {
-        "synchronised norm": [known(prediction, "norm_seconds") for prediction in predictions],
-        "bubble": [known(prediction, "bubble_seconds") for prediction in predictions],
+    rare_parts = {
+        "synchronised norm": estimates_of("norm_seconds"),
+        "bubble": estimates_of("bubble_seconds"),
     }
-    parts |= {name: part for name, part in rare.items() if any(each is not None and each.value > 0 for each in part)}
-    if any(map(prediction_words.tells_rest, predictions)):
-        parts["the rest"] = [known(prediction, "rest_seconds") for prediction in predictions]
-    unit = _unit([each.value for part in parts.values() for each in part if each is not None and each.value > 0])
-    return [_in_unit(name, estimates, unit) for name, estimates in parts.items()]
+    for name, estimates in rare_parts.items():
+        if _positive_values(estimates):
+            parts[name] = estimates
+    if any(map(prediction_words.has_rest, predictions)):
+        parts["the rest"] = estimates_of("rest_seconds")
+    seconds: list[float] = []
+    for estimates in parts.values():
+        seconds += _positive_values(estimates)
+    unit = _time_unit(seconds)
+    return [_figures_in_unit(name, estimates, unit) for name, estimates in parts.items()]
+
+
+def _positive_values(estimates: Iterable[Estimate | None]) -> list[float]:
+    return [estimate.value for estimate in estimates if estimate is not None and estimate.value > 0]
 
 
 def _energy(estimates: Sequence[Estimate | None]) -> _Figures:
-    factor, sign = prediction_words.energy_unit(
-        max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
-    )
-    return _in_unit("energy/epoch", estimates, units.Unit(1 / factor, sign))
+    """Return joules in the unit in which the largest reads best."""
+    largest = max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
+    energy_unit = prediction_words.energy_unit(largest)
+    return _figures_in_unit("energy/epoch", estimates, units.Unit(1 / energy_unit.joules, energy_unit.sign))
 
 
-def _in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _Figures:
-    _, cells = _figures(name, [estimate.times(unit.factor) if estimate else None for estimate in estimates])
-    return Column(name, unit.sign), cells
+def _figures_in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _Figures:
+    """Return figures that are given in a base unit (seconds, joules) in `unit`, which stands in the heading."""
+    scaled = [estimate.times(unit.factor) if estimate is not None else None for estimate in estimates]
+    return _Figures(Column(name, unit.sign), _figures(name, scaled).cells)
 
 
 def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = units.number) -> _Figures:
-    return Column(name), [
-        Cell(show(each.value), each.bounds(show), run=each.one_run.bounds(show)) if each else Cell(units.UNKNOWN)
-        for each in estimates
-    ]
+    """Return figures with the intervals of the mean and of one run; a dash for the unknown."""
+    return _Figures(Column(name), [_estimate_cell(estimate, show) for estimate in estimates])
+
+
+def _estimate_cell(estimate: Estimate | None, show: Callable[[float], str]) -> Cell:
+    if estimate is None:
+        return Cell(units.UNKNOWN)
+    return Cell(show(estimate.value), estimate.bounds(show), run=estimate.one_run.bounds(show))
 
 
 def scores(forecast: Forecast) -> list[JsonObject]:
-    """How well such predictions did, where this is known."""
-    modes = {series.name: series.mode for series in forecast.evidence.series}
-    return [_score(score, modes.get(score.series)) for score in forecast.scores]
+    """Return how well such predictions did, where this is known, as objects of the JSON."""
+    mode_by_series = {series.name: series.mode for series in forecast.evidence.series}
+    return [_score(score, mode_by_series.get(score.series)) for score in forecast.scores]
 
 
 def prediction(predicted: Prediction) -> JsonObject:
-    """One series at one rank count; unavailable figures are null, and `reasons` says why."""
+    """Return one series at one rank count as an object of the JSON.
+
+    Unavailable figures are null, and `reasons` says why.
+    """
     train = predicted.trial.train
     return {
         **attributes(predicted, "series", "mode"),
@@ -159,24 +242,26 @@ def prediction(predicted: Prediction) -> JsonObject:
         **attributes(predicted, "memory_bytes", "memory_capacity_bytes", "oom_chance"),
         **_estimates(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
         "effective_draws": round(predicted.effective_draws),
-        "assumptions": [asdict(assumed) for assumed in predicted.assumptions],
+        "assumptions": [asdict(assumption) for assumption in predicted.assumptions],
         "reasons": dict(predicted.reasons),
     }
 
 
 def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
-    """These figures, each with the interval of a future run (`_low`, `_high`) and that of the mean."""
-    parts = {"": "value", "_low": "future_low", "_high": "future_high", "_mean_low": "low", "_mean_high": "high"}
-    figures = {name: known(predicted, name) for name in names}
-    return {
-        f"{name}{end}": getattr(figure, part) if figure else None
-        for name, figure in figures.items()
-        for end, part in parts.items()
-    }
+    """Return these figures with the intervals of a future run (`_low`, `_high`) and of the mean (`_mean_low`, ...)."""
+    fields: dict[str, float | None] = {}
+    for name in names:
+        estimate = known(predicted, name)
+        fields[name] = estimate.value if estimate is not None else None
+        fields[f"{name}_low"] = estimate.future_low if estimate is not None else None
+        fields[f"{name}_high"] = estimate.future_high if estimate is not None else None
+        fields[f"{name}_mean_low"] = estimate.low if estimate is not None else None
+        fields[f"{name}_mean_high"] = estimate.high if estimate is not None else None
+    return fields
 
 
 def _score(score: Score, mode: Mode | None) -> JsonObject:
-    """One score, with its sentence."""
+    """Return one score with its sentence; `mode` is that of its series, None where there is no evidence of it."""
     return {
         **asdict(score),
         "fitted_gpus": list(score.fitted_gpus),

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from vitscale.engines.names import engine_name
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
+from vitscale.prediction.network.links import Link
 from vitscale.prediction.results import BESIDE_STEPS, REST_TOLD, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
-from vitscale.trial.trial import Mode, TrainSpec
+from vitscale.trial.trial import Mode, TrainSpec, Trial
 
 LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",
@@ -52,108 +53,147 @@ FIELD_NAMES = {
 
 _MOST_LEFT_OUT = 4
 _UNKNOWN_ENGINE = engine_name(TrainSpec.model_construct(engine="unknown"))
-"""What a series is called whose import did not tell its engine."""
+"""The name of a series whose import did not tell its engine."""
 
 
 def measured(series: Series) -> str:
-    """What a series was measured at: "measured on 1, 2 and 4 ranks of 1 host"."""
+    """Name the rank counts, hosts and traces of a series: "measured on 1, 2 and 4 ranks of 1 host"."""
     counts = _counted(sorted({point.gpus for point in series.points}))
+    rank_noun = "rank" if counts == "1" else "ranks"
     hosts = sorted({point.nodes for point in series.points})
-    of = f"{hosts[0]}" if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-    told = f"measured on {counts} rank{'' if counts == '1' else 's'}, {of} host{'' if hosts[-1] == 1 else 's'}"
-    if steps := sum(point.trace_steps for point in series.points):
-        told += (
-            f", in {counted(steps, 'step')} of {'a trace' if len(series.points) == 1 else 'traces'}, profiler attached"
-        )
-    return told
+    host_range = f"{hosts[0]}" if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    host_noun = "host" if hosts[-1] == 1 else "hosts"
+    text = f"measured on {counts} {rank_noun}, {host_range} {host_noun}"
+    trace_steps = sum(point.trace_steps for point in series.points)
+    if not trace_steps:
+        return text
+    traces = "a trace" if len(series.points) == 1 else "traces"
+    return f"{text}, in {counted(trace_steps, 'step')} of {traces}, profiler attached"
 
 
 def traces(forecast: Forecast) -> tuple[str, ...]:
-    """A sentence that predictions rest on traces alone, and what these cannot say; empty where they do not."""
-    asked = {prediction.series for prediction in forecast.predictions}
-    series = [curve for curve in forecast.evidence.series if curve.name in asked]
-    if not series or not all(point.trace_steps for curve in series for point in curve.points):
+    """Return a sentence that predictions rest on traces alone, and what these cannot show.
+
+    Empty where a point of the predicted series was measured otherwise.
+    """
+    predicted_names = {prediction.series for prediction in forecast.predictions}
+    predicted_series = [series for series in forecast.evidence.series if series.name in predicted_names]
+    if not predicted_series or not all(map(_is_of_traces, predicted_series)):
         return ()
-    said = "Rests on profiler traces alone: a few steps, the profiler's cost in each."
-    if all(len({point.gpus for point in curve.points}) == 1 for curve in series):
-        said += (
+    sentence = "Rests on profiler traces alone: a few steps, the profiler's cost in each."
+    if all(map(_has_one_rank_count, predicted_series)):
+        sentence += (
             " Each series has one rank count, so that nothing shows how its steps grow: import a trace of the same job "
             "on another count beside it."
         )
-    return (said,)
+    return (sentence,)
+
+
+def _is_of_traces(series: Series) -> bool:
+    return all(point.trace_steps for point in series.points)
+
+
+def _has_one_rank_count(series: Series) -> bool:
+    return len({point.gpus for point in series.points}) == 1
 
 
 def names_with_engine(evidence: Evidence) -> dict[str, str]:
     """Series -> its name with the engine that an option named, in the place of the one that its import did not tell.
 
-    A name that another series has already is not taken.
+    A series keeps its name where another series has the new one already.
     """
     names = {}
     for series in evidence.series:
         engine = engine_name(series.points[-1].trial.train)
         names[series.name] = series.name.replace(_UNKNOWN_ENGINE, engine)
-    return {name: name if shown != name and shown in names else shown for name, shown in names.items()}
+    for old_name, new_name in names.items():
+        if new_name in names:
+            names[old_name] = old_name
+    return names
 
 
 def title(series: str, mode: Mode) -> str:
-    """A series by name and batch policy; where names were not enough, they contain the policy already."""
+    """Name a series with its batch policy, unless its name ends in that already."""
     return series if series.endswith(mode) else f"{series}, {mode}"
 
 
 def changed(prediction: Prediction, series: Series) -> str:
-    """What a prediction changes in the series that it continues: "with vit-b16, engine ddp"; empty for nothing."""
-    own, asked = series.points[-1].trial, prediction.trial
-    fields = ["engine", "zero_stage", "precision", "micro_batch", "grad_accum"]
-    usual = {name: getattr(own.train, name) for name in fields}
-    if series.mode == "strong-global":
-        usual |= share_of_global_batch(series, asked.layout.data)
-        fields.remove("grad_accum")  # it follows from the micro-batch
-    values = {name: getattr(asked.train, name) for name in fields}
-    told = [f"{name} {value}" for name, value in values.items() if usual[name] != value]
-    if (asked.model.name, asked.model.hf) != (own.model.name, own.model.hf):
-        told.insert(0, asked.model.name or asked.model.hf or "another model")
-    if asked.model.image_size != own.model.image_size:
-        told.append(f"{asked.model.image_size} pixels")
+    """Name what a prediction changes in the series that it continues: "with vit-b16, engine ddp"; empty for nothing."""
+    measured_trial = series.points[-1].trial
+    predicted_trial = prediction.trial
+    changes = []
+    if _model_names(predicted_trial) != _model_names(measured_trial):
+        changes.append(predicted_trial.model.name or predicted_trial.model.hf or "another model")
+    changes += _changed_training(predicted_trial, series)
+    if predicted_trial.model.image_size != measured_trial.model.image_size:
+        changes.append(f"{predicted_trial.model.image_size} pixels")
     if prediction.gpu is not None:
-        told.append(prediction.gpu)
-    return f"with {', '.join(told)}" if told else ""
+        changes.append(prediction.gpu)
+    return f"with {', '.join(changes)}" if changes else ""
 
 
-def tells_rest(prediction: Prediction) -> bool:
-    """Whether what of a step no part has is more than next to nothing."""
-    own = prediction.rest_seconds
-    return own is not None and abs(own.value) > REST_TOLD * prediction.step_seconds.value
+def _model_names(trial: Trial) -> tuple[str | None, ...]:
+    return trial.model.name, trial.model.hf
+
+
+def _changed_training(predicted_trial: Trial, series: Series) -> list[str]:
+    """Return the fields of the training that differ from the series': "engine ddp", "micro_batch 16"."""
+    fields = ["engine", "zero_stage", "precision", "micro_batch", "grad_accum"]
+    usual = {name: getattr(series.points[-1].trial.train, name) for name in fields}
+    if series.mode == "strong-global":
+        usual |= share_of_global_batch(series, predicted_trial.layout.data)
+        fields.remove("grad_accum")  # it follows from the micro-batch
+    values = {name: getattr(predicted_trial.train, name) for name in fields}
+    return [f"{name} {value}" for name, value in values.items() if value != usual[name]]
+
+
+def has_rest(prediction: Prediction) -> bool:
+    """Whether more than next to nothing of a step is in none of its parts."""
+    rest = prediction.rest_seconds
+    return rest is not None and abs(rest.value) > REST_TOLD * prediction.step_seconds.value
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
-    """The meaning of each label that occurs, once."""
+    """Return the meaning of each label that occurs, once."""
     used = {prediction.label for prediction in predictions}
     return tuple(f"{label}: {meaning}." for label, meaning in LABEL_MEANINGS.items() if label in used)
 
 
 def network(evidence: Evidence) -> str:
-    """What is taken for the network, and its source."""
-    links = (("inside a host", evidence.network.inside), ("between hosts", evidence.network.across))
-    told = [link.described if link.source == "assumed" else f"{where} {link.described}" for where, link in links]
-    return f"Network: {'; '.join(told)}."
+    """Name what is taken for the network inside a host and between hosts, and its sources."""
+    inside = _link(evidence.network.inside, "inside a host")
+    across = _link(evidence.network.across, "between hosts")
+    return f"Network: {inside}; {across}."
+
+
+def _link(link: Link, place: str) -> str:
+    """Describe a link; the description of an assumed one names its place already."""
+    return link.described if link.source == "assumed" else f"{place} {link.described}"
 
 
 def assumptions(predictions: Iterable[Prediction]) -> tuple[str, ...]:
-    """Each assumption about what no measurement tells, and what was taken for it; each once."""
+    """Return a sentence for each assumption, with what it stands in for; each once."""
     return tuple(f"Assumed: {assumption.part}: {assumption.taken}." for assumption in distinct_assumptions(predictions))
 
 
 def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption, ...]:
-    """The different assumptions, in order of first mention."""
-    return tuple(dict.fromkeys(assumed for prediction in predictions for assumed in prediction.assumptions))
+    """Return the different assumptions, in order of first mention."""
+    distinct: dict[Assumption, None] = {}
+    for prediction in predictions:
+        distinct |= dict.fromkeys(prediction.assumptions)
+    return tuple(distinct)
 
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
-    """The one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed."""
-    by_ranks = sorted(predictions, key=lambda prediction: prediction.gpus)
-    of_steps = [[one for one in prediction.assumptions if one.part not in BESIDE_STEPS] for prediction in by_ranks]
-    widest = [assumed[0] for assumed in of_steps if assumed]
-    return f"What would narrow it most: {widest[-1].measurement}." if widest else ""
+    """Name the one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed.
+
+    That is the measurement of the first assumption about steps, of the predictions that have one.
+    """
+    for prediction in sorted(predictions, key=lambda prediction: prediction.gpus)[::-1]:
+        of_steps = [assumption for assumption in prediction.assumptions if assumption.part not in BESIDE_STEPS]
+        if of_steps:
+            return f"What would narrow it most: {of_steps[0].measurement}."
+    return ""
 
 
 class _Gap(NamedTuple):
@@ -204,61 +244,83 @@ def _counted(gpus: Sequence[int]) -> str:
 
 
 def scores(forecast: Forecast) -> tuple[str, ...]:
-    """All scores as sentences; before three or more, what they come to."""
-    modes = {series.name: series.mode for series in forecast.evidence.series}
-    names = names_with_engine(forecast.evidence)
-    single = tuple(
-        score(replace(scored, series=names.get(scored.series, scored.series)), modes.get(scored.series))
-        for scored in forecast.scores
-    )
-    if len(single) < 3:
-        return single
-    runs = sum(scored.runs for scored in forecast.scores)
-    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in forecast.scores) / runs
-    held = sum(scored.held for scored in forecast.scores)
+    """Return a sentence for each score; before three or more, one on all of them."""
+    mode_by_series = {series.name: series.mode for series in forecast.evidence.series}
+    shown_names = names_with_engine(forecast.evidence)
+    sentences = []
+    for scored in forecast.scores:
+        shown = replace(scored, series=shown_names.get(scored.series, scored.series))
+        sentences.append(score(shown, mode_by_series.get(scored.series)))
+    if len(sentences) < 3:
+        return tuple(sentences)
+    return (_all_scores(forecast.scores), *sentences)
+
+
+def _all_scores(scores: Sequence[Score]) -> str:
+    """Sum up the scores of all series; a series counts by its runs."""
+    runs = sum(scored.runs for scored in scores)
+    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in scores) / runs
+    inside = sum(scored.held for scored in scores)
     return (
-        f"Of {runs} runs on more ranks than were fitted, in {len(single)} series, {held} lay inside the 90 % interval "
-        f"of a run; predictions were off by {percent(error, 1)} in the mean.",
-        *single,
+        f"Of {runs} runs on more ranks than were fitted, in {len(scores)} series, {inside} lay inside the 90 % "
+        f"interval of a run; predictions were off by {percent(error, 1)} in the mean."
     )
 
 
 def score(scored: Score, mode: Mode | None = None) -> str:
-    """How far predictions from the smaller counts were off at the larger ones, beside the simplest baseline's error.
+    """Say how far predictions from the smaller rank counts were off at the larger ones.
 
+    Beside it stands the error of the simplest baseline, which takes a step to last as long on any number of ranks.
     With a fixed global batch a rank's step shrinks, so that constant seconds per step are no baseline.
     """
     held_out = _counts(scored.held_out_gpus)
     off = f"was off by {percent(scored.mean_absolute_percentage_error, 1)}"
     if scored.runs > 1:
         off += f" in the mean, by {percent(scored.worst_error, 1)} at worst"
-    inside = (
-        f"{scored.held} of {scored.runs} runs lay" if scored.runs > 1 else f"{'the' if scored.held else 'no'} run lay"
-    )
-    return (
+        inside = f"{scored.held} of {scored.runs} runs lay"
+    else:
+        inside = "the run lay" if scored.held else "no run lay"
+    sentence = (
         f"{scored.series}: predicting {held_out} from {_counted(scored.fitted_gpus)} {off}; "
         f"{inside} inside the 90 % interval of a run."
-        + ("" if mode == "strong-global" else f" Constant seconds per step: {percent(scored.baseline_error, 1)}.")
     )
+    if mode == "strong-global":
+        return sentence
+    return f"{sentence} Constant seconds per step: {percent(scored.baseline_error, 1)}."
 
 
 def left_out(reasons: Sequence[str]) -> tuple[str, ...]:
-    """What was asked for and cannot be predicted: the first few reasons, and how many more."""
+    """Return sentences on what was requested and cannot be predicted: the first few reasons, and how many more."""
+    sentences = [f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT]]
     more = len(reasons) - _MOST_LEFT_OUT
-    told = tuple(f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT])
-    return (*told, f"Left out: {more} more of the kind.") if more > 0 else told
+    if more > 0:
+        sentences.append(f"Left out: {more} more of the kind.")
+    return tuple(sentences)
 
 
 def chance(value: float | None) -> str:
-    """A chance of running out of memory: "<1 %", ">99 %"."""
+    """Format a chance of running out of memory: "<1 %", ">99 %"."""
     return ">99 %" if value is not None and 0.995 <= value < 1 else percent(value)
 
 
 def efficiency(value: float) -> str:
-    """An efficiency with two decimals; with two digits where two decimals say nothing any more."""
+    """Format an efficiency with two decimals; with two digits where two decimals say nothing any more."""
     return share(value) if value >= 0.1 else number(value, 2)
 
 
-def energy_unit(joules: float) -> tuple[float, str]:
-    """Joules per unit of energy, and the sign of the unit in which `joules` reads best."""
-    return next((unit for unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")) if joules >= unit[0]), (1.0, "J"))
+class EnergyUnit(NamedTuple):
+    """A unit of energy."""
+
+    joules: float
+    sign: str
+
+
+_ENERGY_UNITS = (EnergyUnit(1e9, "GJ"), EnergyUnit(1e6, "MJ"), EnergyUnit(1e3, "kJ"), EnergyUnit(1.0, "J"))
+
+
+def energy_unit(joules: float) -> EnergyUnit:
+    """Return the unit in which `joules` reads best."""
+    for unit in _ENERGY_UNITS:
+        if joules >= unit.joules:
+            return unit
+    return _ENERGY_UNITS[-1]

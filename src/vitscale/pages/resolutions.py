@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.runs.compute import flops_per_image
@@ -46,66 +46,89 @@ class SizeSeries:
 
 
 def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
-    """Every such series of a study, in the order of its curves; none where the size was not varied."""
-    trials: dict[tuple[Mode, int, str], dict[int, TrialResult]] = {}
+    """Return the series of a study, in the order of its curves; none where the size was not varied."""
+    trial_by_size_of: dict[_SeriesKey, dict[int, TrialResult]] = {}
     for curve, point, result in analysis.along(analysis.curves):
         if _FIELD in curve.labels:
-            series = trials.setdefault((curve.mode, point.gpus, _name(curve, result)), {})
-            series[result.trial.model.image_size] = result
-    several = len({gpus for _, gpus, _ in trials}) > 1
-    return tuple(
-        SizeSeries(f"{name}, {units.ranks(gpus)}" if several else name, mode, gpus, _points(by_size))
-        for (mode, gpus, name), by_size in trials.items()
-        if len(by_size) > 1
-    )
+            key = _SeriesKey(curve.mode, point.gpus, _name(curve, result))
+            trial_by_size_of.setdefault(key, {})[result.trial.model.image_size] = result
+    has_several_rank_counts = len({key.gpus for key in trial_by_size_of}) > 1
+    series = []
+    for key, trial_by_size in trial_by_size_of.items():
+        if len(trial_by_size) > 1:
+            name = f"{key.name}, {units.ranks(key.gpus)}" if has_several_rank_counts else key.name
+            series.append(SizeSeries(name, key.mode, key.gpus, _points(trial_by_size)))
+    return tuple(series)
+
+
+class _SeriesKey(NamedTuple):
+    """Trials with this in common differ in the size of images alone."""
+
+    mode: Mode
+    gpus: int
+    name: str
+    """Name of their curves without the size."""
 
 
 def _name(curve: CurveResult, result: TrialResult) -> str:
     return curve_name({field: value for field, value in curve.labels.items() if field != _FIELD}, result.trial)
 
 
-def _points(by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
-    points: list[AtSize] = []
-    for size, result in sorted(by_size.items()):
-        below = next((point.result for point in reversed(points) if point.result.step_seconds is not None), None)
-        tensors = forecast_bytes(result.trial)
-        points.append(AtSize(size, result, tensors, _measurable(tensors, result), _by_flops(below, result)))
+def _points(trial_by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
+    points = []
+    smaller: TrialResult | None = None
+    for size, result in sorted(trial_by_size.items()):
+        tensor_bytes = forecast_bytes(result.trial)
+        measurable_bytes = _measurable(tensor_bytes, result)
+        points.append(AtSize(size, result, tensor_bytes, measurable_bytes, _seconds_by_flops(smaller, result)))
+        if result.step_seconds is not None:
+            smaller = result
     return tuple(points)
 
 
-def _measurable(tensors: int | None, result: TrialResult) -> int | None:
-    if tensors is None or result.trial.train.device == "cuda":
-        return tensors
-    beside = LEFT_OUT["cpu"]
-    return round(tensors * beside.factor + beside.fixed_bytes)
+def _measurable(tensor_bytes: int | None, result: TrialResult) -> int | None:
+    """Return the peak that is measured where tensors take so much; see `AtSize.forecast_bytes`."""
+    if tensor_bytes is None or result.trial.train.device == "cuda":
+        return tensor_bytes
+    overhead = LEFT_OUT["cpu"]
+    return round(tensor_bytes * overhead.factor + overhead.fixed_bytes)
 
 
-def _by_flops(below: TrialResult | None, result: TrialResult) -> float | None:
-    if below is None or below.step_seconds is None:
+def _seconds_by_flops(smaller: TrialResult | None, result: TrialResult) -> float | None:
+    """Return the seconds of a step of `result` by those of a smaller size; None where FLOPs or seconds are unknown."""
+    if smaller is None or smaller.step_seconds is None:
         return None
-    known, asked = flops_per_image(below.trial), flops_per_image(result.trial)
-    return None if isinstance(known, str) or isinstance(asked, str) else below.step_seconds.value * asked / known
+    smaller_flops = flops_per_image(smaller.trial)
+    flops = flops_per_image(result.trial)
+    if isinstance(smaller_flops, str) or isinstance(flops, str):
+        return None
+    return smaller.step_seconds.value * flops / smaller_flops
 
 
 _TITLE = "Memory and time by image size"
 
 
 def resolution_table(analysis: Analysis) -> Table | None:
-    """A row per size of each series; None where the size was not varied."""
+    """Return a row per size of each series; None where the size was not varied."""
     series = by_resolution(analysis)
-    points = [point for curve in series for point in curve.points]
-    if not points:
+    if not series:
         return None
+    points = [point for curve in series for point in curve.points]
     unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
-    columns = (
+    headings = (
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
     )  # fmt: skip
-    groups = tuple(RowGroup(curve.name, tuple(_line(point, unit) for point in curve.points)) for curve in series)
-    return Table(tuple(map(Column, columns)), groups, tuple(_notes(points)), title=_TITLE, label="curve")
+    return Table(
+        columns=tuple(map(Column, headings)),
+        groups=tuple(RowGroup(curve.name, tuple(_row(point, unit) for point in curve.points)) for curve in series),
+        notes=(_forecast_note(points), _FLOPS_NOTE, *_unavailable_notes(points)),
+        title=_TITLE,
+        label="curve",
+    )
 
 
-def _line(point: AtSize, unit: units.Unit) -> Row:
+def _row(point: AtSize, unit: units.Unit) -> Row:
     result = point.result
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
     return (
@@ -120,40 +143,46 @@ def _line(point: AtSize, unit: units.Unit) -> Row:
     )
 
 
-def _notes(points: Sequence[AtSize]) -> list[str]:
-    on_cpu = any(point.result.trial.train.device == "cpu" for point in points)
-    beside = f"{LEFT_OUT['cpu'].fixed_bytes / 1e9:g} GB for Python and libraries, of which ranks share some"
-    reasons = [why for point in points if (why := unavailable(point.result.trial))]
-    notes = [
-        "Forecast: one rank's tensors by arithmetic"
-        + (f"; on a CPU, where all that is resident is measured, with {beside}." if on_cpu else "."),
-        "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs.",
-    ]
-    if reasons:
-        told = "; ".join(dict.fromkeys(reasons))
-        notes.append(f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {told}.")
-    return notes
+_FLOPS_NOTE = "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs."
+
+
+def _forecast_note(points: Sequence[AtSize]) -> str:
+    note = "Forecast: one rank's tensors by arithmetic"
+    if not any(point.result.trial.train.device == "cpu" for point in points):
+        return f"{note}."
+    overhead = f"{LEFT_OUT['cpu'].fixed_bytes / 1e9:g} GB for Python and libraries, of which ranks share some"
+    return f"{note}; on a CPU, where all that is resident is measured, with {overhead}."
+
+
+def _unavailable_notes(points: Sequence[AtSize]) -> list[str]:
+    """Return a note on the trials whose memory cannot be forecast, with each reason once; none where there are none."""
+    reasons = [reason for point in points if (reason := unavailable(point.result.trial))]
+    if not reasons:
+        return []
+    distinct_reasons = "; ".join(dict.fromkeys(reasons))
+    return [f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {distinct_reasons}."]
 
 
 def as_json(analysis: Analysis) -> list[dict[str, Any]]:
-    """The series for the contract; unavailable is null."""
+    """Return the series for the contract; unavailable is null."""
     return [
         {
-            "curve": curve.name,
-            **attributes(curve, "mode", "gpus"),
-            "points": [
-                {
-                    "image_size": point.image_size,
-                    "trial": point.result.trial_id,
-                    "outcome": point.result.outcome,
-                    **estimate_fields("step_seconds", point.result.step_seconds),
-                    "step_seconds_by_flops": point.by_flops_seconds,
-                    "peak_bytes": point.result.peak_bytes,
-                    "forecast_bytes": point.forecast_bytes,
-                    "forecast_tensor_bytes": point.tensor_bytes,
-                }
-                for point in curve.points
-            ],
+            "curve": series.name,
+            **attributes(series, "mode", "gpus"),
+            "points": [_point_fields(point) for point in series.points],
         }
-        for curve in by_resolution(analysis)
+        for series in by_resolution(analysis)
     ]
+
+
+def _point_fields(point: AtSize) -> dict[str, Any]:
+    return {
+        "image_size": point.image_size,
+        "trial": point.result.trial_id,
+        "outcome": point.result.outcome,
+        **estimate_fields("step_seconds", point.result.step_seconds),
+        "step_seconds_by_flops": point.by_flops_seconds,
+        "peak_bytes": point.result.peak_bytes,
+        "forecast_bytes": point.forecast_bytes,
+        "forecast_tensor_bytes": point.tensor_bytes,
+    }

@@ -1,15 +1,20 @@
-"""Words that statements share: what a waterfall's parts are, what intervals cover, what explaining cost."""
+"""Sentences and clauses that statements share: on the parts of a waterfall, on what intervals cover, on what explaining
+cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
-from vitscale.analysis import Analysis, Factor, Waterfall
+from vitscale.analysis import Analysis, Factor, TrialResult, Waterfall
 from vitscale.analysis.comparisons import pairs_tested
 from vitscale.analysis.learning.drift import STEPS
 from vitscale.analysis.runs.environments import environments
+from vitscale.analysis.runs.repeats import Components
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN
+from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.present.estimate import Estimate
@@ -36,8 +41,9 @@ def ranks_on_hosts(world: World) -> str:
     """ "8", or "8 = 2 x 4" on two hosts, "7 = 1 x 4 + 3" on unequal ones."""
     if world.nodes == 1:
         return f"{world.size:,}"
-    full, rest = divmod(world.size, world.ranks_per_node)
-    return f"{world.size:,} = {full:,} x {world.ranks_per_node:,}" + (f" + {rest:,}" if rest else "")
+    full_hosts, further_ranks = divmod(world.size, world.ranks_per_node)
+    text = f"{world.size:,} = {full_hosts:,} x {world.ranks_per_node:,}"
+    return f"{text} + {further_ranks:,}" if further_ranks else text
 
 
 def certainty(interval: Estimate) -> str:
@@ -54,90 +60,164 @@ def ratio_interval(interval: Estimate) -> str:
 
 def reached_of_ideal(split: Waterfall) -> str:
     """ "8 ranks reach 72 % of ideal", or "measured at" where runs are too few, with why it may be another figure."""
-    verb = "measured at" if split.interval is None or split.interval.low is None or split.interval.note else "reach"
+    verb = "reach" if _decides(split.interval) else "measured at"
     return f"{ranks(split.gpus)} {verb} {100 * (split.efficiency or 0.0):.0f} % of ideal{_doubt(split.interval)}"
 
 
+def _decides(interval: Estimate | None) -> bool:
+    """Whether there is an interval, over enough runs."""
+    return interval is not None and interval.low is not None and not interval.note
+
+
 def _doubt(interval: Estimate | None) -> str:
-    """Why a figure is not to be relied on, in brackets; empty where nothing speaks against it."""
+    """Return in brackets why a figure is not to be relied on; empty where nothing speaks against it."""
     if interval is None or interval.low is None or interval.high is None:
         return " (one run: too few to tell)"
-    wide = interval.high - interval.low > _WIDEST_UNSAID
-    return f" ({certainty(interval)})" if wide or interval.note else ""
+    is_wide = interval.high - interval.low > _WIDEST_UNSAID
+    return f" ({certainty(interval)})" if is_wide or interval.note else ""
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
-    """Why efficiencies were not taken apart: each reason once."""
-    known = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
-    reasons = [waterfall.reason for waterfall in known if not waterfall.factors]
+    """Return a sentence for each reason why efficiencies were not split into what takes them."""
+    with_efficiency = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
+    count_by_reason = Counter(waterfall.reason for waterfall in with_efficiency if not waterfall.factors)
     return tuple(
-        f"Where the efficiency goes is unknown at {reasons.count(reason)} of {len(known)} points: {reason}."
-        for reason in dict.fromkeys(reasons)
+        f"Where the efficiency goes is unknown at {count} of {len(with_efficiency)} points: {reason}."
+        for reason, count in count_by_reason.items()
     )
 
 
 def explaining_cost(analysis: Analysis) -> str:
-    """What explaining cost, in a sentence; empty where no step was explained, or none has a light step beside it."""
-    overheads = [trial.breakdown.overhead for trial in analysis.trials.values() if trial.breakdown is not None]
-    slower = [max(0, round(100 * overhead)) for overhead in overheads if overhead is not None]
-    if not slower:
+    """Say by how much explaining slowed its steps.
+
+    Empty where no step was explained, or none could be compared with a step that was not.
+    """
+    breakdowns = _breakdowns(analysis)
+    slowdowns = [_whole_percent(breakdown.overhead) for breakdown in breakdowns if breakdown.overhead is not None]
+    if not slowdowns:
         return ""
-    least, most = min(slower), max(slower)
-    how_much = "less than 1 %" if most == 0 else f"{most} %" if least == most else f"{least} to {most} %"
-    return f"Explaining slowed its steps by {how_much} (those steps are in no reported time).{_attached(analysis)}"
+    after_profiler = [
+        breakdown.attached_overhead for breakdown in breakdowns if breakdown.attached_overhead is not None
+    ]
+    attached = ""
+    if after_profiler:
+        longer = _whole_percent(max(after_profiler))
+        attached = f" Steps after the profiler stopped took up to {longer} % longer (in none either)."
+    return (
+        f"Explaining slowed its steps by {_percent_range(slowdowns)} (those steps are in no reported time).{attached}"
+    )
 
 
-def _attached(analysis: Analysis) -> str:
-    """What the profiler left behind on GPUs; empty where nothing was timed after it."""
-    overheads = [trial.breakdown.attached_overhead for trial in analysis.trials.values() if trial.breakdown is not None]
-    slower = [overhead for overhead in overheads if overhead is not None]
-    if not slower:
-        return ""
-    return f" Steps after the profiler stopped took up to {max(0, round(100 * max(slower)))} % longer (in none either)."
+def _breakdowns(analysis: Analysis) -> list[Breakdown]:
+    return [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
+
+
+def _whole_percent(share: float) -> int:
+    """Return a share in whole percent, and 0 for one below 0."""
+    return max(0, round(100 * share))
+
+
+def _percent_range(percents: Sequence[int]) -> str:
+    """ "2 to 7 %", or "7 %" where all are the same; 0 is "less than 1 %"."""
+    if max(percents) == 0:
+        return "less than 1 %"
+    if min(percents) == max(percents):
+        return f"{max(percents)} %"
+    return f"{min(percents)} to {max(percents)} %"
 
 
 def equality(analysis: Analysis) -> str:
-    """How far trials that compute the same show the same loss; empty where no trial agrees with another."""
-    agreeing = [trial.drift for trial in analysis.trials.values() if trial.drift.status == "agrees"]
+    """Say how near the losses of trials that compute the same are; empty where no trial agrees with another.
+
+    Example: "Equality: over the first 10 steps the losses of 3 trials are those of a trial that must compute the same,
+    within 3.1e-07; 1 drifts."
+    """
+    trials = analysis.trials.values()
+    agreeing = [trial.drift for trial in trials if trial.drift.status == "agrees"]
     if not agreeing:
         return ""
-    most = max(drift.difference or 0.0 for drift in agreeing)
-    drifting = sum(trial.drifts for trial in analysis.trials.values())
-    but = f"; {drifting} drift{'s' if drifting == 1 else ''}" if drifting else ""
-    losses = f"the losses of {len(agreeing)} trials are those" if len(agreeing) > 1 else "the loss of 1 trial is that"
-    how = f"within {relative(most)}" if most else "exactly"
-    compared = [len(run.loss_by_step.step) for trial in analysis.trials.values() for run in trial.run_figures]
-    steps = counted(min(STEPS, max(compared, default=STEPS)), "step")
-    return f"Equality: over the first {steps} {losses} of a trial that must compute the same, {how}{but}."
+    losses = "the loss of 1 trial is that"
+    if len(agreeing) > 1:
+        losses = f"the losses of {len(agreeing)} trials are those"
+    largest = max(drift.difference or 0.0 for drift in agreeing)
+    how_near = f"within {relative(largest)}" if largest else "exactly"
+    return (
+        f"Equality: over the first {counted(_compared_steps(trials), 'step')} {losses} of a trial that must "
+        f"compute the same, {how_near}{_drifting(trials)}."
+    )
+
+
+def _drifting(trials: Iterable[TrialResult]) -> str:
+    count = sum(trial.drifts for trial in trials)
+    if count == 0:
+        return ""
+    return "; 1 drifts" if count == 1 else f"; {count} drift"
+
+
+def _compared_steps(trials: Iterable[TrialResult]) -> int:
+    """Return over how many first steps losses are compared: `STEPS`, or as many as the longest run has."""
+    longest = max((len(run.loss_by_step.step) for trial in trials for run in trial.run_figures), default=STEPS)
+    return min(STEPS, longest)
+
+
+class _PlaceSpread(NamedTuple):
+    """A trial whose epoch times differ between allocations, or between hosts."""
+
+    trial_name: str
+    spread: Components
 
 
 def scope(analysis: Analysis) -> str:
-    """What intervals over runs do not cover, in a sentence; empty where no trial was repeated, or this is unknown."""
+    """Say what intervals over runs do not cover: how allocations or hosts differ.
+
+    Empty where no trial was repeated, or this is unknown.
+    """
     repeated = [
         trial for trial in analysis.trials.values() if len(trial.run_figures) > 1 and trial.environment is not None
     ]
     if not repeated:
         return ""
-    kind = "allocation" if any(own.allocation for t in repeated for own in environments(t.recorded_runs[0])) else "host"
-    apart = [(trial.components.between, trial) for trial in repeated if trial.components and trial.components.clustered]
-    if apart:
-        between, worst = max(apart, key=lambda pair: pair[0])
-        within = worst.components.within if worst.components else 0.0
-        return (
-            f"Epoch times differ from {kind} to {kind} in {len(apart)} of {len(repeated)} repeated trials (up to "
-            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {worst.name}): of these an {kind} "
-            "with all its runs counts as one observation."
-        ).replace("an host", "a host")
+    kind = _allocation_or_host(repeated)
+    differing = [
+        _PlaceSpread(trial.name, trial.components)
+        for trial in repeated
+        if trial.components is not None and trial.components.clustered
+    ]
+    if differing:
+        return _differing_places(differing, len(repeated), kind)
     if all(len(trial.allocations) == 1 for trial in repeated):
-        return (
-            f"The runs of each trial shared {'one allocation' if kind == 'allocation' else 'their hosts'}: intervals "
-            f"do not cover how {kind}s differ."
-        )
+        shared = "one allocation" if kind == "allocation" else "their hosts"
+        return f"The runs of each trial shared {shared}: intervals do not cover how {kind}s differ."
     return ""
 
 
+def _allocation_or_host(trials: Iterable[TrialResult]) -> Literal["allocation", "host"]:
+    """Return what the runs of trials may share: a scheduler's allocation, or their hosts where no rank recorded one."""
+    for trial in trials:
+        if any(environment.allocation for environment in environments(trial.recorded_runs[0])):
+            return "allocation"
+    return "host"
+
+
+def _differing_places(differing: Sequence[_PlaceSpread], trials: int, kind: Literal["allocation", "host"]) -> str:
+    """Say how far times differ between allocations or hosts, and what an interval makes of it.
+
+    Args:
+        differing: those of `trials` repeated trials for which this was found.
+        trials: number of repeated trials.
+        kind: what differs.
+    """
+    worst = max(differing, key=lambda trial: trial.spread.between)
+    article = "an" if kind == "allocation" else "a"
+    return (
+        f"Epoch times differ from {kind} to {kind} in {len(differing)} of {trials} repeated trials (up to "
+        f"{percent(worst.spread.between, 1)} between them, {percent(worst.spread.within, 1)} inside; "
+        f"{worst.trial_name}): of these {article} {kind} with all its runs counts as one observation."
+    )
+
+
 def multiplicity(analysis: Analysis) -> str:
-    """How many comparisons were made, in a sentence; empty where there are fewer than 2."""
+    """Say how many comparisons were made, and what that means for verdicts; empty where there are fewer than 2."""
     count = pairs_tested(analysis.comparisons)
     if count < 2:
         return ""
@@ -153,71 +233,106 @@ def corrected_p(value: float | None) -> str:
     return f"p = {value:.2g} after correction" if value is not None else ""
 
 
+class _FactorWords(NamedTuple):
+    """What a factor of the efficiency stands for, in a sentence such as "8 points are the transfer"."""
+
+    taking: str
+    """Where it takes points: "the transfer"."""
+    gaining: str
+    """Where it gains some: "a shorter transfer"."""
+
+
 _IN_WORDS = {
-    STEP_ROUNDING: ("step rounding", "step rounding"),
-    "data wait": ("waiting for data", "less waiting for data"),
-    "loading": ("waiting for images to be read", "less waiting for images to be read"),
-    "decoding": ("waiting for images to be decoded", "less waiting for images to be decoded"),
-    START_UP: ("start-up", "a shorter start-up"),
-    EVALUATION: ("evaluation", "a shorter evaluation"),
-    CHECKPOINT: ("saving a checkpoint", "a checkpoint that is saved sooner"),
-    "pipeline bubble": ("waiting for the stages of other ranks", "less waiting for the stages of other ranks"),
-    "straggler wait": ("waiting for the slowest rank", "less waiting for the slowest rank"),
-    "wire": ("the transfer", "a shorter transfer"),
-    "synchronised norm": ("what synchronised norms exchange", "a shorter exchange of synchronised norms"),
-    COMMUNICATION: (
+    STEP_ROUNDING: _FactorWords("step rounding", "step rounding"),
+    "data wait": _FactorWords("waiting for data", "less waiting for data"),
+    "loading": _FactorWords("waiting for images to be read", "less waiting for images to be read"),
+    "decoding": _FactorWords("waiting for images to be decoded", "less waiting for images to be decoded"),
+    START_UP: _FactorWords("start-up", "a shorter start-up"),
+    EVALUATION: _FactorWords("evaluation", "a shorter evaluation"),
+    CHECKPOINT: _FactorWords("saving a checkpoint", "a checkpoint that is saved sooner"),
+    "pipeline bubble": _FactorWords(
+        "waiting for the stages of other ranks", "less waiting for the stages of other ranks"
+    ),
+    "straggler wait": _FactorWords("waiting for the slowest rank", "less waiting for the slowest rank"),
+    "wire": _FactorWords("the transfer", "a shorter transfer"),
+    "synchronised norm": _FactorWords("what synchronised norms exchange", "a shorter exchange of synchronised norms"),
+    COMMUNICATION: _FactorWords(
         "waiting for ranks and the transfer, which could not be told apart",
         "less waiting for ranks and transfer, which could not be told apart",
     ),
-    "optimizer": ("the optimizer", "a faster optimizer"),
-    "launch gaps": ("gaps between kernels", "shorter gaps between kernels"),
+    "optimizer": _FactorWords("the optimizer", "a faster optimizer"),
+    "launch gaps": _FactorWords("gaps between kernels", "shorter gaps between kernels"),
 }
-"""Factor to what takes points of efficiency by it, and to what gains some."""
+"""Factor of a waterfall -> its words; "compute scaling" and "other" are worded by `_factor_in_words` and `_OTHER`."""
 _OTHER = "other things"
 _MOST_NAMED = 4
 
 
-def contributions(waterfall: Waterfall) -> tuple[str, ...]:
-    """The largest contributions of at least a point, at most four and the rest in one, largest first.
+class _Contribution(NamedTuple):
+    """What one factor takes from the efficiency."""
 
-    Their numbers and the efficiency, all in whole percent, add up to 100.
+    points: int
+    """In whole percent of the ideal; below 0 where it gains some."""
+    what: str
+    """The factor in words."""
+    bounds: str = ""
+    """ " (12 to 21)", the interval of the points; empty: none, or narrower than a point."""
+
+
+def contributions(waterfall: Waterfall) -> tuple[str, ...]:
+    """Return the largest contributions of at least a point as clauses, largest first, at most four and the rest in one.
+
+    Their numbers and the efficiency, all in whole percent, add up to 100: at an efficiency of 0.72 "17 points (12 to
+    21) are the transfer", "8 are waiting for data", "3 are other things".
     """
     if waterfall.efficiency is None:
         return ()
+    clauses: list[str] = []
+    for contribution in _rounded_contributions(waterfall, waterfall.efficiency):
+        if contribution.points != 0:
+            clauses.append(_clause(contribution, with_unit=not clauses))
+    return tuple(clauses)
+
+
+def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Contribution]:
+    """Return the named contributions, largest first, and those of all other factors in one, rounded together."""
     by_size = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
-    named = [factor for factor in by_size if abs(factor.points) >= 0.01 and factor.name != "other"][:_MOST_NAMED]
-    rest = sum(factor.points for factor in waterfall.factors if factor not in named)
-    exact = [100 * points for points in (*(factor.points for factor in named), rest)]
-    rounded = whole(exact, 100 - round(100 * waterfall.efficiency))
-    told = [
-        (points, _what(waterfall, factor.name, points), _bounds(factor, points))
-        for factor, points in zip(named, rounded, strict=False)
-    ]
-    said = [each for each in (*told, (rounded[-1], _OTHER, "")) if each[0]]
-    return tuple(_clause(*each, first=index == 0) for index, each in enumerate(said))
+    large = [factor for factor in by_size if abs(factor.points) >= 0.01 and factor.name != "other"]
+    named = large[:_MOST_NAMED]
+    other_points = sum(factor.points for factor in waterfall.factors if factor not in named)
+    exact = [*(100 * factor.points for factor in named), 100 * other_points]
+    *rounded, rounded_other = whole(exact, total=100 - round(100 * efficiency))
+    of_named = []
+    for factor, points in zip(named, rounded, strict=True):
+        what = _factor_in_words(waterfall, factor.name, takes_points=points > 0)
+        of_named.append(_Contribution(points, what, _bounds(factor, takes_points=points > 0)))
+    return [*of_named, _Contribution(rounded_other, _OTHER)]
 
 
 def loss_in_words(waterfall: Waterfall, factor: Factor) -> str:
-    """What a factor that takes points stands for: "the transfer"."""
-    return _OTHER if factor.name == "other" else _what(waterfall, factor.name, 1)
+    """Return what a factor that takes points stands for: "the transfer"."""
+    return _OTHER if factor.name == "other" else _factor_in_words(waterfall, factor.name, takes_points=True)
 
 
 def points_interval(factor: Factor) -> str:
     """ "12 to 21", the interval of the points that a factor takes; empty where it is narrower than a point."""
-    return _bounds(factor, 1).strip(" ()")
+    return _bounds(factor, takes_points=True).strip(" ()")
 
 
-def _bounds(factor: Factor, points: int) -> str:
-    """ " (12 to 21)", the 95 % interval with the sign that is told; empty where it is narrower than a point."""
+def _bounds(factor: Factor, *, takes_points: bool) -> str:
+    """Return the 95 % interval of a factor's points, " (12 to 21)"; empty where it is narrower than a point.
+
+    Where a factor gains points, they are shown as positive, so the ends change places and signs.
+    """
     if factor.interval is None or factor.interval.low is None or factor.interval.high is None:
         return ""
-    ends = (100 * factor.interval.low, 100 * factor.interval.high)
-    low, high = ends if points > 0 else (-ends[1], -ends[0])
+    low = 100 * factor.interval.low if takes_points else -100 * factor.interval.high
+    high = 100 * factor.interval.high if takes_points else -100 * factor.interval.low
     return f" ({low:z.0f} to {high:z.0f})" if high - low >= 1 else ""
 
 
 def whole(values: Sequence[float], total: int) -> list[int]:
-    """Whole numbers that add up to `total`, each within 1 of its own value: the largest remainders are rounded up.
+    """Return whole numbers that add up to `total`, each within 1 of its value: the largest remainders are rounded up.
 
     Args:
         values: at least one, their sum within 0.5 of `total`.
@@ -230,30 +345,38 @@ def whole(values: Sequence[float], total: int) -> list[int]:
     return rounded
 
 
-def _clause(points: int, what: str, bounds: str, *, first: bool) -> str:
+def _clause(contribution: _Contribution, *, with_unit: bool) -> str:
     """ "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding"."""
-    unit = f" point{'s' if abs(points) != 1 else ''}" if first else ""
-    verb = "are" if abs(points) != 1 else "is"
-    return f"{abs(points)}{unit}{bounds} {verb} {what if points > 0 else f'gained by {what}'}"
+    points = abs(contribution.points)
+    verb = "is" if points == 1 else "are"
+    unit = ""
+    if with_unit:
+        unit = " point" if points == 1 else " points"
+    gained_by = "" if contribution.points > 0 else "gained by "
+    return f"{points}{unit}{contribution.bounds} {verb} {gained_by}{contribution.what}"
 
 
-def _what(waterfall: Waterfall, name: str, points: int) -> str:
+def _factor_in_words(waterfall: Waterfall, name: str, *, takes_points: bool) -> str:
     if name == "compute scaling":
         if waterfall.work_per_rank is not None and waterfall.work_per_rank < 1:
             return "smaller per-rank work"
-        return "slower computing" if points > 0 else "faster computing"
-    if name == "straggler wait" and points > 0:
-        return _waiting(waterfall)
-    if name == STEP_ROUNDING and points < 0 and waterfall.images_left_out >= 0.005:
+        return "slower computing" if takes_points else "faster computing"
+    if name == "straggler wait" and takes_points:
+        return _waiting(waterfall.straggler)
+    if name == STEP_ROUNDING and not takes_points and waterfall.images_left_out >= 0.005:
         return f"step rounding, which leaves {100 * waterfall.images_left_out:.0f} % of the images out"
-    return _IN_WORDS[name][points <= 0]
+    words = _IN_WORDS[name]
+    return words.taking if takes_points else words.gaining
 
 
-def _waiting(waterfall: Waterfall) -> str:
+def _waiting(straggler: Straggler | None) -> str:
     """ "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
-    if waterfall.straggler is None:
+    if straggler is None:
         return "waiting for the slowest rank"
-    slower, often = waterfall.straggler.slower_by, waterfall.straggler.share_of_steps
-    known = [f"computes {100 * slower:.0f} % slower"] if slower is not None and slower >= 0.005 else []
-    known += [f"comes last in {100 * often:.0f} % of steps"] if often < 0.995 else []
-    return f"waiting for rank {waterfall.straggler.rank}" + (f", which {' and '.join(known)}" if known else "")
+    clauses = []
+    if straggler.slower_by is not None and straggler.slower_by >= 0.005:
+        clauses.append(f"computes {100 * straggler.slower_by:.0f} % slower")
+    if straggler.share_of_steps < 0.995:
+        clauses.append(f"comes last in {100 * straggler.share_of_steps:.0f} % of steps")
+    which = f", which {' and '.join(clauses)}" if clauses else ""
+    return f"waiting for rank {straggler.rank}{which}"

@@ -1,4 +1,4 @@
-"""The statements of the first screen, in tables: what each says, and what must be true for it to be said.
+"""The statements of the first screen, in tables: each with its sentence, and the condition on which it is said.
 
 A table answers one question about one subject, such as how a curve scales. Its rows are tried from the top, and the
 first whose condition holds is said. The page, the terminal, Markdown, LaTeX and JSON take these sentences from here.
@@ -65,7 +65,7 @@ class Claim(Generic[Facts]):
 
 
 def claim(table: Sequence[Statement[Facts]], facts: Facts) -> Claim[Facts]:
-    """Finds the first row of a table whose condition holds; the last row of each table holds always."""
+    """Return the claim of the first row of a table whose condition holds; the last row of each table holds always."""
     return next(Claim(statement, facts) for statement in table if statement.holds(facts))
 
 
@@ -123,7 +123,7 @@ def _weak_scaling(scaling: Scaling) -> str:
 
 
 def _pace(pattern: str) -> Callable[[Scaling], str]:
-    """Makes the words of a row of `SCALING`: "{times} as fast as {base}" -> "ddp: 2 ranks are 1.6x as fast as 1 (...)."
+    """Return words of `SCALING`: "{times} as fast as {base}" gives "ddp: 2 ranks are 1.6x as fast as 1 (...)."
 
     Args:
         pattern: the pace, with {times} for the speedup and {base} for the ranks of the baseline.
@@ -392,8 +392,8 @@ def is_lower(first: Estimate, second: Estimate) -> bool:
     """
     if _has_few_runs(first) or _has_few_runs(second):
         return False
-    first_high = first.ends[1]
-    second_low = second.ends[0]
+    first_high = first.ends.high
+    second_low = second.ends.low
     if min(first.value, second.value, second_low) <= 0:
         return False
     reach = math.hypot(math.log(first_high / first.value), math.log(second.value / second_low))
@@ -470,7 +470,7 @@ class BaselineLoss:
         """Whether the baseline significantly loses more than the trial does on top: the intervals lie apart."""
         if _has_few_runs(self.idle_share) or _has_few_runs(self.loss):
             return False
-        return self.idle_share.ends[0] > self.loss.ends[1]
+        return self.idle_share.ends.low > self.loss.ends.high
 
 
 _MUCH_IDLE = 0.1
@@ -628,7 +628,7 @@ LENGTH: tuple[Statement[TrainingLength], ...] = (
 
 
 def _with_policy_and_ranks(words: Callable[[CurveComparison], str]) -> Callable[[CurveComparison], str]:
-    """Makes "strong-micro, 2 ranks: {words}." of the words on a pair."""
+    """Return the words on a pair with their place before them: "strong-micro, 2 ranks: {words}."."""
     return lambda compared: f"{compared.mode}, {units.ranks(compared.gpus)}: {words(compared)}."
 
 
@@ -641,7 +641,7 @@ def _no_difference(compared: CurveComparison) -> str:
 
 
 def _verdict_is(verdict: ComparisonVerdict) -> Callable[[CurveComparison], bool]:
-    """Makes the condition that the comparison of a pair has this verdict."""
+    """Return the condition that the comparison of a pair has this verdict."""
     return lambda compared: compared.result.verdict == verdict
 
 
@@ -751,4 +751,4 @@ TABLES: dict[str, tuple[tuple[Statement[Any], ...], ...]] = {
     "Can I trust it?": (TRUST,),
     "Engine against engine": (PAIR, SEVERAL),
 }
-"""Section of the report to its tables of statements."""
+"""Section of the report -> its tables of statements."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
@@ -29,72 +31,103 @@ _SHORT_VERDICTS = {
 }
 
 
+class _PointColumn(NamedTuple):
+    """A column of a scaling table."""
+
+    column: Column
+    cell: Callable[[TrialResult, ScalingPoint], Cell]
+    """The cell of a trial with figures, which is this point of a curve."""
+    is_shown: bool = True
+
+
 def mode_tables(analysis: Analysis) -> dict[Mode, Table]:
-    """The scaling table of each batch policy, in the order of the study's curves."""
+    """Return the scaling table of each batch policy, in the order of the study's curves."""
     return {mode: _mode_table(analysis, mode, curves) for mode, curves in by_mode(analysis.curves).items()}
 
 
 def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -> Table:
+    """Return the scaling table of one batch policy: a group for each curve, a row for each rank count."""
     trials = [analysis.trials[point.trial_id] for curve in curves for point in curve.points]
-
-    def unit(figure: Callable[[TrialResult], Estimate | None]) -> units.Unit:
-        return units.time_unit(i.value for trial in trials if (i := figure(trial)) is not None)
-
-    step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
-    with_masks = any(trial.trial.model.task == "segmentation" for trial in trials)
-    figures: list[tuple[Column, Callable[[TrialResult, ScalingPoint], Cell]]] = [
-        (Column("runs x steps", narrow="runs"), lambda trial, _: Cell(_runs_and_steps(trial))),
-        (Column("step", step.sign), lambda trial, _: interval_cell(trial.step_seconds, step.text)),
-        (Column("p95", step.sign), lambda trial, _: Cell(step.text(_p95(trial)))),
-        (Column("epoch", epoch.sign), lambda trial, _: interval_cell(trial.epoch_seconds, epoch.text)),
-        (Column("elapsed (epochs)"), lambda trial, _: _elapsed_cell(trial, epoch)),
-        (Column("images/s"), lambda trial, _: interval_cell(trial.images_per_second, units.number)),
-        (Column("speedup"), speedup_cell),
-        (Column("efficiency", narrow="eff."), lambda _, point: interval_cell(point.efficiency, units.share)),
-        (Column("eff. over plain"), lambda _, point: interval_cell(point.efficiency_over_plain, units.share)),
-        (Column("start-up", "s"), lambda trial, _: Cell(units.number(trial.startup_seconds))),
-        (Column("memory"), lambda trial, _: Cell(units.size(trial.peak_bytes))),
-        (Column("held-out accuracy"), lambda trial, _: _score_cell(trial, "held_out_accuracy")),
-        (Column("mean IoU"), lambda trial, _: _score_cell(trial, "mean_iou")),
-    ]
-    left_out = {
-        "p95": all(_p95(trial) is None for trial in trials),
-        "eff. over plain": all(curve.plain_trial is None for curve in curves),
-        "mean IoU": not with_masks,
-    }
-    figures = [(column, cell) for column, cell in figures if not left_out.get(column.name)]
+    figures = [figure for figure in _point_columns(curves, trials) if figure.is_shown]
     groups = []
     for curve in curves:
-        rows: list[Row] = []
-        for point in curve.points:
-            trial = analysis.trials[point.trial_id]
-            first = (Cell(sentences.ranks_on_hosts(trial.trial.world)), Cell(batch_text(trial)))
-            if not trial.run_figures:
-                outcome = trial.outcome or NOT_RUN_YET
-                state = "failed" if trial.outcome else "missing"
-                rows.append((*first, Cell(outcome, state=state, spans=len(figures))))  # type: ignore[arg-type]  # the states are those of cells
-                continue
-            cells = (*first, *(cell(trial, point) for _, cell in figures))
-            base = curve.baseline is not None and curve.baseline.gpus == point.gpus
-            rows.append(tuple(Cell(c.text, c.bounds, "baseline") for c in cells) if base else cells)
+        rows = [_point_row(analysis.trials[point.trial_id], curve, point, figures) for point in curve.points]
         groups.append(RowGroup(curve.name, tuple(rows)))
-    columns = (Column("ranks"), Column("global batch"), *(column for column, _ in figures))
     notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
-    told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
-    notes += ["Held-out accuracy of segmentation is that of pixels."] if with_masks else []
+    if any(map(_has_masks, trials)):
+        notes.append("Held-out accuracy of segmentation is that of pixels.")
     notes += start_up_notes(trials)
-    return Table(columns, tuple(groups), (*notes, told, *slow_steps_told(trials)), title=sentences.MODE_TITLES[mode],
-                 label="curve")  # fmt: skip
+    notes.append("In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many.")
+    notes += slow_step_notes(trials)
+    return Table(
+        columns=(Column("ranks"), Column("global batch"), *(figure.column for figure in figures)),
+        groups=tuple(groups),
+        notes=tuple(notes),
+        title=sentences.MODE_TITLES[mode],
+        label="curve",
+    )
+
+
+def _point_columns(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> list[_PointColumn]:
+    """Return the columns of a scaling table after ranks and batch; `trials` are those of the curves."""
+    step = _time_unit(trial.step_seconds for trial in trials)
+    epoch = _time_unit(trial.epoch_seconds for trial in trials)
+    has_p95 = any(_p95(trial) is not None for trial in trials)
+    has_plain = any(curve.plain_trial is not None for curve in curves)
+    has_masks = any(map(_has_masks, trials))
+    return [
+        _PointColumn(Column("runs x steps", narrow="runs"), lambda trial, _: Cell(_runs_and_steps(trial))),
+        _PointColumn(Column("step", step.sign), lambda trial, _: interval_cell(trial.step_seconds, step.text)),
+        _PointColumn(Column("p95", step.sign), lambda trial, _: Cell(step.text(_p95(trial))), is_shown=has_p95),
+        _PointColumn(Column("epoch", epoch.sign), lambda trial, _: interval_cell(trial.epoch_seconds, epoch.text)),
+        _PointColumn(Column("elapsed (epochs)"), lambda trial, _: _elapsed_cell(trial, epoch)),
+        _PointColumn(Column("images/s"), lambda trial, _: interval_cell(trial.images_per_second, units.number)),
+        _PointColumn(Column("speedup"), speedup_cell),
+        _PointColumn(
+            Column("efficiency", narrow="eff."), lambda _, point: interval_cell(point.efficiency, units.share)
+        ),
+        _PointColumn(
+            Column("eff. over plain"),
+            lambda _, point: interval_cell(point.efficiency_over_plain, units.share),
+            is_shown=has_plain,
+        ),
+        _PointColumn(Column("start-up", "s"), lambda trial, _: Cell(units.number(trial.startup_seconds))),
+        _PointColumn(Column("memory"), lambda trial, _: Cell(units.size(trial.peak_bytes))),
+        _PointColumn(Column("held-out accuracy"), lambda trial, _: _score_cell(trial, "held_out_accuracy")),
+        _PointColumn(Column("mean IoU"), lambda trial, _: _score_cell(trial, "mean_iou"), is_shown=has_masks),
+    ]
+
+
+def _time_unit(intervals: Iterable[Estimate | None]) -> units.Unit:
+    return units.time_unit(interval.value for interval in intervals if interval is not None)
+
+
+def _has_masks(trial: TrialResult) -> bool:
+    return trial.trial.model.task == "segmentation"
+
+
+def _point_row(trial: TrialResult, curve: CurveResult, point: ScalingPoint, figures: Sequence[_PointColumn]) -> Row:
+    """Return the row of one point of a curve; a trial without figures has its outcome in their place."""
+    ranks = Cell(sentences.ranks_on_hosts(trial.trial.world))
+    batch = Cell(batch_text(trial))
+    if not trial.run_figures:
+        outcome = Cell(trial.outcome or NOT_RUN_YET, state="failed" if trial.outcome else "missing", spans=len(figures))
+        return (ranks, batch, outcome)
+    cells = (ranks, batch, *(figure.cell(trial, point) for figure in figures))
+    is_baseline = curve.baseline is not None and curve.baseline.gpus == point.gpus
+    return tuple(Cell(cell.text, cell.bounds, "baseline") for cell in cells) if is_baseline else cells
 
 
 def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
-    """Why a curve has no baseline; empty where it has one."""
+    """Return why a curve has no baseline; empty where it has one."""
     if curve.baseline is not None:
         return ""
-    drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
-    if any(analysis.trials[point.trial_id].run_figures for point in curve.points) and not drifts:
+    trials = [analysis.trials[point.trial_id] for point in curve.points]
+    if any(trial.drifts for trial in trials):
+        return f"{curve.name}: no baseline, for no trial of it has completed without drifting."
+    if any(trial.run_figures for trial in trials):
         return f"{curve.name}: no baseline, for no trial of it tells an epoch time or images/s."
-    return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
+    return f"{curve.name}: no baseline, for no trial of it has completed."
 
 
 def _score_cell(trial: TrialResult, score: str) -> Cell:
@@ -113,22 +146,22 @@ def _runs_and_steps(trial: TrialResult) -> str:
 
 
 def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
-    """The epoch from barrier to barrier, and how many epochs of all runs are behind it."""
+    """Return the epoch from barrier to barrier, and how many epochs of all runs are behind it."""
     if trial.elapsed_epoch_seconds is None:
         return Cell(units.UNKNOWN)
     return Cell(unit.text(trial.elapsed_epoch_seconds.value), str(trial.elapsed_epochs))
 
 
 def speedup_cell(trial: TrialResult, point: ScalingPoint) -> Cell:
-    """The speedup; for a trial that drifts its drift instead, because its time is that of other work."""
+    """Return the speedup; for a trial that drifts its drift instead, because its time is that of other work."""
     if trial.drifts:
-        off = units.relative(trial.drift.difference)
-        return Cell("drifts", off if off == units.NOT_FINITE else f"{off} off")
+        difference = units.relative(trial.drift.difference)
+        return Cell("drifts", difference if difference == units.NOT_FINITE else f"{difference} off")
     return interval_cell(point.speedup, units.share)
 
 
 def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Cell:
-    """A figure with its interval, if it has one of enough runs; a dash for the unknown."""
+    """Return a figure with its interval, if it has one of enough runs; a dash for the unknown."""
     if interval is None:
         return Cell(units.UNKNOWN)
     return Cell(text(interval.value), "" if interval.note else interval.bounds(text))
@@ -138,27 +171,37 @@ def batch_text(result: TrialResult) -> str:
     """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation; or "48 = (20 + 4) x 2"."""
     if not result.batch_known:
         return units.UNKNOWN
-    trial, train = result.trial, result.trial.train
-    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
-    at_once = f"{trial.layout.data} x {train.micro_batch}"
+    train = result.trial.train
+    micro_step = f"{result.trial.layout.data} x {train.micro_batch}"
     if train.micro_batches:
-        at_once = f"({in_words(train.micro_batches)})" if accumulated else in_words(train.micro_batches)
-    return f"{trial.global_batch:,} = {at_once}{accumulated}"
+        micro_step = in_words(train.micro_batches)
+    if train.micro_batches and train.grad_accum > 1:
+        micro_step = f"({micro_step})"
+    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
+    return f"{result.trial.global_batch:,} = {micro_step}{accumulated}"
 
 
-def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
-    """The rule by which slow steps are set aside, how many were, and their largest share of a trial's time."""
-    each = {trial.trial_id: trial for trial in trials}.values()
-    runs = [run for trial in each for run in trial.run_figures if run.slow_share is not None]
-    if not runs:
+def slow_step_notes(trials: Sequence[TrialResult]) -> list[str]:
+    """Return a note on the rule by which slow steps are set aside, how many were, and their largest share of the time.
+
+    No note where no run was searched for slow steps. A trial that lies on several curves counts once.
+    """
+    distinct_trials = {trial.trial_id: trial for trial in trials}.values()
+    searched: list[RunFigures] = []
+    for trial in distinct_trials:
+        searched += [run for run in trial.run_figures if run.slow_share is not None]
+    if not searched:
         return []
-    aside, timed = sum(len(run.slow.set_aside) for run in runs), sum(run.timed_steps for run in runs)
-    text = (
+    slow_steps = sum(len(run.slow.set_aside) for run in searched)
+    timed_steps = sum(run.timed_steps for run in searched)
+    rule = (
         f"A step slow on any rank (over {SLOWER_TIMES:g} times the median, and {DEVIATIONS:g} deviations) is set aside "
-        f"on all where it is the only one in its trial's runs: {aside} of {aside + timed:,}"
+        f"on all where it is the only one in its trial's runs: {slow_steps} of {slow_steps + timed_steps:,}"
     )
-    share = max((trial.slow_share or 0.0 for trial in each), default=0.0)
-    return [f"{text}, up to {units.percent(share)} of the time." if aside else f"{text}."]
+    if not slow_steps:
+        return [f"{rule}."]
+    largest_share = max(trial.slow_share or 0.0 for trial in distinct_trials)
+    return [f"{rule}, up to {units.percent(largest_share)} of the time."]
 
 
 _FORK_IMPORTS_SECONDS = 0.5
@@ -172,46 +215,65 @@ def starts_as_forks(trial: TrialResult) -> bool:
 
 
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
-    """A note on start-ups that are those of forks; none where there are none."""
+    """Return a note on start-ups that are those of forks; none where there are none."""
     return [f"Start-up is that of {FORKED_RANKS}."] if any(map(starts_as_forks, trials)) else []
 
 
 def trial_label(analysis: Analysis, result: TrialResult) -> str:
-    """A trial in a few words: its curve, ranks and batch."""
+    """Name a trial by its curve, ranks, batch and share of the images: "ddp, 2 ranks, micro-batch 16 x 2"."""
     trial = result.trial
     curve, _ = analysis.curve_of(result.trial_id) or (None, None)
-    batch = f", micro-batch {trial.train.micro_batch if result.batch_known else 'not told'}"
-    if trial.train.micro_batches:
-        batch = f", micro-batches ({in_words(trial.train.micro_batches)})"
-    if trial.train.grad_accum > 1:
-        batch += f" x {trial.train.grad_accum}"
-    elif curve and not trial.train.micro_batches and "train.micro_batch" in curve.labels:
-        batch = ""  # the curve's name has it
+    name = curve.name if curve is not None else engine_label(trial.train.engine)
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
-    return (
-        f"{curve.name if curve else engine_label(trial.train.engine)}, {units.ranks(trial.world.size)}{batch}{fraction}"
-    )
+    return f"{name}, {units.ranks(trial.world.size)}{_batch_label(result, curve)}{fraction}"
+
+
+def _batch_label(result: TrialResult, curve: CurveResult | None) -> str:
+    """Return the batch of a rank, ", micro-batch 16 x 2"; empty where the curve's name has it."""
+    train = result.trial.train
+    accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
+    if train.micro_batches:
+        return f", micro-batches ({in_words(train.micro_batches)}){accumulated}"
+    if not accumulated and curve is not None and "train.micro_batch" in curve.labels:
+        return ""
+    return f", micro-batch {train.micro_batch if result.batch_known else 'not told'}{accumulated}"
+
+
+class _ReferenceKey(NamedTuple):
+    """Comparisons with this in common are one table."""
+
+    mode: Mode
+    varies: str
+    """The field in which the compared curves differ."""
+    reference: str
+    """Name of the curve that the others are compared with."""
 
 
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
-    """How many times as fast as one reference each curve trains an epoch: a table per batch policy and what varies."""
-    by_reference: dict[tuple[Mode, str, str], list[AgainstReference]] = {}
-    for line in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        by_reference.setdefault((line.mode, line.varies, line.reference), []).append(line)
-    return tuple(_comparison_table(mode, reference, members) for (mode, _, reference), members in by_reference.items())
+    """Return how many times as fast as one reference each curve trains an epoch.
+
+    There is a table for each batch policy and each field in which curves differ.
+    """
+    by_reference: dict[_ReferenceKey, list[AgainstReference]] = {}
+    for against in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        key = _ReferenceKey(against.mode, against.varies, against.reference)
+        by_reference.setdefault(key, []).append(against)
+    return tuple(_comparison_table(key, members) for key, members in by_reference.items())
 
 
-def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference]) -> Table:
-    counts = sorted({member.gpus for member in members})
+def _comparison_table(key: _ReferenceKey, members: Sequence[AgainstReference]) -> Table:
+    """Return a row for each curve, the fastest at the most ranks first, and a column for each rank count."""
+    rank_counts = sorted({member.gpus for member in members})
     by_curve: dict[str, dict[int, CurveComparison]] = {}
-    for member in sorted(members, key=lambda against: -against.gpus):  # the fastest at the most ranks first
+    for member in sorted(members, key=lambda member: -member.gpus):
         for other in member.others:
             by_curve.setdefault(other.first, {})[member.gpus] = other
-    rows = tuple(
-        (Cell(curve), *(_comparison_cell(at.get(count)) for count in counts)) for curve, at in by_curve.items()
-    )
-    columns = (Column("curve", words=True), *(Column(units.ranks(count)) for count in counts))
-    return Table(columns, (RowGroup("", rows),), title=f"{mode}: times as fast as {reference}")
+    rows = []
+    for curve, comparison_by_ranks in by_curve.items():
+        cells = [_comparison_cell(comparison_by_ranks.get(count)) for count in rank_counts]
+        rows.append((Cell(curve), *cells))
+    columns = (Column("curve", words=True), *(Column(units.ranks(count)) for count in rank_counts))
+    return Table(columns, (RowGroup("", tuple(rows)),), title=f"{key.mode}: times as fast as {key.reference}")
 
 
 def _comparison_cell(comparison: CurveComparison | None) -> Cell:
@@ -231,42 +293,54 @@ def grouped_table(
     analysis: Analysis,
     title: str,
     columns: Sequence[TrialColumn],
-    wanted: Callable[[TrialResult], object],
+    is_shown: Callable[[TrialResult], object],
     *,
     curves: Sequence[CurveResult] | None = None,
     always: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> Table | None:
-    """One row per wanted trial, ranks and batch first, grouped by curve; None where no trial is wanted.
+    """Return one row per trial, ranks and batch first, grouped by curve; None where there is no trial to show.
 
     Args:
         analysis: the trials.
-        title: what the table tells.
+        title: title of the table.
         columns: columns; those without a single known cell are left out, unless they are in `always`.
-        wanted: whether a trial is in the table, or what of it the table shows: None leaves it out.
+        is_shown: whether a trial is in the table, or the record of it that the table shows: None leaves it out.
         curves: curves whose trials are shown, all by default; a trial that lies on several stands with the first.
         always: headings that stay even if nothing is known; a table with any is never folded.
-        notes: what a reader must know, shown below the table.
+        notes: sentences below the table.
     """
     curves = analysis.curves if curves is None else curves
-    several_modes = len({curve.mode for curve in curves}) > 1
-    rows: dict[str, list[Row]] = {}
-    seen: set[str] = set()
-    for index, curve in enumerate(curves):
-        trials = [(point.gpus, analysis.trials[point.trial_id]) for point in curve.points if point.trial_id not in seen]
-        own = [
-            (Cell(f"{gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in columns))
-            for gpus, trial in trials
-            if wanted(trial)
-        ]
-        seen |= {trial.trial_id for _, trial in trials}
-        if own:
-            name = f"{curve.name} ({curve.mode})" if several_modes else curve.name
-            rows[name if name not in rows else f"{name} ({index + 1})"] = own
-    if not rows:
+    groups: dict[str, list[Row]] = {}
+    passed: set[str] = set()
+    for number, curve in enumerate(curves, start=1):
+        rows: list[Row] = []
+        for point in curve.points:
+            trial = analysis.trials[point.trial_id]
+            if point.trial_id not in passed and is_shown(trial):
+                rows.append((Cell(f"{point.gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in columns)))
+        passed |= {point.trial_id for point in curve.points}
+        if rows:
+            name = _group_name(curve, curves)
+            groups[f"{name} ({number})" if name in groups else name] = rows
+    if not groups:
         return None
     first = ("ranks", "batch")
-    named = [*map(Column, (*first, *(heading for heading, _ in columns)))]
-    folded = not always and sum(map(len, rows.values())) > _LONG
-    made = table(named, rows, title=title, notes=notes, folded=folded, always=(*first, *always), label="curve")
-    return made if len(made.columns) > len(first) else None
+    is_long = sum(map(len, groups.values())) > _LONG
+    grouped = table(
+        columns=[Column(heading) for heading in (*first, *(heading for heading, _ in columns))],
+        rows=groups,
+        title=title,
+        notes=notes,
+        folded=is_long and not always,
+        always=(*first, *always),
+        label="curve",
+    )
+    has_figures = len(grouped.columns) > len(first)
+    return grouped if has_figures else None
+
+
+def _group_name(curve: CurveResult, curves: Sequence[CurveResult]) -> str:
+    """Name a curve, with its batch policy where the curves have several."""
+    has_several_modes = len({curve.mode for curve in curves}) > 1
+    return f"{curve.name} ({curve.mode})" if has_several_modes else curve.name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
+from vitscale.engines.variants import EngineVariant
 from vitscale.prediction.results import Label, predicted
 from vitscale.present.estimate import Estimate
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
@@ -26,8 +27,7 @@ class Candidate:
 
     gpus: int
     ranks_per_node: int
-    engine: str
-    zero_stage: int
+    variant: EngineVariant
     micro_batch: int
     grad_accum: int
     activation_checkpointing: bool = False
@@ -41,16 +41,20 @@ class Candidate:
         """A trial's own configuration, with the largest of unequal micro-batches."""
         train, world = trial.train, trial.world
         return Candidate(
-            world.size, world.ranks_per_node, train.engine, train.zero_stage, largest_micro_batch(train),
+            world.size, world.ranks_per_node, EngineVariant.of_train(train), largest_micro_batch(train),
             train.grad_accum, train.activation_checkpointing, None, trial.parallel,
         )  # fmt: skip
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine, as a study writes it."""
+        return self.variant.engine
 
     @property
     def changes(self) -> dict[str, Any]:
         """All that it may change of a series, but ranks and batch: see `variants.variant`."""
         changes: dict[str, Any] = {
-            "engine": self.engine,
-            "zero_stage": self.zero_stage,
+            **self.variant.changes,
             "activation_checkpointing": self.activation_checkpointing,
             "parallel": self.parallel,
         }

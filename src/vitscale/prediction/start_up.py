@@ -18,7 +18,7 @@ from vitscale.analysis.statistics import spread_within, t_quantile
 from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.results import START_UP, Assumption, predicted
 from vitscale.present.estimate import Estimate
-from vitscale.trial.trial import OF_THE_WRAPPER, Trial
+from vitscale.trial.trial import WRAPPER_FIELDS, Trial
 
 _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT = 0.35, 3
 """Prior of the standard deviation of the logarithm between runs of one configuration, and its degrees of freedom.
@@ -106,8 +106,8 @@ def evaluation_seconds(points: Sequence[MeasuredPoint], trial: Trial) -> float:
 def _engine(trial: Trial) -> tuple[Any, ...]:
     train = trial.train
     # As text: a DeepSpeed file is a dict, which is no key.
-    wrapper = train.model_dump_json(include=set(OF_THE_WRAPPER))
-    return (trial.model.model_dump_json(), train.precision, train.compile, wrapper)
+    wrapper = train.model_dump_json(include=set(WRAPPER_FIELDS))
+    return (trial.model.model_dump_json(), train.precision, train.compile, train.compile_mode, wrapper)
 
 
 def _batch(trial: Trial) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.variants import PredictionVariant, variant
-from vitscale.trial.facts import fields_where
-from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, TrainSpec, Trial
+from vitscale.trial.fields import fields_where
+from vitscale.trial.trial import LOCATION_FIELDS, WRAPPER_FIELDS, TrainSpec, Trial
 
 _MANY, _MANY_KINDS = 1 << 17, 24
 """Draws x configurations, or kinds of configurations, from which forks of this process are worth their cost."""
@@ -101,10 +101,10 @@ def measured_like(series: Sequence[Series], trial: Trial) -> tuple[MeasuredPoint
 
 def _of_a_step(trial: Trial) -> dict[str, object]:
     """All of the training that decides how long a step takes, but its batches."""
-    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP}) | {"parallel": trial.parallel}
+    return trial.train.model_dump(include={*WRAPPER_FIELDS, *_OF_A_STEP}) | {"parallel": trial.parallel}
 
 
-_OF_A_STEP = fields_where(TrainSpec, lambda fact: fact.step_seconds)
+_OF_A_STEP = fields_where(TrainSpec, lambda traits: traits.affects_step_time)
 
 
 def workload(trial: Trial) -> tuple[object, ...]:
@@ -114,7 +114,7 @@ def workload(trial: Trial) -> tuple[object, ...]:
     """
     return (
         trial.model,
-        trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
+        trial.data.model_dump(exclude={"fraction", *LOCATION_FIELDS}),
         *(getattr(trial.train, name) for name in _OF_A_STEP if name != "activation_checkpointing"),
         trial.world.threads_per_rank,
         trial.origin,

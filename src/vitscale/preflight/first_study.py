@@ -6,9 +6,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.advice.study_text import toml_value
 from vitscale.engines import ENGINES
@@ -20,25 +20,33 @@ from vitscale.present.units import counted
 from vitscale.schedulers.slurm import ask
 from vitscale.sources import SOURCES
 
-StudyLine = tuple[str, object, str]
-"""A key, its value, and a comment on it."""
+
+class StudyLine(NamedTuple):
+    """A line of a study: a key, its value, and a comment on it."""
+
+    key: str
+    """Begins with "# " in a line that is itself a comment."""
+    value: object
+    comment: str = ""
+
 
 _HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
 """Hostfiles, in the order in which they are looked for; the last is DeepSpeed's default."""
 _MOST_CPU_RANKS = 4
-_OF_PIXELS = ("ade20k", "synthetic-masks")
-_OF_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
+_PIXEL_LABELS = ("ade20k", "synthetic-masks")
+"""Datasets with a label for each pixel."""
+_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
+"""Datasets whose images have no size of their own."""
 _WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
+"""Datasets that need no folder."""
 _USUAL_ROOT = "~/data"
 """Folder of images that the written study has where nobody names one."""
 _GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
-
-
-_SLOW: StudyLine = ("# fast_bf16", False, "where these are no faster at bf16 than at fp32")
+"""A type of GPU and its number in sinfo's list of a node's resources: "gpu:4", "gpu:a100:4"."""
 
 
 @dataclass(frozen=True)
-class Where:
+class StudyMachines:
     """The hosts that a first study is to run on."""
 
     cores: int
@@ -50,24 +58,25 @@ class Where:
     """Number of hosts; 1 under Slurm, where the study decides how many."""
     launch: tuple[StudyLine, ...]
     slurm: tuple[StudyLine, ...]
-    told: str
+    description: str
     """The hosts in words."""
 
     @property
     def node(self) -> tuple[StudyLine, ...]:
         """The lines of [node], under Slurm, where the machine that plans does not train; else empty."""
-        lines: tuple[StudyLine, ...] = (
-            ("cores", self.cores, "of one node, as sinfo tells"),
-            ("gpus", self.gpus, ""),
-            _SLOW,
+        if not self.slurm:
+            return ()
+        return (
+            StudyLine("cores", self.cores, "of one node, as sinfo tells"),
+            StudyLine("gpus", self.gpus),
+            StudyLine("# fast_bf16", False, "where these are no faster at bf16 than at fp32"),
         )
-        return lines if self.slurm else ()
 
 
 def look_around(
     hostfile: Path | None, folder: Path, machine: Machine | None = None, study_folder: Path | None = None
-) -> Where:
-    """The hosts that there are to train on.
+) -> StudyMachines:
+    """Find the hosts that there are to train on.
 
     These are the hosts of a hostfile that is given or lies in `folder`, else the nodes of a Slurm cluster whose login
     node this is, else this machine, or the allocation around it.
@@ -83,54 +92,118 @@ def look_around(
         RequestError: the hostfile cannot be read.
     """
     machine = machine or this_machine()
-    cores, gpus = machine.physical_cores, len(machine.gpus)
-    inside = "SLURM_JOB_ID" in os.environ
-    lying = [Path(name) for name in _HOSTFILES if (folder / name).is_file()] if not inside else []
-    if (chosen := hostfile or next(iter(lying), None)) is not None:
-        hosts = read_hostfile(folder / chosen)
-        told = f"the {counted(len(hosts), 'host')} of {chosen}; this machine has {_having(cores, gpus)}"
-        ranks = min((host.slots for host in hosts if host.slots is not None), default=gpus or cores)
-        elsewhere = study_folder is not None and study_folder.resolve() != folder.resolve()
-        written = (folder / chosen).absolute() if elsewhere else chosen
-        launch: list[StudyLine] = [("hostfile", str(written), "its hosts are reached by ssh")]
-        return Where(cores, gpus, ranks, len(hosts), (*launch, *_open_mpi()), (), told)
-    if not inside and not gpus and shutil.which("sbatch") and (partition := _partition()):
-        name, cores, gpus = partition
-        told = f"Slurm, from a login node; a node of {name} has {_having(cores, gpus)}"
-        slurm: list[StudyLine] = [("partition", name, "sinfo lists them"), ("time", "01:00:00", "of each job")]
-        launch = [("scheduler", "slurm", "run submits jobs, and the same command again collects them")]
-        launch = [*launch, ("launcher", "srun", "")]
-        return Where(cores, gpus, gpus or min(cores, _MOST_CPU_RANKS), 1, tuple(launch), tuple(slurm), told)
-    told = f"this machine: {_having(cores, gpus)}" + (", in an allocation of Slurm" if inside else "")
-    return Where(cores, gpus, gpus or min(cores, _MOST_CPU_RANKS), 1, tuple(_open_mpi()), (), told)
+    in_allocation = "SLURM_JOB_ID" in os.environ
+    if hostfile is None and not in_allocation:
+        hostfile = _hostfile_in(folder)
+    if hostfile is not None:
+        return _hosts_of_file(hostfile, folder, machine, study_folder)
+    is_login_node = not in_allocation and not machine.gpus and shutil.which("sbatch") is not None
+    partition = _default_partition() if is_login_node else None
+    if partition is not None:
+        return _hosts_of_partition(partition)
+    cores = machine.physical_cores
+    gpus = len(machine.gpus)
+    allocation = ", in an allocation of Slurm" if in_allocation else ""
+    return StudyMachines(
+        cores,
+        gpus,
+        ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
+        hosts=1,
+        launch=tuple(_open_mpi_line()),
+        slurm=(),
+        description=f"this machine: {_resources(cores, gpus)}{allocation}",
+    )
 
 
-def _having(cores: int, gpus: int) -> str:
-    return f"{counted(cores, 'core')} and {counted(gpus, 'GPU') if gpus else 'no GPU'}"
+def _hostfile_in(folder: Path) -> Path | None:
+    """Return the first hostfile that lies in the folder, by the usual names."""
+    for name in _HOSTFILES:
+        if (folder / name).is_file():
+            return Path(name)
+    return None
 
 
-def _open_mpi() -> list[StudyLine]:
-    """A comment line on Open MPI, where it is installed."""
-    here = find_launcher("mpirun").unavailable() is None
-    return [("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")] if here else []
+def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder: Path | None) -> StudyMachines:
+    """Return the hosts of a hostfile, taken to be like this machine. Arguments as of `look_around`."""
+    hosts = read_hostfile(folder / hostfile)
+    cores = machine.physical_cores
+    gpus = len(machine.gpus)
+    slots = [host.slots for host in hosts if host.slots is not None]
+    study_is_elsewhere = study_folder is not None and study_folder.resolve() != folder.resolve()
+    written_path = (folder / hostfile).absolute() if study_is_elsewhere else hostfile
+    return StudyMachines(
+        cores,
+        gpus,
+        ranks_per_host=min(slots, default=gpus or cores),
+        hosts=len(hosts),
+        launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_open_mpi_line()),
+        slurm=(),
+        description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources(cores, gpus)}",
+    )
 
 
-def _partition() -> tuple[str, int, int] | None:
-    """Name, cores and GPUs of the smallest nodes of the default partition (else the first); None where unknown."""
+def _hosts_of_partition(partition: _Partition) -> StudyMachines:
+    """Return the nodes of a Slurm cluster, seen from a login node."""
+    cores = partition.cores
+    gpus = partition.gpus
+    return StudyMachines(
+        cores,
+        gpus,
+        ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
+        hosts=1,
+        launch=(
+            StudyLine("scheduler", "slurm", "run submits jobs, and the same command again collects them"),
+            StudyLine("launcher", "srun"),
+        ),
+        slurm=(
+            StudyLine("partition", partition.name, "sinfo lists them"),
+            StudyLine("time", "01:00:00", "of each job"),
+        ),
+        description=f"Slurm, from a login node; a node of {partition.name} has {_resources(cores, gpus)}",
+    )
+
+
+def _resources(cores: int, gpus: int) -> str:
+    """Return "64 cores and 8 GPUs"."""
+    gpu_words = counted(gpus, "GPU") if gpus else "no GPU"
+    return f"{counted(cores, 'core')} and {gpu_words}"
+
+
+def _open_mpi_line() -> list[StudyLine]:
+    """Return a comment line on Open MPI, where it is installed."""
+    if find_launcher("mpirun").unavailable() is not None:
+        return []
+    return [StudyLine("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")]
+
+
+class _Partition(NamedTuple):
+    """A partition of Slurm, with the resources of one of its nodes."""
+
+    name: str
+    cores: int
+    gpus: int
+
+
+def _default_partition() -> _Partition | None:
+    """Return the smallest nodes of the default partition (else of the first); None where they are unknown."""
     try:
-        rows = [line.strip().split("|") for line in ask("sinfo", "--noheader", "--format=%P|%c|%G").splitlines()]
+        lines = ask("sinfo", "--noheader", "--format=%P|%c|%G").splitlines()
     except VitscaleError:
         return None
-    told = [(name, count.rstrip("+"), gres) for name, count, gres in (row for row in rows if len(row) == 3)]
-    chosen = next((row for row in told if row[0].endswith("*")), told[0] if told else None)
-    if chosen is None or not chosen[1].isdecimal() or not int(chosen[1]):
+    rows = [fields for fields in (line.strip().split("|") for line in lines) if len(fields) == 3]
+    if not rows:
         return None
-    return chosen[0].rstrip("*"), int(chosen[1]), sum(map(int, _GPUS.findall(chosen[2])))
+    default_rows = [row for row in rows if row[0].endswith("*")]
+    name, cores, resources = default_rows[0] if default_rows else rows[0]
+    cores = cores.rstrip("+")  # "64+": the nodes differ, and this is the smallest
+    if not cores.isdecimal() or not int(cores):
+        return None
+    return _Partition(name.rstrip("*"), int(cores), gpus=sum(map(int, _GPUS.findall(resources))))
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the study's author asks for; None: what fits."""
+    """The wishes of the study's author; None: what fits."""
 
     model: str | None = None
     data: str | None = None
@@ -139,19 +212,19 @@ class Wishes:
     gpus: tuple[int, ...] | None = None
 
 
-_OF_FILES = tuple(name for name in SOURCES if name not in (*_WITHOUT_FILES, "hf"))
+_WITH_FILES = tuple(name for name in SOURCES if name not in (*_WITHOUT_FILES, "hf"))
 
 
 def check_images(wishes: Wishes) -> None:
-    """Refuses a path in place of a dataset's name, and images of files whose folder nobody names.
+    """Refuse a path in place of a dataset's name, and images of files whose folder nobody names.
 
     Raises:
         RequestError: it says which options to give.
     """
     data = wishes.data
     if data is None or data in SOURCES:
-        usual = Path(_USUAL_ROOT).expanduser()
-        if data in _OF_FILES and wishes.root is None and not usual.is_dir():
+        has_usual_root = Path(_USUAL_ROOT).expanduser().is_dir()
+        if data in _WITH_FILES and wishes.root is None and not has_usual_root:
             raise RequestError(
                 f"--data {data} is given, and not where its files lie",
                 next_step=f"Add --root: --data {data} --root /path/to/images",
@@ -161,73 +234,128 @@ def check_images(wishes: Wishes) -> None:
     is_spelled_as_path = data.startswith(("/", "~", "./", "../")) or data in (".", "..")
     if not is_spelled_as_path and not path.is_dir():
         return  # a name that is not known: there is a message for it
-    what = f"--data is the name of a dataset, and {shown(data)} is a path"
+    message = f"--data is the name of a dataset, and {shown(data)} is a path"
     if path.is_dir():
-        raise RequestError(what, next_step=f"Write --data folder --root {shlex.quote(data)}")
-    step = f"Write --data NAME --root {shlex.quote(data)}, once the path exists"
-    raise RequestError(what, valid=[f"--data {name}" for name in _OF_FILES], next_step=step)
+        raise RequestError(message, next_step=f"Write --data folder --root {shlex.quote(data)}")
+    raise RequestError(
+        message,
+        valid=[f"--data {name}" for name in _WITH_FILES],
+        next_step=f"Write --data NAME --root {shlex.quote(data)}, once the path exists",
+    )
 
 
-def rank_counts_for(where: Where) -> tuple[int, ...]:
-    """Numbers of ranks that double up to one host, then numbers of whole hosts that double up to all."""
-    each = where.ranks_per_host
-    counts = {2**power for power in range(each.bit_length()) if 2**power <= each} | {each}
-    counts |= {each * 2**power for power in range(where.hosts.bit_length()) if 2**power <= where.hosts}
-    return tuple(sorted(counts | {each * where.hosts}))
+def rank_counts_for(machines: StudyMachines) -> tuple[int, ...]:
+    """Return numbers of ranks that double up to one host, then numbers of whole hosts that double up to all.
+
+    Example: on 3 hosts of 6 ranks 1, 2, 4, 6, 12 and 18.
+    """
+    per_host = machines.ranks_per_host
+    on_one_host = [*_powers_of_two(per_host), per_host]
+    on_hosts = [per_host * hosts for hosts in (*_powers_of_two(machines.hosts), machines.hosts)]
+    return tuple(sorted({*on_one_host, *on_hosts}))
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... up to the limit."""
+    return [1 << power for power in range(limit.bit_length())]
 
 
 def _usual_engine() -> str:
     return next(name for name, facts in ENGINES.items() if facts.usual)
 
 
-def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
-    """The study as TOML, with comments on the lines that its author may want to change.
+def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int = 3) -> str:
+    """Return the study as TOML, with comments on the lines that its author may want to change.
 
     Raises:
         RequestError: a folder of images is given, and the images are of no folder.
     """
-    data = wishes.data or ("synthetic" if where.gpus else "digits")
+    data = wishes.data or ("synthetic" if machines.gpus else "digits")
     if wishes.root is not None and data in _WITHOUT_FILES:
         raise RequestError(f"--root is given, and images of {data} are in no folder", next_step="Add --data folder")
-    pixels = data in _OF_PIXELS
-    small = wishes.model is None and not where.gpus
-    model = wishes.model or ("swinv2-t" if pixels else "vit-ti16" if small else "vit-b16")
-    size = 64 if small and pixels else 32 if small else 224
-    shape: list[StudyLine] = [("task", "segmentation", "a label for each pixel")] if pixels else []
-    shape += [("image_size", size, "pixels a side")]
-    if small and not pixels:
-        shape += [("patch_size", 8, ""), ("layers", 4, "small, for processors; leave it out for the whole model")]
-    images: list[StudyLine] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
-    if wishes.root is not None or data not in _WITHOUT_FILES:
-        images += [("root", wishes.root or _USUAL_ROOT, "the archive, or the folder with train/ and val/")]
-    if data.startswith("synthetic") or data in _OF_ANY_SIZE:
-        images += [("source_size", size, "at which images are made, or stored")]
-    train: list[StudyLine] = [
-        ("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
-        ("micro_batch", 64 if where.gpus else 16, "images per rank"),
-        ("# precision", "bf16", "by default what the device is fast at"),
-    ]
-    counts = list(wishes.gpus or rank_counts_for(where))
-    scaling: list[StudyLine] = [
-        ("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
-        ("gpus", counts, "ranks in all" + ("" if where.gpus else ", on CPU too")),
-    ]
-    measure: list[StudyLine] = [
-        ("steps", 50 if where.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
-        ("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
-    ]
-    named: list[StudyLine] = [("name", model, "vit-ti16 to vit-h14, swinv2-t to swinv2-l; or hf, factory"), *shape]
-    sections = {"model": named, "data": images, "train": train, "scaling": scaling, "measure": measure}
-    sections |= {"launch": [*where.launch], "slurm": [*where.slurm], "node": [*where.node]}
-    sweep = [
-        f"{'# [sweep]':<30}# what else varies: every combination is a curve",
+    image_size = _image_size(data, is_small=_is_small(machines, wishes))
+    sections = {
+        "model": _model_lines(data, machines, wishes, image_size),
+        "data": _data_lines(data, wishes, image_size),
+        "train": [
+            StudyLine("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
+            StudyLine("micro_batch", 64 if machines.gpus else 16, "images per rank"),
+            StudyLine("# precision", "bf16", "by default what the device is fast at"),
+        ],
+        "scaling": [
+            StudyLine("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
+            StudyLine(
+                "gpus",
+                list(wishes.gpus or rank_counts_for(machines)),
+                "ranks in all" if machines.gpus else "ranks in all, on CPU too",
+            ),
+        ],
+        "measure": [
+            StudyLine("steps", 50 if machines.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
+            StudyLine("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
+        ],
+        "launch": list(machines.launch),
+        "slurm": list(machines.slurm),
+        "node": list(machines.node),
+    }
+    lines = [f"# Written by vitscale init for {machines.description}.", f"name = {toml_value(name)}"]
+    for section, study_lines in sections.items():
+        if study_lines:
+            lines += ["", f"[{section}]", *map(_written, study_lines)]
+    lines += [
+        "",
+        f"{'# [sweep]':<{_COMMENT_COLUMN}}# what else varies: every combination is a curve",
         '# "train.engine" = ["ddp", "fsdp2"]',
     ]
-    head = [f"# Written by vitscale init for {where.told}.", f"name = {toml_value(name)}"]
-    body = [line for section, lines in sections.items() if lines for line in ("", f"[{section}]", *_written(lines))]
-    return "\n".join([*head, *body, "", *sweep]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _written(lines: Sequence[StudyLine]) -> list[str]:
-    settings = [(f"{key} = {toml_value(value)}", comment) for key, value, comment in lines]
-    return [f"{setting:<30}# {comment}" if comment else setting for setting, comment in settings]
+def _is_small(machines: StudyMachines, wishes: Wishes) -> bool:
+    """Whether the study trains a model that was made small for processors: none is asked for, and there is no GPU."""
+    return wishes.model is None and not machines.gpus
+
+
+def _image_size(data: str, *, is_small: bool) -> int:
+    """Return the pixels a side at which images are trained on."""
+    if not is_small:
+        return 224
+    return 64 if data in _PIXEL_LABELS else 32
+
+
+def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    has_pixel_labels = data in _PIXEL_LABELS
+    is_small = _is_small(machines, wishes)
+    usual_vit = "vit-ti16" if is_small else "vit-b16"
+    usual_model = "swinv2-t" if has_pixel_labels else usual_vit
+    lines = [
+        StudyLine("name", wishes.model or usual_model, "vit-ti16 to vit-h14, swinv2-t to swinv2-l; or hf, factory")
+    ]
+    if has_pixel_labels:
+        lines.append(StudyLine("task", "segmentation", "a label for each pixel"))
+    lines.append(StudyLine("image_size", image_size, "pixels a side"))
+    if is_small and not has_pixel_labels:
+        lines += [
+            StudyLine("patch_size", 8),
+            StudyLine("layers", 4, "small, for processors; leave it out for the whole model"),
+        ]
+    return lines
+
+
+def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    lines = [StudyLine("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
+    if wishes.root is not None or data not in _WITHOUT_FILES:
+        root = wishes.root or _USUAL_ROOT
+        lines.append(StudyLine("root", root, "the archive, or the folder with train/ and val/"))
+    if data.startswith("synthetic") or data in _ANY_SIZE:
+        lines.append(StudyLine("source_size", image_size, "at which images are made, or stored"))
+    return lines
+
+
+_COMMENT_COLUMN = 30
+"""Column of the comments beside settings."""
+
+
+def _written(line: StudyLine) -> str:
+    """Return a line as it stands in the file."""
+    setting = f"{line.key} = {toml_value(line.value)}"
+    return f"{setting:<{_COMMENT_COLUMN}}# {line.comment}" if line.comment else setting

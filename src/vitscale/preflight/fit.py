@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.store import checks
 
-_LARGE = 16
+_LARGE_RATIO = 16
 """Bandwidth is fitted to sizes from the largest down to a 16th of it: smaller messages may go in a burst, through a
 cache or by another protocol."""
 
@@ -22,36 +23,67 @@ class TimedSize:
     seconds: float
 
 
-def points(
-    ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation
-) -> tuple[int, list[TimedSize]]:
-    """(ranks in the group, its points by rising size); a point's time is the slowest rank's, median over repeats.
+class GroupPoints(NamedTuple):
+    """The points of one operation in the groups of one kind."""
+
+    ranks: int
+    """Ranks of a group; 0 where nothing was measured."""
+    points: list[TimedSize]
+    """In the order of sizes; a point's time is the slowest rank's, median over repeats."""
+
+
+class _RanksAndSize(NamedTuple):
+    ranks: int
+    size_bytes: int
+
+
+def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation) -> GroupPoints:
+    """Return the measured points of an operation in the groups of one kind.
 
     There may be several groups: one on each host inside nodes, or several along an axis of ranks that share a model.
     Then the slowest group counts, at the sizes that all groups measured.
     """
-    by_size: dict[tuple[int, int], list[checks.CollectiveLine]] = {}
+    lines_by_size: dict[_RanksAndSize, list[checks.CollectiveLine]] = {}
     for rank in ranks:
         for line in rank.collectives:
-            if (line.group, line.operation) == (group, operation):
-                by_size.setdefault((line.ranks, line.size_bytes), []).append(line)
-    if not by_size:
-        return 0, []
-    most = max(count for count, _ in by_size)  # hosts with fewer ranks have other sizes, and other factors
+            if line.group == group and line.operation == operation:
+                lines_by_size.setdefault(_RanksAndSize(line.ranks, line.size_bytes), []).append(line)
+    if not lines_by_size:
+        return GroupPoints(0, [])
+    most_ranks = max(key.ranks for key in lines_by_size)
+    # Hosts with fewer ranks have other sizes, and other factors.
+    lines_of_largest = {key.size_bytes: lines for key, lines in lines_by_size.items() if key.ranks == most_ranks}
+    all_ranks = max(map(len, lines_of_largest.values()))
     measured = []
-    timed = max(len(lines) for (count, _), lines in by_size.items() if count == most)
-    for (count, size), lines in sorted(by_size.items()):
-        if len(lines) < timed:
+    for size_bytes, lines in sorted(lines_of_largest.items()):
+        if len(lines) < all_ranks:
             continue
-        repeats = min(len(line.seconds) for line in lines)
-        seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
-        if count == most and seconds > 0:
-            measured.append(TimedSize(size, checks.bus_factor(operation, count) * size, seconds))
-    return most, measured
+        seconds = _slowest_rank_seconds(lines)
+        if seconds > 0:
+            bus_bytes = checks.bus_factor(operation, most_ranks) * size_bytes
+            measured.append(TimedSize(size_bytes, bus_bytes, seconds))
+    return GroupPoints(most_ranks, measured)
 
 
-def fit(measured: Sequence[TimedSize]) -> tuple[float, float] | None:
-    """(latency in seconds, bandwidth in bytes per second) of `seconds = latency + bus_bytes / bandwidth`.
+def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:
+    """Return the time of the slowest rank, the median over the repeats that all ranks have."""
+    repeats = min(len(line.seconds) for line in lines)
+    return statistics.median(max(line.seconds[repeat] for line in lines) for repeat in range(repeats))
+
+
+class LinkFit(NamedTuple):
+    """The model `seconds = latency + bus_bytes / bandwidth`."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def seconds(self, bus_bytes: float) -> float:
+        """Return the time that a message takes by this model."""
+        return self.latency_seconds + bus_bytes / self.bandwidth_bytes_per_second
+
+
+def fit(measured: Sequence[TimedSize]) -> LinkFit | None:
+    """Fit latency and bandwidth to points.
 
     Least squares of relative residuals, with neither figure negative. First both are fitted to the large sizes, and the
     bandwidth is kept. Then the latency is fitted to all other sizes, where relative residuals make the smallest count.
@@ -60,61 +92,78 @@ def fit(measured: Sequence[TimedSize]) -> tuple[float, float] | None:
     if len(measured) < 2:
         return None
     largest = max(point.bus_bytes for point in measured)
-    large = [point for point in measured if point.bus_bytes * _LARGE >= largest]
+    large = [point for point in measured if point.bus_bytes * _LARGE_RATIO >= largest]
     if len(large) < 2:
         large = sorted(measured, key=lambda point: point.bus_bytes)[-2:]
-    latency, seconds_per_byte = _non_negative(large)
-    if seconds_per_byte <= 0:
+    line = _fit_line(large)
+    if line.seconds_per_byte <= 0:
         return None
     small = [point for point in measured if point not in large]
+    latency = line.latency_seconds
     if small:
         weights = [1 / (point.seconds * point.seconds) for point in small]
-        above = [point.seconds - point.bus_bytes * seconds_per_byte for point in small]
-        latency = max(0.0, sum(w * a for w, a in zip(weights, above, strict=True)) / sum(weights))
-    return latency, 1 / seconds_per_byte
+        remainders = [point.seconds - point.bus_bytes * line.seconds_per_byte for point in small]
+        weighted_sum = sum(weight * rest for weight, rest in zip(weights, remainders, strict=True))
+        latency = max(0.0, weighted_sum / sum(weights))
+    return LinkFit(latency, 1 / line.seconds_per_byte)
 
 
-def _non_negative(measured: Sequence[TimedSize]) -> tuple[float, float]:
-    """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2."""
+class _Line(NamedTuple):
+    latency_seconds: float
+    seconds_per_byte: float
+
+
+def _fit_line(measured: Sequence[TimedSize]) -> _Line:
+    """Return the (a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2; x is `bus_bytes`, t the seconds."""
     import numpy as np  # here: `vitscale run`, which fits nothing, need not wait for these
     from scipy.optimize import nnls
 
     rows = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])
     scale = np.linalg.norm(rows, axis=0)
     latency, seconds_per_byte = nnls(rows / scale, np.ones(len(rows)))[0] / scale
-    return float(latency), float(seconds_per_byte)
+    return _Line(float(latency), float(seconds_per_byte))
 
 
-def _of_the_fastest(measured: Sequence[TimedSize]) -> tuple[float, float] | None:
-    return (0.0, max(point.bus_bytes / point.seconds for point in measured)) if measured else None
+def _fastest_rate(measured: Sequence[TimedSize]) -> LinkFit | None:
+    """Return the highest rate of all points as the bandwidth, with no latency; None where there are no points."""
+    if not measured:
+        return None
+    return LinkFit(0.0, max(point.bus_bytes / point.seconds for point in measured))
 
 
 def fits(ranks: Sequence[checks.CheckedRank]) -> tuple[checks.CollectiveFit, ...]:
-    """The fit of each operation in each group that was swept."""
-    done = []
+    """Return the fit of each operation in each group that was swept."""
+    collective_fits = []
     for group in checks.GROUPS:
         for operation in checks.OPERATIONS:
-            count, measured = points(ranks, group, operation)
-            # One size, or a stream of messages, does not tell latency apart from the rest.
-            known = operation != "rdma" and len(measured) != 1
-            fitted = fit(measured) if known else _of_the_fastest(measured)
-            if fitted is None:
-                continue
-            latency, bandwidth = fitted
-            if not 0 < bandwidth <= checks.MOST_RATE:  # a clock that stood still measured nothing
-                continue
-            residuals = [abs(latency + p.bus_bytes / bandwidth - p.seconds) / p.seconds for p in measured]
-            done.append(
-                checks.CollectiveFit(
-                    group=group,
-                    operation=operation,
-                    ranks=count,
-                    latency_seconds=latency,
-                    bandwidth_bytes_per_second=bandwidth,
-                    largest_size_bytes=measured[-1].size_bytes,
-                    largest_seconds=measured[-1].seconds,
-                    worst_residual=max(residuals) if known else 0.0,
-                    latency_known=known,
-                )
-            )
-    return tuple(done)
+            collective_fit = _collective_fit(ranks, group, operation)
+            if collective_fit is not None:
+                collective_fits.append(collective_fit)
+    return tuple(collective_fits)
+
+
+def _collective_fit(
+    ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation
+) -> checks.CollectiveFit | None:
+    """Return the fit of one operation in the groups of one kind; None where none can be made."""
+    group_ranks, measured = points(ranks, group, operation)
+    # One size, or a stream of messages, does not show latency apart from the rest.
+    is_latency_known = operation != "rdma" and len(measured) != 1
+    fitted = fit(measured) if is_latency_known else _fastest_rate(measured)
+    if fitted is None:
+        return None
+    bandwidth = fitted.bandwidth_bytes_per_second
+    if not 0 < bandwidth <= checks.MOST_RATE:  # a clock that stood still measured nothing
+        return None
+    residuals = [abs(fitted.seconds(point.bus_bytes) - point.seconds) / point.seconds for point in measured]
+    return checks.CollectiveFit(
+        group=group,
+        operation=operation,
+        ranks=group_ranks,
+        latency_seconds=fitted.latency_seconds,
+        bandwidth_bytes_per_second=bandwidth,
+        largest_size_bytes=measured[-1].size_bytes,
+        largest_seconds=measured[-1].seconds,
+        worst_residual=max(residuals) if is_latency_known else 0.0,
+        latency_known=is_latency_known,
+    )

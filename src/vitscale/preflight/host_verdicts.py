@@ -1,163 +1,210 @@
-"""Are the hosts alike, and do they have enough cores for what runs on them?
+"""Findings of a check about hosts: versions, cores, the loader, the disk of the results, and groups of ranks.
 
-Does the loader keep up with the model, and is the disk fit to hold the results? Does each group of ranks that share the
-study's model lie on one host, and is one slower than the others?
+Are the hosts alike, and do they have enough cores for what runs on them? Does the loader keep up with the model, and is
+the disk fit to hold the results? Does each group of ranks that share the study's model lie on one host, and is one
+slower than the others?
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from vitscale.preflight.network_verdicts import facts_by_host
 from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted, listed, number, seconds, size
-from vitscale.store.checks import CheckedRank, CheckRecord, Operation, SplitGroup
+from vitscale.store.checks import CheckedRank, CheckRecord, DiskLine, FactsLine, Operation, SplitGroup
 
-_NEAR = 1.05
+_QUOTA_TOLERANCE = 1.05
 """Cores used may exceed those available by this factor, for a quota need not be a whole number of cores."""
+_MOST_LIBRARIES = 8
+"""Most libraries that one finding lists."""
 
 
 def versions_differ(record: CheckRecord) -> Iterable[Finding]:
-    """Libraries whose versions differ between hosts."""
-    by_library: dict[str, dict[str, list[CheckedRank]]] = {}
+    """Warns of libraries whose versions differ between hosts."""
+    ranks_by_version: dict[str, dict[str, list[CheckedRank]]] = {}
     for rank in record.ranks:
         if rank.facts is not None:
-            for name, version in rank.facts.environment.versions.items():
-                by_library.setdefault(name, {}).setdefault(version or "absent", []).append(rank)
-    unlike = {name: by_version for name, by_version in by_library.items() if len(by_version) > 1}
-    if unlike:
-        each = []
-        for name, by_version in unlike.items():
-            usual = max(by_version, key=lambda version: len(by_version[version]))
-            odd = [f"{v} on {listed(hosts_of(ranks))}" for v, ranks in by_version.items() if v != usual]
-            each.append(f"{name} {usual}, but {listed(odd)}")
+            for library, version in rank.facts.environment.versions.items():
+                by_version = ranks_by_version.setdefault(library, {})
+                by_version.setdefault(version or "absent", []).append(rank)
+    differences = [
+        _version_difference(library, by_version)
+        for library, by_version in ranks_by_version.items()
+        if len(by_version) > 1
+    ]
+    if differences:
         yield warning(
-            "versions-differ",
-            f"not all hosts have the same versions: {'; '.join(each[:8])}",
-            "Install the same versions everywhere, or use one environment on a shared disk",
+            kind="versions-differ",
+            message=f"not all hosts have the same versions: {'; '.join(differences[:_MOST_LIBRARIES])}",
+            advice="Install the same versions everywhere, or use one environment on a shared disk",
         )
 
 
+def _version_difference(library: str, ranks_by_version: Mapping[str, list[CheckedRank]]) -> str:
+    """Return "torch 2.13, but 2.12 on node3"; the usual version is that of most ranks."""
+    usual_version = max(ranks_by_version, key=lambda version: len(ranks_by_version[version]))
+    others = [
+        f"{version} on {listed(hosts_of(ranks))}"
+        for version, ranks in ranks_by_version.items()
+        if version != usual_version
+    ]
+    return f"{library} {usual_version}, but {listed(others)}"
+
+
 def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
-    """GPU drivers whose versions differ between hosts."""
-    by_driver: dict[str, list[CheckedRank]] = {}
+    """Warns of GPU drivers whose versions differ between hosts."""
+    ranks_by_driver: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
-        if rank.facts is not None and rank.facts.environment.device.driver is not None:
-            by_driver.setdefault(rank.facts.environment.device.driver, []).append(rank)
-    if len(by_driver) > 1:
-        each = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in by_driver.items()]
+        driver = rank.facts.environment.device.driver if rank.facts is not None else None
+        if driver is not None:
+            ranks_by_driver.setdefault(driver, []).append(rank)
+    if len(ranks_by_driver) > 1:
+        drivers = [f"{driver} on {listed(hosts_of(ranks))}" for driver, ranks in ranks_by_driver.items()]
         yield warning(
-            "drivers-differ",
-            f"not all hosts have the same GPU driver: {listed(each)}",
-            "Install one driver everywhere; until then compare no figures across these hosts",
+            kind="drivers-differ",
+            message=f"not all hosts have the same GPU driver: {listed(drivers)}",
+            advice="Install one driver everywhere; until then compare no figures across these hosts",
         )
 
 
 def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
-    """Hosts with more threads than cores, or than their quota grants; told separately for loader threads."""
+    """Warns of hosts with more threads than cores, or than their quota grants; separately for loader threads."""
     threads = record.request.world.threads_per_rank
-    workers = record.request.trial.data.workers if record.request.trial is not None else 0
+    workers = _workers(record)
     crowded: dict[str, str] = {}
     crowded_by_workers: dict[str, str] = {}
-    ranks_on = Counter(map(host_of, record.ranks))
+    ranks_by_host = Counter(map(host_of, record.ranks))
     for host, facts in facts_by_host(record).items():
-        ranks = ranks_on[host]
-        quota = facts.environment.cpu_quota_cores
-        room = min(facts.host_cores, quota if quota is not None else facts.host_cores)
-        has = f"{room:g} cores" + (" by its quota" if room < facts.host_cores else "")
-        if ranks * threads > _NEAR * room:
-            crowded[host] = f"{ranks} x {threads} threads on {has}"
-        elif workers and ranks * (threads + workers) > _NEAR * room:
-            crowded_by_workers[host] = f"{ranks} x ({threads} threads + {workers} loader threads) on {has}"
+        ranks = ranks_by_host[host]
+        cores = _usable_cores(facts)
+        by_quota = " by its quota" if cores < facts.host_cores else ""
+        if ranks * threads > _QUOTA_TOLERANCE * cores:
+            crowded[host] = f"{ranks} x {threads} threads on {cores:g} cores{by_quota}"
+        elif workers and ranks * (threads + workers) > _QUOTA_TOLERANCE * cores:
+            crowded_by_workers[host] = (
+                f"{ranks} x ({threads} threads + {workers} loader threads) on {cores:g} cores{by_quota}"
+            )
     if crowded:
+        hosts = list(crowded)
         yield warning(
-            "too-few-cores",
-            f"ranks share cores on {listed([*crowded])}: {next(iter(crowded.values()))}",
-            "Use fewer ranks per host or a smaller launch.threads_per_rank, or ask for more cores",
-            About(hosts=tuple(crowded)),
+            kind="too-few-cores",
+            message=f"ranks share cores on {listed(hosts)}: {crowded[hosts[0]]}",
+            advice="Use fewer ranks per host or a smaller launch.threads_per_rank, or ask for more cores",
+            about=About(hosts=tuple(hosts)),
         )
     if crowded_by_workers:
+        hosts = list(crowded_by_workers)
         yield warning(
-            "loader-shares-cores",
-            f"loader threads share cores with the ranks on {listed([*crowded_by_workers])}: "
-            f"{next(iter(crowded_by_workers.values()))}",
-            "Set data.workers lower, or ask for more cores per rank",
-            About(hosts=tuple(crowded_by_workers)),
+            kind="loader-shares-cores",
+            message=f"loader threads share cores with the ranks on {listed(hosts)}: {crowded_by_workers[hosts[0]]}",
+            advice="Set data.workers lower, or ask for more cores per rank",
+            about=About(hosts=tuple(hosts)),
         )
+
+
+def _workers(record: CheckRecord) -> int:
+    """Return the loader threads of a rank in the study; 0 without a study."""
+    trial = record.request.trial
+    return trial.data.workers if trial is not None else 0
+
+
+def _usable_cores(facts: FactsLine) -> float:
+    """Return the cores of a host, or its quota where that is less."""
+    quota_cores = facts.environment.cpu_quota_cores
+    return facts.host_cores if quota_cores is None else min(facts.host_cores, quota_cores)
 
 
 _USUAL_SHARE = 0.3
 """Share of the matrix-multiply rate that training usually reaches at least; a slower loader is certainly too slow."""
-_LITTLE_ROOM = 1 << 30
-_NO_ROOM = 64 << 20
+_LITTLE_ROOM_BYTES = 1 << 30
+_NO_ROOM_BYTES = 64 << 20
 _SLOW_RECORD_SECONDS = 0.1
 _LATE_SECONDS = 2.0
 
 
 def slow_loader(record: CheckRecord) -> Iterable[Finding]:
-    """A loader slower than the model."""
+    """Warns of a loader slower than the model; a note where it is only perhaps too slow."""
     rates = [rank.loader.images_per_second for rank in record.ranks if rank.loader is not None]
     need = record.loader_need
     if not rates or need is None or min(rates) >= need.images_per_second:
         return
-    certain = need.source == "run" or min(rates) < _USUAL_SHARE * need.images_per_second
-    workers = record.request.trial.data.workers if record.request.trial is not None else 0
+    slowest = min(rates)
+    is_measured = need.source == "run"
+    is_certain = is_measured or slowest < _USUAL_SHARE * need.images_per_second
+    verb = "takes" if is_measured else "may take up to"
+    consequence = ": training waits for data" if is_certain else ""
+    condition = "" if is_certain else " if training shows data wait"
     yield finding(
-        "warning" if certain else "note",
-        "loader-slow",
-        f"the loader alone gives a rank {number(min(rates))} images/s, and the model "
-        f"{'takes' if need.source == 'run' else 'may take up to'} {number(need.images_per_second)} "
-        f"({need.described})" + (": training waits for data" if certain else ""),
-        f"Set data.workers higher (it is {workers})" + ("" if certain else " if training shows data wait"),
+        "warning" if is_certain else "note",
+        kind="loader-slow",
+        message=f"the loader alone gives a rank {number(slowest)} images/s, and the model {verb} "
+        f"{number(need.images_per_second)} ({need.described}){consequence}",
+        advice=f"Set data.workers higher (it is {_workers(record)}){condition}",
     )
 
 
 def full_disk(record: CheckRecord) -> Iterable[Finding]:
-    """A disk with little room, or none."""
-    free = [rank.disk.free_bytes for rank in record.ranks if rank.disk is not None]
-    if free and min(free) < _LITTLE_ROOM:
-        yield finding(
-            *(("warning", "little-room") if min(free) >= _NO_ROOM else ("error", "disk-full")),
-            f"the disk of the results has {size(min(free))} left",
-            "Free space, or give a folder on another disk with -o",
-        )
+    """Warns of a disk with little room; an error where there is none."""
+    free_bytes = [rank.disk.free_bytes for rank in record.ranks if rank.disk is not None]
+    if not free_bytes or min(free_bytes) >= _LITTLE_ROOM_BYTES:
+        return
+    is_full = min(free_bytes) < _NO_ROOM_BYTES
+    yield finding(
+        "error" if is_full else "warning",
+        kind="disk-full" if is_full else "little-room",
+        message=f"the disk of the results has {size(min(free_bytes))} left",
+        advice="Free space, or give a folder on another disk with -o",
+    )
 
 
 def slow_disk(record: CheckRecord) -> Iterable[Finding]:
-    """A disk on which records take long to be safe."""
+    """Notes a disk on which records take long to be safe."""
     times = [statistics.median(rank.disk.record_seconds) for rank in record.ranks if rank.disk is not None]
     if times and max(times) > _SLOW_RECORD_SECONDS:
         yield note(
-            "slow-disk",
-            f"a record takes up to {seconds(max(times))} to be safe on the disk of the results",
-            "Training does not wait for it; give a folder on a faster disk with -o if the end of runs drags on",
+            kind="slow-disk",
+            message=f"a record takes up to {seconds(max(times))} to be safe on the disk of the results",
+            advice="Training does not wait for it; give a folder on a faster disk with -o if the end of runs drags on",
         )
 
 
 def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
-    """Hosts that do not see what another host writes, or see it late."""
-    blind = [r for r in record.ranks if r.disk and r.disk.seen_seconds is None and "not seen" in r.disk.seen_reason]
+    """Warns of hosts that do not see what another host writes, or see it late."""
+    blind = [rank for rank in record.ranks if rank.disk is not None and _sees_nothing(rank.disk)]
     if blind:
         yield error(
-            "folder-not-shared",
-            f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that rank 0 "
-            "wrote to the results folder",
-            "Give a folder on a file system that all hosts share with -o",
-            concerning(blind),
+            kind="folder-not-shared",
+            message=f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that "
+            "rank 0 wrote to the results folder",
+            advice="Give a folder on a file system that all hosts share with -o",
+            about=concerning(blind),
         )
-    late = [rank for rank in record.ranks if rank.disk and (rank.disk.seen_seconds or 0.0) > _LATE_SECONDS]
+    late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_SECONDS]
     if late:
-        longest = max(rank.disk.seen_seconds or 0.0 for rank in late if rank.disk)
+        longest = max(map(_seen_after_seconds, late))
         yield note(
-            "late-folder",
-            f"a file that rank 0 wrote was seen on {listed(hosts_of(late))} only after {seconds(longest)}: the file "
-            "system keeps what it knows of a folder for a while",
-            "Keep measure.hang_seconds well above that",
-            concerning(late),
+            kind="late-folder",
+            message=f"a file that rank 0 wrote was seen on {listed(hosts_of(late))} only after {seconds(longest)}: the "
+            "file system keeps what it knows of a folder for a while",
+            advice="Keep measure.hang_seconds well above that",
+            about=concerning(late),
         )
+
+
+def _sees_nothing(disk: DiskLine) -> bool:
+    """Whether a rank waited for rank 0's file in vain; a rank that did not wait has another reason."""
+    return disk.seen_seconds is None and "not seen" in disk.seen_reason
+
+
+def _seen_after_seconds(rank: CheckedRank) -> float:
+    """Return how long a rank waited until it saw rank 0's file; 0 where that is unknown."""
+    return (rank.disk.seen_seconds or 0.0) if rank.disk is not None else 0.0
 
 
 _SLOW = 1.5
@@ -167,84 +214,119 @@ _IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
 
 
 def slow_groups(record: CheckRecord) -> Iterable[Finding]:
-    """Groups whose exchange takes much longer than others' along the same axis, at the largest common size."""
-    by_rank = {rank.rank: rank for rank in record.ranks}
+    """Warns of groups whose exchange takes much longer than others' along the same axis, at the largest common size."""
+    rank_by_number = {rank.rank: rank for rank in record.ranks}
     for name, operations in record.request.exchanges.items():
-        told = set[tuple[int, ...]]()
+        reported = set[tuple[int, ...]]()
         for operation in operations:
-            size_bytes, took = _group_seconds(record, name, operation)
-            for ranks, own in took.items():
-                others = [other for group, other in took.items() if group != ranks]
-                usual = statistics.median(others) if others else 0.0
-                if usual <= 0 or own < _SLOW * usual or ranks in told:
+            times = _group_times(record, name, operation)
+            for ranks, group_seconds in times.seconds_by_group.items():
+                usual_seconds = _usual_seconds(times.seconds_by_group, without=ranks)
+                is_slow = usual_seconds > 0 and group_seconds >= _SLOW * usual_seconds
+                if not is_slow or ranks in reported:
                     continue
-                told.add(ranks)
-                hosts = hosts_of(by_rank[rank] for rank in ranks)
+                reported.add(ranks)
+                hosts = hosts_of(rank_by_number[rank] for rank in ranks)
                 yield warning(
-                    "slow-group",
-                    f"{name} {_joined(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of {size(size_bytes)} "
-                    f"takes {seconds(own)}, {own / usual:.1f} times as long as in the other groups, which wait for it",
-                    "See what else uses these hosts and their links; or leave them out",
-                    About(ranks=ranks, hosts=hosts),
+                    kind="slow-group",
+                    message=f"{name} {_joined(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of "
+                    f"{size(times.size_bytes)} takes {seconds(group_seconds)}, {group_seconds / usual_seconds:.1f} "
+                    "times as long as in the other groups, which wait for it",
+                    advice="See what else uses these hosts and their links; or leave them out",
+                    about=About(ranks=ranks, hosts=hosts),
                 )
 
 
-def _group_seconds(
-    record: CheckRecord, name: SplitGroup, operation: Operation
-) -> tuple[int, dict[tuple[int, ...], float]]:
-    """(size in bytes, ranks of a group -> seconds of one call, of the slowest rank in the best repeat)."""
-    lines = {
-        (rank.rank, line.size_bytes): line.seconds
-        for rank in record.ranks
-        for line in rank.collectives
-        if (line.group, line.operation) == (name, operation)
-    }
+def _usual_seconds(seconds_by_group: Mapping[tuple[int, ...], float], *, without: tuple[int, ...]) -> float:
+    """Return the median time of the other groups; 0 where there is no other."""
+    others = [group_seconds for ranks, group_seconds in seconds_by_group.items() if ranks != without]
+    return statistics.median(others) if others else 0.0
+
+
+class _GroupTimes(NamedTuple):
+    """Times of one operation in the groups along an axis, at the largest size that all their ranks measured."""
+
+    size_bytes: int
+    seconds_by_group: dict[tuple[int, ...], float]
+    """Ranks of a group -> seconds of one call, of the slowest rank in the best repeat."""
+
+
+class _RankSize(NamedTuple):
+    rank: int
+    size_bytes: int
+
+
+def _group_times(record: CheckRecord, name: SplitGroup, operation: Operation) -> _GroupTimes:
+    """Return the times of an operation in all groups along an axis; none where they have no common size."""
+    repeats: dict[_RankSize, Sequence[float]] = {}
+    for rank in record.ranks:
+        for line in rank.collectives:
+            if line.group == name and line.operation == operation:
+                repeats[_RankSize(rank.rank, line.size_bytes)] = line.seconds
     groups = record.request.split_groups(name)
-    ranks = [rank for group in groups for rank in group]
-    common = [size for _, size in lines if all((rank, size) in lines for rank in ranks)]
-    if not common:
-        return 0, {}
-    largest = max(common)
-    return largest, {
-        group: min(map(max, zip(*(lines[rank, largest] for rank in group), strict=False))) for group in groups
-    }
+    ranks = list(chain.from_iterable(groups))
+    sizes = {key.size_bytes for key in repeats}
+    common_sizes = [size for size in sizes if all(_RankSize(rank, size) in repeats for rank in ranks)]
+    if not common_sizes:
+        return _GroupTimes(0, {})
+    largest = max(common_sizes)
+    seconds_by_group = {}
+    for group in groups:
+        repeats_by_rank = [repeats[_RankSize(rank, largest)] for rank in group]
+        slowest_by_repeat = map(max, zip(*repeats_by_rank, strict=False))
+        seconds_by_group[group] = min(slowest_by_repeat)
+    return _GroupTimes(largest, seconds_by_group)
 
 
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
-    """Groups that exchange between hosts in every block of the model."""
-    host = {rank.rank: host_of(rank) for rank in record.ranks}
-    each = record.request.world.ranks_per_node
+    """Warns of groups that exchange between hosts in every block of the model."""
+    hosts = {rank.rank: host_of(rank) for rank in record.ranks}
     for name in _IN_EVERY_BLOCK:
         groups = record.request.split_groups(name)
-        spread = [ranks for ranks in groups if len({host.get(rank) for rank in ranks} - {None}) > 1]
+        spread = [ranks for ranks in groups if len(_known_hosts(ranks, hosts)) > 1]
         if not spread:
             continue
         ranks = spread[0]
-        more = f" ({len(spread)} of {len(groups)} such groups)" if len(groups) > 1 else ""
-        advice = "Split the model over the ranks of a host alone, and raise data parallelism instead"
-        if len(ranks) <= each:
+        share = f" ({len(spread)} of {len(groups)} such groups)" if len(groups) > 1 else ""
+        if len(ranks) <= record.request.world.ranks_per_node:
             advice = f"Put a multiple of {len(ranks)} ranks on each host, so that a group lies on one"
+        else:
+            advice = "Split the model over the ranks of a host alone, and raise data parallelism instead"
         yield warning(
-            "group-across-hosts",
-            f"{name} {_joined(ranks)}{more} exchanges activations in every block, between the hosts "
-            f"{listed(sorted(filter(None, {host.get(rank) for rank in ranks})))}",
-            advice,
-            About(ranks=ranks),
+            kind="group-across-hosts",
+            message=f"{name} {_joined(ranks)}{share} exchanges activations in every block, between the hosts "
+            f"{listed(sorted(_known_hosts(ranks, hosts)))}",
+            advice=advice,
+            about=About(ranks=ranks),
         )
 
 
+def _known_hosts(ranks: Iterable[int], hosts: Mapping[int, str | None]) -> set[str]:
+    """Return the hosts of a group's ranks, as far as they are known."""
+    known_hosts = set()
+    for rank in ranks:
+        host = hosts.get(rank)
+        if host is not None:
+            known_hosts.add(host)
+    return known_hosts
+
+
 def no_groups(record: CheckRecord) -> Iterable[Finding]:
-    """A check on a number of ranks that cannot be divided into the study's groups, whose exchanges go unmeasured."""
-    trial, ranks = record.request.trial, record.request.world.size
-    if trial is not None and (shared := trial.parallel.ranks_per_model) > 1 and ranks % shared:
+    """Notes a check on a number of ranks that cannot be divided into the study's groups, which go unmeasured."""
+    trial = record.request.trial
+    if trial is None:
+        return
+    ranks = record.request.world.size
+    ranks_per_model = trial.parallel.ranks_per_model
+    if ranks_per_model > 1 and ranks % ranks_per_model:
         yield note(
-            "groups-unchecked",
-            f"{shared} ranks share a model in this study, and the check had {counted(ranks, 'rank')}: what such groups "
-            "exchange was not measured",
-            f"Check on a multiple of {shared} ranks (--ranks-per-node, a longer hostfile)",
+            kind="groups-unchecked",
+            message=f"{ranks_per_model} ranks share a model in this study, and the check had {counted(ranks, 'rank')}: "
+            "what such groups exchange was not measured",
+            advice=f"Check on a multiple of {ranks_per_model} ranks (--ranks-per-node, a longer hostfile)",
         )
 
 
 def _joined(ranks: Iterable[int]) -> str:
-    """Ranks of a group as "2+3", as in messages on lost ranks."""
+    """Return the ranks of a group as "2+3", as in messages on lost ranks."""
     return "+".join(map(str, ranks))

@@ -6,7 +6,9 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.base import program
 from vitscale.errors import StoreError, shown
@@ -27,13 +29,21 @@ from vitscale.trial.trial import World, world_of_hosts
 
 _READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
 _LONGEST_DESCRIPTION = 200
-_ALONE = World(ranks_per_node=1, threads_per_rank=1)
+_NO_WORLD = World(ranks_per_node=1, threads_per_rank=1)
 
 
-def import_links(
-    paths: Sequence[Path], log_format: LinkFormat, results: Path
-) -> tuple[CheckRecord, Path, tuple[str, ...]]:
-    """(the check, its file in the results folder, what could not be used); all files together make one check.
+class ImportedCheck(NamedTuple):
+    """A check made from other tools' measurements."""
+
+    record: CheckRecord
+    path: Path
+    """Its file in the results folder."""
+    problems: tuple[str, ...]
+    """What could not be used of the files."""
+
+
+def import_links(paths: Sequence[Path], log_format: LinkFormat, results: Path) -> ImportedCheck:
+    """Read other tools' measurements of links; all files together make one check, which is stored.
 
     Raises:
         RequestError: a file lacks what only it can tell.
@@ -41,45 +51,59 @@ def import_links(
     """
     refuse_links(results)
     links, problems = _READERS[log_format](paths)
-    record, left_out = _record(links, log_format)
+    record, skipped = _record(links, log_format)
     if not record.fits:
-        why = f": {'; '.join(problems)}" if problems else ""
-        what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
-        raise StoreError(what, next_step="Import the whole output of the test, its table of sizes and times included")
-    return record, checks.write_check(checks.check_folder(results), record), (*problems, *left_out)
+        reasons = f": {'; '.join(problems)}" if problems else ""
+        raise StoreError(
+            f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{reasons}",
+            next_step="Import the whole output of the test, its table of sizes and times included",
+        )
+    path = checks.write_check(checks.check_folder(results), record)
+    return ImportedCheck(record, path, (*problems, *skipped))
+
+
+class _Measurement(NamedTuple):
+    """Measurements with the same key are of the same thing, and the last one counts."""
+
+    group: CheckGroup
+    operation: str
+    ranks: int
+    size_bytes: int
 
 
 def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
-    worlds = [(_world(link), link) for link in links]
-    largest = max((world for world, _ in worlds), key=lambda own: (own.nodes > 1, own.size), default=_ALONE)
-    merged: dict[tuple[CheckGroup, str, int, int], CollectiveLine] = {}
-    left_out = []
-    for world, link in worlds:
+    """Return the check that these links make, and sentences on those that are left out."""
+    worlds = [_world(link) for link in links]
+    largest_world = max(worlds, key=lambda world: (world.nodes > 1, world.size), default=_NO_WORLD)
+    lines: dict[_Measurement, CollectiveLine] = {}
+    skipped = []
+    for world, link in zip(worlds, links, strict=True):
         group = _group(world)
-        if group == "all ranks" and world != largest:
-            left_out.append(
-                f"{link.file.name}: {link.operation} on {world.size} ranks is left out beside {largest.size}"
+        if group == "all ranks" and world != largest_world:
+            skipped.append(
+                f"{link.file.name}: {link.operation} on {world.size} ranks is left out beside {largest_world.size}"
             )
             continue
-        for size, seconds in link.seconds.items():
-            merged[group, link.operation, world.size, size] = CollectiveLine(
+        for size_bytes, seconds in link.seconds.items():
+            lines[_Measurement(group, link.operation, world.size, size_bytes)] = CollectiveLine(
                 group=group,
                 operation=link.operation,
                 ranks=world.size,
-                size_bytes=size,
+                size_bytes=size_bytes,
                 calls=1,
                 seconds=tuple(seconds),
             )
-    ranks = (CheckedRank(rank=0, collectives=tuple(merged.values()), ended=True),)
+    ranks = (CheckedRank(rank=0, collectives=tuple(lines.values()), ended=True),)
     now = time.time()
     digest = hashlib.sha256("".join(link.file.sha256 for link in links).encode()).hexdigest()[:6]
-    names = ", ".join(dict.fromkeys(link.file.name for link in links))
+    file_names = ", ".join(dict.fromkeys(link.file.name for link in links))
+    hosts = dict.fromkeys(chain.from_iterable(link.hosts for link in links))
     record = CheckRecord(
         id=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{digest}",
         started_unix_seconds=now,
         wall_seconds=0.0,
         request=CheckRequest(
-            world=largest,
+            world=largest_world,
             device="cuda",
             precision="fp32",
             sweep=SweepPlan(sizes_bytes=(), longest_seconds=1.0, seconds_per_size=1.0),
@@ -90,25 +114,22 @@ def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
         ),
         launcher=log_format,
         scheduler="unknown",
-        hosts=tuple(
-            HostAnswer(name=name, address=None, seconds=None)
-            for name in dict.fromkeys(host for link in links for host in link.hosts)
-        ),
+        hosts=tuple(HostAnswer(name=name, address=None, seconds=None) for name in hosts),
         ranks=ranks,
         fits=fits(ranks),
         loader_need=None,
         ending="ended",
-        imported=f"{log_format} in {names}"[:_LONGEST_DESCRIPTION],
+        imported=f"{log_format} in {file_names}"[:_LONGEST_DESCRIPTION],
         vitscale=program.identity(),
     )
-    return record, left_out
+    return record, skipped
 
 
 def _world(link: MeasuredLink) -> World:
-    """The world of a link's ranks; the host with most ranks decides on the ranks per node."""
-    counts = Counter(link.hosts)
-    most = max(counts.values())
-    return world_of_hosts(len(link.hosts), most, 1)
+    """Return the world of a link's ranks; the host with most ranks decides on the ranks per node."""
+    ranks_by_host = Counter(link.hosts)
+    most_ranks = max(ranks_by_host.values())
+    return world_of_hosts(len(link.hosts), most_ranks, 1)
 
 
 def _group(world: World) -> CheckGroup:

@@ -1,4 +1,4 @@
-"""What a check says: all findings, the most severe first, and what was measured, as a document and as JSON fields.
+"""The answer of a check: all findings, the most severe first, and the measurements, as a document and as JSON fields.
 
 The findings on pace are shown again before a study runs on the same hosts.
 """
@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
@@ -20,7 +20,16 @@ from vitscale.present.data import finding_fields
 from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.runner import Plan
 from vitscale.schedulers import Submitter
-from vitscale.store.checks import GROUPS, OPERATIONS, CheckedRank, CheckRecord, latest
+from vitscale.store.checks import (
+    GROUPS,
+    OPERATIONS,
+    CheckedRank,
+    CheckGroup,
+    CheckRecord,
+    CollectiveFit,
+    Operation,
+    latest,
+)
 
 RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     reach_verdicts.unreachable_hosts,
@@ -52,12 +61,12 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
 
 
 def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
-    """All findings of a check, the most severe first."""
+    """Return all findings of a check, the most severe first."""
     return doc.most_severe_first([finding for rule in RULES for finding in rule(record)])
 
 
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
-    """A line for each finding that ranks compute at different paces; empty without a check, or where all are alike.
+    """Return a line for each finding that ranks compute at different paces; empty without a check or a finding.
 
     The check is the newest one of exactly these hosts and this kind of device, in the folder or else among the user's
     own. Of the hosts that a batch system will choose nothing is known.
@@ -68,23 +77,25 @@ def pace_warnings(plan: Plan, results: Path) -> list[str]:
     """
     if isinstance(plan.scheduler, Submitter):
         return []
-    largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
-    hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
+    largest_world = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
+    hosts = tuple(host.name for host in plan.scheduler.hosts(largest_world)) or (socket.gethostname(),)
     devices = {trial.train.device for trial in plan.record.trials.values()}
     record = latest(results, hosts, lambda checked: checked.request.device in devices)
     if record is None:
         return []
-    when = time.strftime("%Y-%m-%d", time.gmtime(record.started_unix_seconds))
-    findings = [finding for rule in (pace_verdicts.slow_ranks, pace_verdicts.mixed_devices) for finding in rule(record)]
-    return [f"{finding.message} (vitscale check, {when}). {finding.advice}" for finding in findings]
+    day = time.strftime("%Y-%m-%d", time.gmtime(record.started_unix_seconds))
+    findings = [*pace_verdicts.slow_ranks(record), *pace_verdicts.mixed_devices(record)]
+    return [f"{finding.message} (vitscale check, {day}). {finding.advice}" for finding in findings]
 
 
 _MOST_RANKS = 64
+"""Most ranks with a row in the table."""
 _AT_ONCE_SECONDS = 0.02
+"""Below this a new file is seen "at once"."""
 
 
 def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> dict[str, Any]:
-    """The check and its findings as JSON fields, with the raw values."""
+    """Return the check and its findings as JSON fields, with the raw values."""
     speeds = checked_rank_speeds(record)
     return {
         "stored": str(path),
@@ -96,100 +107,133 @@ def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Pat
 
 
 def check_document(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> doc.Document:
-    """A document with the findings, the most severe first, then what was measured."""
-    tables = [_ranks(record)] if record.ranks else []
+    """Return a document with the findings, the most severe first, then the measurements."""
+    blocks: list[doc.Block] = [doc.Paragraph(f"{_heading(record)}: {doc.counts_of(findings)}", "strong"), *findings]
+    if record.ranks:
+        blocks.append(_rank_table(record))
     if any(rank.collectives for rank in record.ranks):
-        tables.append(_collectives(record))
-    blocks: tuple[doc.Block, ...] = (*findings, *tables, doc.Bullets((*_loader(record), *_disk(record))))
-    heading = doc.Paragraph(f"{_heading(record)}: {doc.counts_of(findings)}", "strong")
-    return doc.Document("", (heading, *blocks), (f"Stored: {path}",))
+        blocks.append(_collective_table(record))
+    blocks.append(doc.Bullets((*_loader_lines(record), *_disk_lines(record))))
+    return doc.Document("", tuple(blocks), (f"Stored: {path}",))
 
 
 def _heading(record: CheckRecord) -> str:
+    """Return "2 hosts, 8 ranks; nccl on cuda; started by torchrun"."""
     world = record.request.world
-    backend = next((r.facts.environment.backend for r in record.ranks if r.facts), None) or UNAVAILABLE
-    where = f"{counted(world.nodes, 'host')}, {counted(world.size, 'rank')}"
-    return f"{where}; {backend} on {record.request.device}; started by {record.launcher}"
+    facts = [rank.facts for rank in record.ranks if rank.facts is not None]
+    backend = (facts[0].environment.backend if facts else None) or UNAVAILABLE
+    hosts_and_ranks = f"{counted(world.nodes, 'host')}, {counted(world.size, 'rank')}"
+    return f"{hosts_and_ranks}; {backend} on {record.request.device}; started by {record.launcher}"
 
 
-def _ranks(record: CheckRecord) -> doc.Table:
+def _rank_table(record: CheckRecord) -> doc.Table:
     """A table with a row per rank. Memory is the device's; pace is the fixed compute's over the fastest rank's."""
     pace = rates(record.ranks)
     fastest = max(pace.values(), default=0.0)
-    columns = [*map(doc.Column, ("rank", "cores", "memory", "matmul", "pace")), doc.Column("host", words=True)]
+    columns = (
+        *map(doc.Column, ("rank", "cores", "memory", "matmul", "pace")),
+        doc.Column("host", words=True),
+        doc.Column("device", words=True),
+    )
     rows = []
     for rank in record.ranks[:_MOST_RANKS]:
-        environment = rank.facts.environment if rank.facts else None
+        device = rank.facts.environment.device if rank.facts is not None else None
         texts = (
             str(rank.rank),
-            _cores(rank, record),
-            size(environment.device.memory_bytes if environment else None),
-            rate(rank.matmul.flops_per_second if rank.matmul else None, "FLOP/s"),
+            _cores_of_rank(rank, record),
+            size(device.memory_bytes if device is not None else None),
+            rate(rank.matmul.flops_per_second if rank.matmul is not None else None, "FLOP/s"),
             f"{pace[rank.rank] / fastest:.2f}" if rank.rank in pace else UNKNOWN,
             host_of(rank) or UNAVAILABLE,
-            environment.device.name if environment else UNAVAILABLE,
+            device.name if device is not None else UNAVAILABLE,
         )
         rows.append(tuple(map(doc.Cell, texts)))
     more = len(record.ranks) - _MOST_RANKS
     notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
-    return doc.Table((*columns, doc.Column("device", words=True)), (doc.RowGroup("", tuple(rows)),), notes)
+    return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), notes)
 
 
-def _cores(rank: CheckedRank, record: CheckRecord) -> str:
-    """Cores of the rank's host, or its quota where that is less, divided by the ranks there."""
+def _cores_of_rank(rank: CheckedRank, record: CheckRecord) -> str:
+    """Return the cores of the rank's host, or its quota where that is less, divided by the ranks there."""
     if rank.facts is None:
         return UNKNOWN
-    quota = rank.facts.environment.cpu_quota_cores
-    sharing = sum(host_of(other) == host_of(rank) for other in record.ranks)
-    room = min(rank.facts.host_cores, quota if quota is not None else rank.facts.host_cores) / sharing
-    return f"{room:.3g}"
+    host_cores: float = rank.facts.host_cores
+    quota_cores = rank.facts.environment.cpu_quota_cores
+    usable_cores = host_cores if quota_cores is None else min(host_cores, quota_cores)
+    ranks_there = sum(host_of(other) == host_of(rank) for other in record.ranks)
+    return f"{usable_cores / ranks_there:.3g}"
 
 
-def _collectives(record: CheckRecord) -> doc.Table:
+class _Exchange(NamedTuple):
+    group: CheckGroup
+    operation: Operation
+
+
+def _collective_table(record: CheckRecord) -> doc.Table:
     """A table with a row per group and operation. A fitted latency of 0 is too small to measure: shown as unknown."""
     columns = (
         doc.Column("collectives", words=True),
         doc.Column("operation", words=True),
         *map(doc.Column, ("ranks", "latency", "bandwidth", "largest", "took")),
     )
-    measured = {(line.group, line.operation) for rank in record.ranks for line in rank.collectives}
+    measured: set[_Exchange] = set()
+    for rank in record.ranks:
+        measured |= {_Exchange(line.group, line.operation) for line in rank.collectives}
+    fit_by_exchange: dict[_Exchange, CollectiveFit] = {}
+    for fit in record.fits:
+        fit_by_exchange.setdefault(_Exchange(fit.group, fit.operation), fit)
     rows = []
-    for group, operation in ((group, operation) for group in GROUPS for operation in OPERATIONS):
-        fit = next((f for f in record.fits if (f.group, f.operation) == (group, operation)), None)
-        if fit is None and (group, operation) not in measured:
-            continue
-        figures = [UNKNOWN] * 5
-        if fit is not None:
-            figures = [
-                str(fit.ranks),
-                seconds(fit.latency_seconds or None),
-                rate(fit.bandwidth_bytes_per_second, "B/s"),
-                size(fit.largest_size_bytes),
-                seconds(fit.largest_seconds),
-            ]
-        rows.append(tuple(map(doc.Cell, (group, operation.replace("_", "-"), *figures))))
+    for group in GROUPS:
+        for operation in OPERATIONS:
+            exchange = _Exchange(group, operation)
+            if exchange in measured or exchange in fit_by_exchange:
+                texts = (group, operation.replace("_", "-"), *_fit_figures(fit_by_exchange.get(exchange)))
+                rows.append(tuple(map(doc.Cell, texts)))
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),))
 
 
-def _loader(record: CheckRecord) -> list[str]:
-    loaders = [rank.loader for rank in record.ranks if rank.loader is not None]
+def _fit_figures(fit: CollectiveFit | None) -> tuple[str, ...]:
+    """Return ranks, latency, bandwidth, and the largest size with its time; all unknown without a fit."""
+    if fit is None:
+        return (UNKNOWN,) * 5
+    return (
+        str(fit.ranks),
+        seconds(fit.latency_seconds or None),
+        rate(fit.bandwidth_bytes_per_second, "B/s"),
+        size(fit.largest_size_bytes),
+        seconds(fit.largest_seconds),
+    )
+
+
+def _loader_lines(record: CheckRecord) -> list[str]:
+    """Return a line on the loader; none without a study, whose images it would load."""
     if record.request.trial is None:
         return []
+    loaders = [rank.loader for rank in record.ranks if rank.loader is not None]
     if not loaders:
         return [f"loader: {UNAVAILABLE}"]
-    slowest = min(line.images_per_second for line in loaders)
+    slowest = min(loader.images_per_second for loader in loaders)
+    workers = counted(loaders[0].workers, "worker")
     need = record.loader_need
-    needed = f"{number(need.images_per_second)} images/s ({need.source})" if need else UNAVAILABLE
-    return [f"loader: {number(slowest)} images/s per rank, {counted(loaders[0].workers, 'worker')}; needed: {needed}"]
+    needed = f"{number(need.images_per_second)} images/s ({need.source})" if need is not None else UNAVAILABLE
+    return [f"loader: {number(slowest)} images/s per rank, {workers}; needed: {needed}"]
 
 
-def _disk(record: CheckRecord) -> list[str]:
+def _disk_lines(record: CheckRecord) -> list[str]:
+    """Return a line on the disk of the results."""
     disks = [rank.disk for rank in record.ranks if rank.disk is not None]
     if not disks:
         return [f"disk: {UNAVAILABLE}"]
-    safe = max(statistics.median(disk.record_seconds) for disk in disks)
-    seen = [r.disk.seen_seconds for r in record.ranks if r.rank != 0 and r.disk and r.disk.seen_seconds is not None]
-    when = f"within {seconds(max(seen))}" if max(seen, default=0.0) > _AT_ONCE_SECONDS else "at once"
-    shared = f"; other ranks see a new file {when}" if seen else ""
     free = size(min(disk.free_bytes for disk in disks))
-    return [f"disk: {free} free; a record is safe after {seconds(safe)}{shared}"]
+    slowest_record = max(statistics.median(disk.record_seconds) for disk in disks)
+    line = f"disk: {free} free; a record is safe after {seconds(slowest_record)}"
+    seen_seconds = [
+        rank.disk.seen_seconds
+        for rank in record.ranks
+        if rank.rank != 0 and rank.disk is not None and rank.disk.seen_seconds is not None
+    ]
+    if seen_seconds:
+        latest_seen = max(seen_seconds)
+        delay = f"within {seconds(latest_seen)}" if latest_seen > _AT_ONCE_SECONDS else "at once"
+        line += f"; other ranks see a new file {delay}"
+    return [line]

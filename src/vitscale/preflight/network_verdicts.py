@@ -1,23 +1,28 @@
-"""Will the libraries take the right network interface, and is it as fast as it should be?"""
+"""Findings of a check about networks: whether libraries take the right interface, and whether it is fast enough.
+
+NCCL and gloo take an interface of their own choice on each host, or the one that a variable names. An interface that
+does not lead to the other hosts lets ranks wait for each other until they time out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.preflight.verdict import error, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
-_SLOWER = 0.5
-"""The interface taken is too slow if its speed is below this share of another's."""
+_SLOW_SHARE = 0.5
+"""The interface that is taken is too slow if its speed is below this share of another's."""
 _LINK_SHARE = 0.5
 """Share of an interface's speed that all-reduce across nodes should reach."""
 
 
 def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
-    """The facts of one rank of each host."""
+    """Return the facts of one rank of each host."""
     by_host: dict[str, FactsLine] = {}
     for rank in record.ranks:
         if rank.facts is not None:
@@ -26,154 +31,182 @@ def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
 
 
 def interface_choices(record: CheckRecord) -> Iterable[Finding]:
-    """The traps of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, where there are several hosts."""
+    """Warns of the traps of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, where there are several hosts."""
     hosts = facts_by_host(record)
     if len(hosts) < 2:
         return
     choices = {host: library_choice(facts) for host, facts in hosts.items()}
-    yield from _lacking(choices)
+    yield from _missing_interfaces(choices)
     yield from _loopback(hosts, choices)
     yield from _virtual(choices)
     yield from _same_address(hosts, choices)
-    yield from _slower(hosts, choices)
+    yield from _slower_interfaces(hosts, choices)
     yield from _unused_infiniband(hosts, choices)
 
 
-def _lacking(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    lacking = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
-    if lacking:
-        choice = choices[lacking[0]]
+def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    hosts = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
+    if hosts:
+        choice = choices[hosts[0]]
         yield error(
-            "interface-missing",
-            f"{choice.variable} = '{choice.setting}' names no working interface of {listed(lacking)}",
-            f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or leave "
-            "it out",
-            About(hosts=tuple(lacking)),
+            kind="interface-missing",
+            message=f"{choice.variable} = '{choice.setting}' names no working interface of {listed(hosts)}",
+            advice=f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or "
+            "leave it out",
+            about=About(hosts=tuple(hosts)),
         )
 
 
-def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    alone = [host for host, choice in choices.items() if choice.names == ("lo",)]
-    if not alone:
+def _loopback(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    hosts = [host for host, choice in choices.items() if choice.names == ("lo",)]
+    if not hosts:
         return
-    choice = choices[alone[0]]
-    if choice.address is not None:
-        resolved = hosts[alone[0]].hostname_addresses
-        why = f"their own names resolve to {resolved[0]}" if resolved else "their own names resolve to no address"
-        how = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
+    facts = all_hosts[hosts[0]]
+    is_by_host_name = choices[hosts[0]].address is not None
+    if not is_by_host_name:
+        cause = "it is what is set, or all there is"
+        remedy = "Set"
     else:
-        why, how = "it is what is set, or all there is", "Set"
-    candidate = next((nic.name for nic in _outward(hosts[alone[0]])), "eth0")
+        addresses = facts.hostname_addresses
+        cause = f"their own names resolve to {addresses[0] if addresses else 'no address'}"
+        remedy = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
+    outward = _outward_interfaces(facts)
+    candidate = outward[0].name if outward else "eth0"
     yield error(
-        "loopback-chosen",
-        f"{listed(alone)} would be reached at a loopback address, which leads every other host to itself: {why}",
-        f'{how} launch.interface = "{candidate}" in the study',
-        About(hosts=tuple(alone)),
+        kind="loopback-chosen",
+        message=f"{listed(hosts)} would be reached at a loopback address, which leads every other host to itself: "
+        f"{cause}",
+        advice=f'{remedy} launch.interface = "{candidate}" in the study',
+        about=About(hosts=tuple(hosts)),
     )
 
 
 def _virtual(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    wrong = {host: c.names[0] for host, c in choices.items() if c.names and c.names[0].startswith(VIRTUAL)}
-    if wrong:
-        host, name = next(iter(wrong.items()))
+    first_names = {host: choice.names[0] for host, choice in choices.items() if choice.names}
+    hosts = [host for host, name in first_names.items() if name.startswith(VIRTUAL)]
+    if hosts:
         yield warning(
-            "virtual-interface",
-            f"{choices[host].variable}: {listed([*wrong])} would talk over {name}, which leads to containers or "
-            "virtual machines and not to other hosts",
-            "Set launch.interface in the study to the interface of the network between the hosts",
-            About(hosts=tuple(wrong)),
+            kind="virtual-interface",
+            message=f"{choices[hosts[0]].variable}: {listed(hosts)} would talk over {first_names[hosts[0]]}, which "
+            "leads to containers or virtual machines and not to other hosts",
+            advice="Set launch.interface in the study to the interface of the network between the hosts",
+            about=About(hosts=tuple(hosts)),
         )
 
 
-def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    owners: dict[str, list[str]] = {}
+def _same_address(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    hosts_by_address: dict[str, list[str]] = {}
     for host, choice in choices.items():
-        for nic in named(hosts[host], choice.names[:1]):
-            for address in bare_addresses(nic)[:1]:
+        for interface in interfaces_named(all_hosts[host], choice.names[:1]):
+            for address in bare_addresses(interface)[:1]:
                 if not is_loopback(address):
-                    owners.setdefault(address, []).append(host)
-    for address, several in owners.items():
-        if len(several) > 1:
+                    hosts_by_address.setdefault(address, []).append(host)
+    for address, hosts in hosts_by_address.items():
+        if len(hosts) > 1:
             yield error(
-                "same-address",
-                f"{listed(several)} all have the address {address} on the interface that is taken "
-                f"({choices[several[0]].names[0]}): they would connect to themselves",
-                "Set launch.interface in the study to the interface of the network between the hosts",
-                About(hosts=tuple(several)),
+                kind="same-address",
+                message=f"{listed(hosts)} all have the address {address} on the interface that is taken "
+                f"({choices[hosts[0]].names[0]}): they would connect to themselves",
+                advice="Set launch.interface in the study to the interface of the network between the hosts",
+                about=About(hosts=tuple(hosts)),
             )
 
 
-def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    slower = {}
+def _slower_interfaces(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    comparisons: dict[str, str] = {}
     for host, choice in choices.items():
-        taken = [nic.speed_mbit for nic in named(hosts[host], choice.names) if nic.speed_mbit is not None]
-        best = next((nic for nic in _outward(hosts[host]) if nic.name not in choice.names), None)
-        if taken and best is not None and max(taken) < _SLOWER * (best.speed_mbit or 0):
-            slower[host] = (
-                f"{choice.names[0]} at {max(taken):,} Mbit/s is taken, and {best.name} has {best.speed_mbit:,}"
-            )
-    if slower:
-        host, how = next(iter(slower.items()))
+        comparison = _faster_interface(all_hosts[host], choice)
+        if comparison is not None:
+            comparisons[host] = comparison
+    if comparisons:
+        hosts = list(comparisons)
         yield warning(
-            "slower-interface",
-            f"{listed([*slower])}: {how}",
-            "Set launch.interface in the study to the faster one, if it leads to the other hosts",
-            About(hosts=tuple(slower)),
+            kind="slower-interface",
+            message=f"{listed(hosts)}: {comparisons[hosts[0]]}",
+            advice="Set launch.interface in the study to the faster one, if it leads to the other hosts",
+            about=About(hosts=tuple(hosts)),
         )
 
 
-def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    active = [host for host, facts in hosts.items() if any(port.active for port in facts.infiniband)]
-    unused = []
-    for host in active:
-        environment = hosts[host].environment
-        by_socket = environment.backend != "nccl" or environment.settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-        over_ip = any(nic.kind == "infiniband" for nic in named(hosts[host], choices[host].names))
-        if by_socket and not over_ip:
-            unused.append(host)
-    if unused:
-        port = next(port for port in hosts[unused[0]].infiniband if port.active)
-        nccl = hosts[unused[0]].environment.backend == "nccl"
-        yield warning(
-            "infiniband-unused",
-            f"{listed(unused)}: InfiniBand is there ({port.name}, {port.rate}) and "
-            + ("NCCL_IB_DISABLE keeps NCCL from it" if nccl else "gloo talks over another interface"),
-            "Unset NCCL_IB_DISABLE" if nccl else "Set launch.interface in the study to its IP interface (ib0)",
-            About(hosts=tuple(unused)),
-        )
+def _faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | None:
+    """ "eth0 at 1,000 Mbit/s is taken, and eth1 has 100,000"; None where none is much faster than those taken."""
+    chosen = interfaces_named(facts, choice.names)
+    chosen_speeds = [interface.speed_mbit for interface in chosen if interface.speed_mbit is not None]
+    others = [interface for interface in _outward_interfaces(facts) if interface.name not in choice.names]
+    if not chosen_speeds or not others:
+        return None
+    fastest = others[0]
+    if max(chosen_speeds) >= _SLOW_SHARE * (fastest.speed_mbit or 0):
+        return None
+    return f"{choice.names[0]} at {max(chosen_speeds):,} Mbit/s is taken, and {fastest.name} has {fastest.speed_mbit:,}"
+
+
+def _unused_infiniband(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    hosts = [host for host, facts in all_hosts.items() if _leaves_infiniband_unused(facts, choices[host])]
+    if not hosts:
+        return
+    facts = all_hosts[hosts[0]]
+    port = next(port for port in facts.infiniband if port.active)
+    if facts.environment.backend == "nccl":
+        cause = "NCCL_IB_DISABLE keeps NCCL from it"
+        advice = "Unset NCCL_IB_DISABLE"
+    else:
+        cause = "gloo talks over another interface"
+        advice = "Set launch.interface in the study to its IP interface (ib0)"
+    yield warning(
+        kind="infiniband-unused",
+        message=f"{listed(hosts)}: InfiniBand is there ({port.name}, {port.rate}) and {cause}",
+        advice=advice,
+        about=About(hosts=tuple(hosts)),
+    )
+
+
+def _leaves_infiniband_unused(facts: FactsLine, choice: InterfaceChoice) -> bool:
+    """Whether the host has a working InfiniBand port, over which neither NCCL's verbs nor IP will go."""
+    if not _has_infiniband(facts):
+        return False
+    environment = facts.environment
+    ib_disable = environment.settings.get("NCCL_IB_DISABLE", "0")
+    uses_sockets = environment.backend != "nccl" or ib_disable not in ("", "0")
+    is_over_ip = any(interface.kind == "infiniband" for interface in interfaces_named(facts, choice.names))
+    return uses_sockets and not is_over_ip
+
+
+def _has_infiniband(facts: FactsLine) -> bool:
+    return any(port.active for port in facts.infiniband)
 
 
 def slow_link(record: CheckRecord) -> Iterable[Finding]:
-    """All-reduce across nodes that is far below the speed of its interface."""
-    hosts = facts_by_host(record)
-    speeds = []
-    for facts in hosts.values():
-        choice = library_choice(facts)
-        if facts.environment.backend == "nccl" and any(port.active for port in facts.infiniband):
+    """Warns of all-reduce across nodes that is far below the speed of its interface."""
+    speeds_mbit: list[int] = []
+    for facts in facts_by_host(record).values():
+        if facts.environment.backend == "nccl" and _has_infiniband(facts):
             return  # NCCL uses InfiniBand, whose speed is not that of a network interface
-        speeds += [nic.speed_mbit for nic in named(facts, choice.names) if nic.speed_mbit is not None]
+        interfaces = interfaces_named(facts, library_choice(facts).names)
+        speeds_mbit += [interface.speed_mbit for interface in interfaces if interface.speed_mbit is not None]
+    if not speeds_mbit:
+        return
+    possible_bytes_per_second = min(speeds_mbit) * 1e6 / 8
     for fit in record.fits:
-        if fit.group == "across nodes" and fit.operation == "all_reduce" and speeds:
-            possible = min(speeds) * 1e6 / 8
-            if fit.bandwidth_bytes_per_second < _LINK_SHARE * possible:
-                reached = fit.bandwidth_bytes_per_second / possible
-                yield warning(
-                    "slow-link",
-                    f"all-reduce across nodes reaches {rate(fit.bandwidth_bytes_per_second, 'B/s')}, {reached:.2f} of "
-                    f"the interface's {rate(possible, 'B/s')}",
-                    "See whether others use the network, and whether a switch or a limit lies between the hosts "
-                    "(iperf3 -P 8)",
-                )
+        bandwidth = fit.bandwidth_bytes_per_second
+        is_across_nodes = fit.group == "across nodes" and fit.operation == "all_reduce"
+        if is_across_nodes and bandwidth < _LINK_SHARE * possible_bytes_per_second:
+            share = bandwidth / possible_bytes_per_second
+            yield warning(
+                kind="slow-link",
+                message=f"all-reduce across nodes reaches {rate(bandwidth, 'B/s')}, {share:.2f} of the interface's "
+                f"{rate(possible_bytes_per_second, 'B/s')}",
+                advice="See whether others use the network, and whether a switch or a limit lies between the hosts "
+                "(iperf3 -P 8)",
+            )
 
 
-def _outward(facts: FactsLine) -> list[Interface]:
-    """Interfaces that may lead to other hosts, as far as can be seen here, the fastest first."""
-    usable = [
-        nic
-        for nic in facts.interfaces
-        if nic.up and nic.addresses and nic.kind != "loopback" and not nic.name.startswith(VIRTUAL)
-    ]
-    return sorted(usable, key=lambda nic: -(nic.speed_mbit or 0))
+def _outward_interfaces(facts: FactsLine) -> list[Interface]:
+    """Return the interfaces that may lead to other hosts, as far as can be seen here, the fastest first."""
+    working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
+    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL)]
+    outward = [interface for interface in physical if interface.kind != "loopback"]
+    return sorted(outward, key=lambda interface: -(interface.speed_mbit or 0))
 
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
@@ -197,62 +230,84 @@ class InterfaceChoice:
 
 
 def library_choice(facts: FactsLine) -> InterfaceChoice:
-    """The interfaces that this rank's backend takes."""
+    """Return the interfaces that this rank's backend takes."""
     return nccl_choice(facts) if facts.environment.backend == "nccl" else gloo_choice(facts)
 
 
+class _NcclSetting(NamedTuple):
+    """The value of NCCL_SOCKET_IFNAME, taken apart."""
+
+    words: tuple[str, ...]
+    excludes: bool
+    """Whether it names interfaces that are not to be taken."""
+    are_whole_names: bool
+    """Whether the words are names; else they are the begins of names."""
+
+    @classmethod
+    def parse(cls, value: str) -> _NcclSetting:
+        """ "^=eth0,lo" excludes eth0 and lo; "eth,ib" takes all interfaces whose names begin with eth or ib."""
+        excludes = value.startswith("^")
+        value = value.removeprefix("^")
+        are_whole_names = value.startswith("=")
+        value = value.removeprefix("=")
+        return cls(tuple(word for word in value.split(",") if word), excludes, are_whole_names)
+
+    def allows(self, name: str) -> bool:
+        """Whether NCCL may take the interface with this name."""
+        is_listed = name in self.words if self.are_whole_names else name.startswith(self.words)
+        return is_listed != self.excludes
+
+
 def nccl_choice(facts: FactsLine) -> InterfaceChoice:
-    """The interfaces that NCCL takes.
+    """Return the interfaces that NCCL takes.
 
     `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` excludes them, and `=` makes them whole names. Without it NCCL
     takes `ib*`, else all but docker, lo and virbr, else these (NCCL user guide, environment variables;
     src/misc/socket.cc).
     """
-    setting = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
-    usable = [nic for nic in facts.interfaces if nic.addresses and nic.up]
-    if setting is not None:
-        excluded, rest = setting.startswith("^"), setting.removeprefix("^")
-        whole, rest = rest.startswith("="), rest.removeprefix("=")
-        listed = [word for word in rest.split(",") if word]
-        matching = [
-            nic.name
-            for nic in usable
-            if excluded != any(nic.name == word if whole else nic.name.startswith(word) for word in listed)
-        ]
-        return InterfaceChoice("NCCL_SOCKET_IFNAME", setting, tuple(matching))
-    infiniband = [nic.name for nic in usable if nic.name.startswith("ib")]
-    others = [nic.name for nic in usable if not nic.name.startswith(_NCCL_LAST)]
-    last = [nic.name for beginning in _NCCL_LAST for nic in usable if nic.name.startswith(beginning)]
-    return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or others or last[:1]))
+    value = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
+    names = [interface.name for interface in facts.interfaces if interface.addresses and interface.up]
+    if value is not None:
+        setting = _NcclSetting.parse(value)
+        allowed = tuple(name for name in names if setting.allows(name))
+        return InterfaceChoice("NCCL_SOCKET_IFNAME", value, allowed)
+    infiniband = [name for name in names if name.startswith("ib")]
+    usual = [name for name in names if not name.startswith(_NCCL_LAST)]
+    last: list[str] = []
+    for prefix in _NCCL_LAST:
+        last += [name for name in names if name.startswith(prefix)]
+    return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or usual or last[:1]))
 
 
 def gloo_choice(facts: FactsLine) -> InterfaceChoice:
-    """The interfaces that gloo takes.
+    """Return the interfaces that gloo takes.
 
     `GLOO_SOCKET_IFNAME` is a list of whole names. Without it gloo takes the address that the host's own name resolves
     to, or loopback where that address is not the host's (torch, `ProcessGroupGloo::createDefaultDevice`).
     """
-    setting = facts.environment.settings.get("GLOO_SOCKET_IFNAME") or None
+    variable = "GLOO_SOCKET_IFNAME"
+    setting = facts.environment.settings.get(variable) or None
     if setting is not None:
-        there = {nic.name for nic in facts.interfaces if nic.addresses}
-        return InterfaceChoice("GLOO_SOCKET_IFNAME", setting, tuple(n for n in setting.split(",") if n in there))
-    for address in facts.hostname_addresses[:1]:
+        existing = {interface.name for interface in facts.interfaces if interface.addresses}
+        return InterfaceChoice(variable, setting, tuple(name for name in setting.split(",") if name in existing))
+    if facts.hostname_addresses:
+        address = facts.hostname_addresses[0]
         if is_loopback(address):
-            return InterfaceChoice("GLOO_SOCKET_IFNAME", None, ("lo",), address)
-        owner = next((nic.name for nic in facts.interfaces if address in bare_addresses(nic)), None)
-        if owner is not None:
-            return InterfaceChoice("GLOO_SOCKET_IFNAME", None, (owner,), address)
-    return InterfaceChoice("GLOO_SOCKET_IFNAME", None, ("lo",), "127.0.0.1")
+            return InterfaceChoice(variable, None, ("lo",), address)
+        for interface in facts.interfaces:
+            if address in bare_addresses(interface):
+                return InterfaceChoice(variable, None, (interface.name,), address)
+    return InterfaceChoice(variable, None, ("lo",), "127.0.0.1")
 
 
-def named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:
-    """The interfaces with these names."""
-    return [nic for nic in facts.interfaces if nic.name in names]
+def interfaces_named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:
+    """Return the interfaces with these names."""
+    return [interface for interface in facts.interfaces if interface.name in names]
 
 
-def bare_addresses(nic: Interface) -> list[str]:
-    """The interface's addresses without prefix lengths."""
-    return [address.partition("/")[0] for address in nic.addresses]
+def bare_addresses(interface: Interface) -> list[str]:
+    """Return the interface's addresses without prefix lengths."""
+    return [address.partition("/")[0] for address in interface.addresses]
 
 
 def is_loopback(address: str) -> bool:

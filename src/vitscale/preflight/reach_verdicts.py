@@ -1,6 +1,6 @@
-"""Do all hosts answer, do all ranks start and finish, and do stages end in time?
+"""Findings of a check about reach: do all hosts answer, do all ranks start and finish, and do stages end in time?
 
-Asks every host of a hostfile whether it is there, within a bounded time, by ssh as when ranks are started on it.
+Also asks every host of a hostfile whether it is there, within a bounded time, by ssh as when ranks are started on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vitscale.base.commands import answer_to
 from vitscale.errors import printable
@@ -22,162 +22,215 @@ from vitscale.preflight.verdict import concerning, error, finding, host_of, host
 from vitscale.present.document import About, Finding, Severity
 from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
-from vitscale.store.checks import STAGES, CheckRecord, CheckStage, HostAnswer
+from vitscale.store.checks import STAGES, CheckedRank, CheckRecord, CheckStage, HostAnswer
 
-_MEETING: dict[CheckStage, str] = {
+_NETWORK_STAGES: dict[CheckStage, str] = {
     "network": "ranks cannot meet, and no training starts",
     "join": "ranks cannot meet, and no training starts",
     "collectives": "training would hang or fail in its first step",
 }
+"""Stages in which ranks meet -> what training would do."""
 _SEVERITIES: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
 """Severity of a failed stage; an error where the stage is not listed."""
 
 
 def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
-    """Hosts that did not answer, or do not see the results folder."""
+    """Reports hosts that did not answer, or do not see the results folder."""
     for host in record.hosts:
         if host.seconds is None:
             yield error(
-                "host-unreachable",
-                f"host {host.name} does not answer: {host.reason}. The others were checked without it",
-                f"See that the name is right and the host is up; `ssh {host.name} true` must work without a password",
-                About(hosts=(host.name,)),
+                kind="host-unreachable",
+                message=f"host {host.name} does not answer: {host.reason}. The others were checked without it",
+                advice=f"See that the name is right and the host is up; `ssh {host.name} true` must work without a "
+                "password",
+                about=About(hosts=(host.name,)),
             )
         elif host.sees_folder is False:
             yield error(
-                "folder-not-shared",
-                f"host {host.name} does not see the results folder under the same path: no rank can start there. "
-                "The others were checked without it",
-                "Give a folder on a file system that all hosts share with -o",
-                About(hosts=(host.name,)),
+                kind="folder-not-shared",
+                message=f"host {host.name} does not see the results folder under the same path: no rank can start "
+                "there. The others were checked without it",
+                advice="Give a folder on a file system that all hosts share with -o",
+                about=About(hosts=(host.name,)),
             )
 
 
 def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks that never told where they run, and ranks that did not finish."""
-    there = {rank.rank: rank for rank in record.ranks}
-    silent = [n for n in range(record.request.world.size) if n not in there or not (there[n].facts or there[n].stages)]
-    if silent and record.ending != "not started":
-        log = [line.strip() for line in record.log.splitlines() if line.strip()]
+    """Reports ranks that never told where they run, and ranks that did not finish."""
+    rank_by_number = {rank.rank: rank for rank in record.ranks}
+    started = {number for number, rank in rank_by_number.items() if rank.facts or rank.stages}
+    missing = [number for number in range(record.request.world.size) if number not in started]
+    if missing and record.ending != "not started":
         yield error(
-            "rank-missing",
-            f"{ranks_named(silent)} did not start" + (f"; last words: {log[-1][:200]}" if log else ""),
-            "See the log (--json prints its end). Python and vitscale must be at the same path on every host",
-            About(ranks=tuple(silent)),
+            kind="rank-missing",
+            message=f"{ranks_named(missing)} did not start{_last_words(record.log)}",
+            advice="See the log (--json prints its end). Python and vitscale must be at the same path on every host",
+            about=About(ranks=tuple(missing)),
         )
-    stopped = [rank for rank in record.ranks if rank.rank not in silent and not rank.ended]
+    stopped = [rank for rank in record.ranks if rank.rank not in missing and not rank.ended]
     if stopped:
-        first = next((rank for rank in stopped if rank.rank == record.guilty_rank), stopped[0])
-        last = first.stages[-1].name if first.stages else "none"
-        how = f"{record.ending_reason}; " if record.ending_reason else ""
+        guilty = [rank for rank in stopped if rank.rank == record.guilty_rank]
+        first = guilty[0] if guilty else stopped[0]
+        last_stage = first.stages[-1].name if first.stages else "none"
+        reason = f"{record.ending_reason}; " if record.ending_reason else ""
         yield error(
-            "rank-stopped",
-            f"{how}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not come to the "
-            f"end; the last finished stage of rank {first.rank}: {last}",
-            "See the log (--json prints its end), and whether the host ran out of memory or was cut off",
-            concerning(stopped),
+            kind="rank-stopped",
+            message=f"{reason}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not "
+            f"come to the end; the last finished stage of rank {first.rank}: {last_stage}",
+            advice="See the log (--json prints its end), and whether the host ran out of memory or was cut off",
+            about=concerning(stopped),
         )
     if record.ending == "not started":
-        yield error("not-started", f"no rank was started: {record.ending_reason}", "Mend the hosts, and check again")
+        yield error(
+            kind="not-started",
+            message=f"no rank was started: {record.ending_reason}",
+            advice="Mend the hosts, and check again",
+        )
+
+
+def _last_words(log: str) -> str:
+    """Return "; last words: ..." with the last line of a log that is not blank; empty where there is none."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return f"; last words: {lines[-1][:200]}" if lines else ""
 
 
 def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks that cannot connect by TCP to the address where ranks meet."""
+    """Reports ranks that cannot connect by TCP to the address where ranks meet."""
     cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
-    if cut_off and (reach := cut_off[0].reach) is not None:
+    reach = cut_off[0].reach if cut_off else None
+    if reach is not None:
         yield error(
-            "rank-0-not-reached",
-            f"{ranks_named([rank.rank for rank in cut_off])} ({listed(hosts_of(cut_off))}) cannot reach rank 0 at "
-            f"{reach.address}:{reach.port} by TCP: {reach.reason}",
-            "Open ports 20000 to 65535 between the hosts, and see that the name means the same address on each of them",
-            concerning(cut_off),
+            kind="rank-0-not-reached",
+            message=f"{ranks_named([rank.rank for rank in cut_off])} ({listed(hosts_of(cut_off))}) cannot reach rank 0 "
+            f"at {reach.address}:{reach.port} by TCP: {reach.reason}",
+            advice="Open ports 20000 to 65535 between the hosts, and see that the name means the same address on each "
+            "of them",
+            about=concerning(cut_off),
         )
+
+
+class _FailedStage(NamedTuple):
+    rank: CheckedRank
+    reason: str
 
 
 def failed_stages(record: CheckRecord) -> Iterable[Finding]:
-    """Stages that some ranks did not finish, one finding each; ranks that hung are named before those that failed."""
+    """Reports stages that some ranks did not finish, one finding each; ranks that hung come first."""
     for stage in STAGES:
-        ends = [(rank, line) for rank in record.ranks for line in rank.stages if line.name == stage]
-        late = [rank for rank, line in ends if line.ending == "timeout"]
-        failed = [(rank, line) for rank, line in ends if line.ending == "failed"]
-        if not late and not failed:
-            continue
-        parts = []
-        if late:
-            limit = record.request.limits.get(stage, 0.0)
-            parts.append(f"{ranks_named([r.rank for r in late])} ({listed(hosts_of(late))}) not done after {limit:g} s")
-        if failed:
-            numbers = [rank.rank for rank, _ in failed]
-            parts.append(f"{ranks_named(numbers)} failed ({host_of(failed[0][0])}: {failed[0][1].reason[:300]})")
-        yield finding(
-            _SEVERITIES.get(stage, "error"),
-            "stage-failed",
-            f"{stage}: {'; '.join(parts)}" + (f"; {_MEETING[stage]}" if stage in _MEETING else ""),
-            "See the network's verdicts, and firewalls between the hosts"
-            if stage in _MEETING
-            else "Mend the cause, and check again",
-            concerning([*late, *(rank for rank, _ in failed)]),
-        )
+        late: list[CheckedRank] = []
+        failed: list[_FailedStage] = []
+        for rank in record.ranks:
+            for line in rank.stages:
+                if line.name == stage and line.ending == "timeout":
+                    late.append(rank)
+                elif line.name == stage and line.ending == "failed":
+                    failed.append(_FailedStage(rank, line.reason))
+        if late or failed:
+            yield _failed_stage_finding(record, stage, late, failed)
+
+
+def _failed_stage_finding(
+    record: CheckRecord, stage: CheckStage, late: Sequence[CheckedRank], failed: Sequence[_FailedStage]
+) -> Finding:
+    clauses = []
+    if late:
+        limit = record.request.limits.get(stage, 0.0)
+        ranks = ranks_named([rank.rank for rank in late])
+        clauses.append(f"{ranks} ({listed(hosts_of(late))}) not done after {limit:g} s")
+    if failed:
+        ranks = ranks_named([failure.rank.rank for failure in failed])
+        clauses.append(f"{ranks} failed ({host_of(failed[0].rank)}: {failed[0].reason[:300]})")
+    is_network_stage = stage in _NETWORK_STAGES
+    consequence = f"; {_NETWORK_STAGES[stage]}" if is_network_stage else ""
+    if is_network_stage:
+        advice = "See the network's verdicts, and firewalls between the hosts"
+    else:
+        advice = "Mend the cause, and check again"
+    return finding(
+        _SEVERITIES.get(stage, "error"),
+        kind="stage-failed",
+        message=f"{stage}: {'; '.join(clauses)}{consequence}",
+        advice=advice,
+        about=concerning([*late, *(failure.rank for failure in failed)]),
+    )
 
 
 def broken_lines(record: CheckRecord) -> Iterable[Finding]:
-    """Lines of ranks that could not be read."""
-    broken = [line for rank in record.ranks for line in rank.broken]
+    """Warns of lines of ranks that could not be read."""
+    broken: list[str] = []
+    for rank in record.ranks:
+        broken += rank.broken
     if broken:
+        noun = "line" if len(broken) == 1 else "lines"
         yield warning(
-            "broken-lines",
-            f"{len(broken)} line{'s' if len(broken) != 1 else ''} of ranks cannot be read: left out ({broken[0]})",
-            "Check again; where it happens again, the disk of the folder is not to be trusted",
+            kind="broken-lines",
+            message=f"{len(broken)} {noun} of ranks cannot be read: left out ({broken[0]})",
+            advice="Check again; where it happens again, the disk of the folder is not to be trusted",
         )
 
 
 RESOLVE_SECONDS = 10.0
+"""Longest wait for the address of a name."""
 ANSWER_SECONDS = 30.0
+"""Longest wait for a host's answer by ssh."""
 _AT_ONCE = 64
+"""Most hosts that are asked at the same time."""
 _SSH_FAILED = 255
 
 Answer = TypeVar("Answer")
 
 
 def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
-    """Each host's answer when asked to read `file`, in the order of `hosts`."""
+    """Return each host's answer when asked to read `file`, in the order of `hosts`."""
     if not hosts:
         return ()
     with ThreadPoolExecutor(min(_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
-        return tuple(pool.map(lambda host: _answer(host.name, file), hosts))
+        return tuple(pool.map(lambda host: _host_answer(host.name, file), hosts))
 
 
-def _answer(name: str, file: Path) -> HostAnswer:
+def _host_answer(name: str, file: Path) -> HostAnswer:
+    """Return a host's answer when asked to read `file`, or why it does not answer."""
     began = time.monotonic()
-    address = _within(RESOLVE_SECONDS, lambda: _resolved(name))
-    if address is None or address.startswith("!"):
-        why = f" within {RESOLVE_SECONDS:g} s" if address is None else f": {address[1:]}"
-        return HostAnswer(name=name, address=None, seconds=None, reason=f"its name is not resolved{why}")
-    silent = partial(HostAnswer, name=name, address=address, seconds=None)
+    resolution = _within(RESOLVE_SECONDS, lambda: _resolve(name))
+    if resolution is None:
+        reason = f"its name is not resolved within {RESOLVE_SECONDS:g} s"
+        return HostAnswer(name=name, address=None, seconds=None, reason=reason)
+    if resolution.address is None:
+        reason = f"its name is not resolved: {resolution.error}"
+        return HostAnswer(name=name, address=None, seconds=None, reason=reason)
+    address = resolution.address
+    unanswered = partial(HostAnswer, name=name, address=address, seconds=None)
     if _within(RESOLVE_SECONDS, lambda: is_this_machine(name)):
         return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=file.exists())
     try:
-        done = answer_to(on_host(name, ["test", "-r", str(file)]), ANSWER_SECONDS)
+        answer = answer_to(on_host(name, ["test", "-r", str(file)]), ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        return silent(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
+        return unanswered(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
     except OSError as error:
-        return silent(reason=f"ssh cannot be run here: {error.strerror}")
-    if done.returncode == _SSH_FAILED or done.returncode < 0:
-        said = printable(done.stderr).strip().splitlines()
-        return silent(reason=said[-1][:300] if said else "ssh failed")
-    return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=done.returncode == 0)
+        return unanswered(reason=f"ssh cannot be run here: {error.strerror}")
+    if answer.returncode == _SSH_FAILED or answer.returncode < 0:
+        words = printable(answer.stderr).strip().splitlines()
+        return unanswered(reason=words[-1][:300] if words else "ssh failed")
+    can_read = answer.returncode == 0
+    return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=can_read)
 
 
-def _resolved(name: str) -> str:
-    """The first address of a name; or "!" and why there is none."""
+class _Resolution(NamedTuple):
+    """The first address of a name; None, and why, where there is none."""
+
+    address: str | None
+    error: str = ""
+
+
+def _resolve(name: str) -> _Resolution:
     try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        return _Resolution(str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]))
     except (OSError, UnicodeError) as error:
-        return f"!{getattr(error, 'strerror', None) or error}"
+        return _Resolution(None, f"{getattr(error, 'strerror', None) or error}")
 
 
 def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """What `ask` returns, or None where it takes longer: the resolver cannot be told when to give up."""
+    """Return what `ask` returns, or None where it takes longer: the resolver cannot be told when to give up."""
     answer: list[Answer] = []
     thread = threading.Thread(target=lambda: answer.append(ask()), daemon=True)
     thread.start()

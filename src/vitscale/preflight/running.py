@@ -1,6 +1,6 @@
-"""Runs a check: asks the hosts, starts ranks as for training, waits within limits, and reads what they left.
+"""Runs a check: asks the hosts, starts ranks as for training, waits within limits, and reads their records.
 
-What a check measures, and where, comes from a study, a hostfile, an allocation, or this machine alone.
+The work and the hosts of a check come from a study, a hostfile, an allocation, or this machine alone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale import sources, store
 from vitscale.analysis.runs.compute import flops_per_image
@@ -42,13 +43,16 @@ from vitscale.trial.trial import DeviceName, Precision, Trial, World
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
 """Used where no study is given; its model and data are not used."""
 _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
+"""Bytes of messages: from 1 KiB to 256 MiB in steps of 4, and 512 MiB."""
 _QUICK_SIZES = _SIZES[:7]
+"""Bytes of messages in a quick check: from 1 KiB to 4 MiB."""
 _MOST_RANKS_PER_NODE = 4096
 
 _LIMITS: dict[checks.CheckStage, float] = {
     "facts": 60.0, "network": 90.0, "join": 120.0, "collectives": 400.0,
     "matmul": 60.0, "compute": 90.0, "loader": 180.0, "disk": 90.0,
 }  # fmt: skip
+"""Longest time of each stage, in seconds."""
 _QUICK_LIMITS = _LIMITS | {"collectives": 90.0}
 
 
@@ -68,46 +72,54 @@ class CheckTarget:
     @property
     def launcher(self) -> str:
         """Name of the launcher that starts the ranks."""
-        named = self.study.launch.launcher
-        return self.scheduler.default_launcher if named == AUTO else named
+        launcher = self.study.launch.launcher
+        return self.scheduler.default_launcher if launcher == AUTO else launcher
 
-    def without(self, gone: set[str]) -> CheckTarget:
-        """The same target without these hosts of the hostfile."""
-        left = tuple(host for host in self.hosts if host.name not in gone)
-        scheduler = Hostfile(left, described(self.study.node))
-        return CheckTarget(self.study, scheduler, left, len(left), self.trial, self.dataset_fingerprint)
+    def without(self, names: set[str]) -> CheckTarget:
+        """Return the same target without these hosts of the hostfile."""
+        hosts = tuple(host for host in self.hosts if host.name not in names)
+        scheduler = Hostfile(hosts, described(self.study.node))
+        return replace(self, scheduler=scheduler, hosts=hosts, nodes=len(hosts))
 
 
 def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] = ()) -> CheckTarget:
-    """Reads the study, if there is one, and finds its hosts and images. Nothing is written.
+    """Read the study, if there is one, and find its hosts and images. Nothing is written.
 
     Raises:
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
     """
-    read_from = path or Path("(no study file)")
-    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(read_from, _NO_STUDY, overlay)
+    shown_path = path or Path("(no study file)")
+    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(shown_path, _NO_STUDY, overlay)
     study = file.study
-    scheduler = scheduler_for(study, read_from)
+    scheduler = scheduler_for(study, shown_path)
     if isinstance(scheduler, Submitter):
         raise RequestError(
             f"this is a login node: {scheduler.title} names the hosts once a job runs",
             next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
         )
     # A hostfile's `pool` refuses two names of one host, on which ranks may well start together.
-    named = isinstance(scheduler, Hostfile)
-    hosts = read_hostfile(beside(read_from, study.launch.hostfile or "")) if named else ()
+    is_hostfile = isinstance(scheduler, Hostfile)
+    hosts = read_hostfile(beside(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
     nodes = len(hosts or scheduler.pool()) or 1
     if path is None:
-        return CheckTarget(study, scheduler, hosts, nodes, None)
+        return CheckTarget(study, scheduler, hosts, nodes, trial=None)
     expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
-    trial_id, trial = max(
-        expansion.trials.items(), key=lambda item: (item[1].world.size, item[1].parallel.ranks_per_model)
-    )
-    return CheckTarget(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
+    trial_id = max(expansion.trials, key=lambda trial_id: _ranks_then_shared(expansion.trials[trial_id]))
+    return CheckTarget(study, scheduler, hosts, nodes, expansion.trials[trial_id], expansion.fingerprints[trial_id])
+
+
+def _ranks_then_shared(trial: Trial) -> tuple[int, int]:
+    """Return the key by which the largest trial is found: its ranks, then the ranks that share its model."""
+    return trial.world.size, trial.parallel.ranks_per_model
 
 
 def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> checks.CheckRequest:
-    """What every rank is to do.
+    """Return the work of every rank.
+
+    Args:
+        target: the hosts, and the trial for whose training they are checked.
+        ranks_per_node: None: as many as the trial has, or as is usual.
+        quick: measure less, and for less time.
 
     Raises:
         RequestError: `ranks_per_node` is out of range.
@@ -116,20 +128,22 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
         raise RequestError(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"])
     machine = target.scheduler.machine()
     trial = target.trial
-    on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(target, machine)
-    same_shape = trial is not None and trial.world.ranks_per_node == on_each
-    device: DeviceName = trial.train.device if trial else device_of(target.study, machine)
-    threads = trial.world.threads_per_rank if trial and same_shape else target.study.launch.threads_per_rank
-    threads = threads or machine.threads_for(on_each, device)
-    precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
+    if not ranks_per_node:
+        ranks_per_node = trial.world.ranks_per_node if trial is not None else _usual_ranks(target, machine)
+    device: DeviceName = trial.train.device if trial is not None else device_of(target.study, machine)
+    world = World(
+        nodes=target.nodes,
+        ranks_per_node=ranks_per_node,
+        threads_per_rank=_threads_per_rank(target, machine, ranks_per_node, device),
+    )
+    group_exchanges = exchanges(trial, world.size) if trial is not None else {}
     limits = _QUICK_LIMITS if quick else _LIMITS
-    shared = exchanges(trial, target.nodes * on_each) if trial else {}
-    if shared:
+    if group_exchanges:
         limits = limits | {"collectives": 2 * limits["collectives"]}
     return checks.CheckRequest(
-        world=World(nodes=target.nodes, ranks_per_node=on_each, threads_per_rank=threads),
+        world=world,
         device=device,
-        precision=precision,
+        precision=_precision(trial, machine, device),
         sweep=checks.SweepPlan(
             sizes_bytes=_QUICK_SIZES if quick else _SIZES,
             longest_seconds=0.2 if quick else 1.0,
@@ -141,12 +155,28 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
         limits=limits,
         trial=trial,
         dataset_fingerprint=target.dataset_fingerprint,
-        exchanges=shared,
+        exchanges=group_exchanges,
     )
 
 
+def _threads_per_rank(target: CheckTarget, machine: Machine, ranks_per_node: int, device: DeviceName) -> int:
+    """Return the trial's threads where its ranks lie as in training, else the study's, else a share of the cores."""
+    trial = target.trial
+    threads = target.study.launch.threads_per_rank
+    if trial is not None and trial.world.ranks_per_node == ranks_per_node:
+        threads = trial.world.threads_per_rank
+    return threads or machine.threads_for(ranks_per_node, device)
+
+
+def _precision(trial: Trial | None, machine: Machine, device: DeviceName) -> Precision:
+    """Return the trial's precision; without one what the device is fast at."""
+    if trial is not None:
+        return trial.train.precision
+    return "bf16" if machine.fast_bf16(device) else "fp32"
+
+
 def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
-    """Operations in each kind of group when this many ranks train a trial whose model they share.
+    """Return the operations in each kind of group when this many ranks train a trial whose model they share.
 
     They are those of `engines.shared.splits` and `engines.shared.stages`; empty where ranks share no model, or cannot.
     """
@@ -154,19 +184,24 @@ def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
         return {}
     halves: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
-    of_groups: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
-        "replicas": halves if of_engine(trial.train.engine).shards(trial.train) else ("all_reduce",),
+    whole: tuple[checks.Operation, ...] = ("all_reduce",)
+    operations_by_group: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
+        "replicas": halves if of_engine(trial.train.engine).shards(trial.train) else whole,
         "sequence": ("all_to_all",),
-        "tensor": halves if parallel.shard_norms else ("all_reduce",),
+        "tensor": halves if parallel.shard_norms else whole,
         "pipeline": ("send_recv",),
     }
-    replicas = RankLayout.of(ranks, parallel).replicas
-    sizes = {"replicas": replicas} | {axis: getattr(parallel, axis) for axis in ("sequence", "tensor", "pipeline")}
-    return {name: operations for name, operations in of_groups.items() if sizes[name] > 1}
+    group_sizes: dict[checks.SplitGroup, int] = {
+        "replicas": RankLayout.of(ranks, parallel).replicas,
+        "sequence": parallel.sequence,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+    }
+    return {group: operations for group, operations in operations_by_group.items() if group_sizes[group] > 1}
 
 
 def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
-    """Ranks per host where nothing says how many: one on each GPU, within the hostfile's slots.
+    """Return the ranks per host where nothing says how many: one on each GPU, within the hostfile's slots.
 
     Without GPUs as many as the slots, else one on each of several hosts, and two on a single one, so that there is
     something to exchange.
@@ -174,7 +209,9 @@ def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
     slots = target.scheduler.slots()
     if machine.gpus:
         return min(len(machine.gpus), slots or len(machine.gpus))
-    return slots or (1 if target.nodes > 1 else min(2, machine.cores))
+    if slots:
+        return slots
+    return 1 if target.nodes > 1 else min(2, machine.cores)
 
 
 _START_SECONDS = 180.0
@@ -183,7 +220,10 @@ _LOG_CHARACTERS = 4000
 _ANY_FOLDER = Path("/RESULTS/checks/CHECK")
 """Stands for a check's folder where only the form of a command matters."""
 
-_STOPPED = {"hang": "no rank recorded anything for {limit:g} s", "timeout": "the ranks were not done after {limit:g} s"}
+_STOP_REASONS = {
+    "hang": "no rank recorded anything for {limit:g} s",
+    "timeout": "the ranks were not done after {limit:g} s",
+}
 
 
 class CheckInterrupted(VitscaleError):
@@ -192,14 +232,21 @@ class CheckInterrupted(VitscaleError):
     exit_code = 130
 
 
+class StoredCheck(NamedTuple):
+    """A check, and the file where it is stored."""
+
+    record: checks.CheckRecord
+    path: Path
+
+
 def run_check(
-    target: CheckTarget, wanted: checks.CheckRequest, results: Path | None, say: Callable[[str], None]
-) -> tuple[checks.CheckRecord, Path]:
-    """Does a check; returns its record and the file where it is stored.
+    target: CheckTarget, request: checks.CheckRequest, results: Path | None, say: Callable[[str], None]
+) -> StoredCheck:
+    """Do a check and store its record.
 
     Args:
         target: the hosts.
-        wanted: what every rank is to do.
+        request: the work of every rank.
         results: the results folder; None: the user's own folder of checks.
         say: called with a line for the user who waits.
 
@@ -214,131 +261,156 @@ def run_check(
     if target.trial is not None:
         # Decode the images once, here, so that damage shows before anything starts.
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
-    launch = target.study.launch
     # Any refusal comes before anything is written.
-    launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, RANK_MODULE)
+    launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _ANY_FOLDER, RANK_MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
-    stored = checks.check_folder(results).absolute()
-    folder = stored / check_id
+    checks_folder = checks.check_folder(results).absolute()
+    folder = checks_folder / check_id
     began = time.monotonic()
     try:
         folder.mkdir(parents=True)
-        write_record(folder / "request.json", wanted.model_dump_json())
+        write_record(folder / "request.json", request.model_dump_json())
     except OSError as error:
-        what = f"{shown(str(stored))} cannot be written: {error.strerror or error}"
-        raise StoreError(what, next_step="Give a folder you may write to with -o") from None
+        raise StoreError(
+            f"{shown(str(checks_folder))} cannot be written: {error.strerror or error}",
+            next_step="Give a folder you may write to with -o",
+        ) from None
     try:
         answers = ask(target.hosts, folder / "request.json")
-        gone = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
-        if gone:
-            target = target.without(gone)
-            world = wanted.world.model_copy(update={"nodes": max(1, target.nodes)})
-            # The ranks that are left make other groups, or none.
-            shared = exchanges(wanted.trial, world.size) if wanted.trial is not None else {}
-            wanted = wanted.model_copy(update={"world": world, "exchanges": shared})
-            write_record(folder / "request.json", wanted.model_dump_json())
-        end = _End("not started", "no host is left to start one on")
-        if not (target.hosts == () and gone):
-            long = "some seconds" if wanted.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
-            say(f"Checking {_whom(wanted)}; this takes {long}.")
-            end = _measure(target, wanted, folder)
-        ranks = checks.read_checked_ranks(folder, wanted.world.size)
-        whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)
+        unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
+        if unusable:
+            target = target.without(unusable)
+            request = _request_for_fewer_nodes(request, target.nodes)
+            write_record(folder / "request.json", request.model_dump_json())
+        if unusable and not target.hosts:
+            end = _End("not started", "no host is left to start one on")
+        else:
+            duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
+            say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
+            end = _measure(target, request, folder)
+        ranks = checks.read_checked_ranks(folder, request.world.size)
+        is_complete = len(ranks) == request.world.size and all(rank.ended for rank in ranks)
         record = checks.CheckRecord.model_validate(
             {
                 "id": check_id,
                 "started_unix_seconds": max(0.0, started_unix_seconds),
                 "wall_seconds": time.monotonic() - began,
-                "request": wanted,
+                "request": request,
                 "launcher": target.launcher,
                 "scheduler": type(target.scheduler).__name__,
                 "hosts": answers,
                 "ranks": ranks,
                 "fits": fits(ranks),
                 "loader_need": None if target.trial is None else loader_need(target.trial, ranks, results),
-                "ending": end.how,
-                "ending_reason": "" if whole else end.reason,
-                "guilty_rank": None if whole else end.rank,
-                "log": "" if whole else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
+                "ending": end.ending,
+                "ending_reason": "" if is_complete else end.reason,
+                "guilty_rank": None if is_complete else end.rank,
+                "log": "" if is_complete else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
                 "vitscale": program.identity(),
             }
         )
-        return record, checks.write_check(stored, record)
+        return StoredCheck(record, checks.write_check(checks_folder, record))
     except KeyboardInterrupt:
         raise CheckInterrupted("interrupted: all ranks are ended, and nothing is stored") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _request_for_fewer_nodes(request: checks.CheckRequest, nodes: int) -> checks.CheckRequest:
+    """Return the request for the hosts that are left, whose ranks make other groups, or none."""
+    world = request.world.model_copy(update={"nodes": max(1, nodes)})
+    group_exchanges = exchanges(request.trial, world.size) if request.trial is not None else {}
+    return request.model_copy(update={"world": world, "exchanges": group_exchanges})
+
+
 @dataclass(frozen=True)
 class _End:
-    """How the ranks' processes ended, and why where not all of them finished."""
+    """The end of the ranks' processes."""
 
-    how: str
+    ending: str
+    """not started, ended or stopped."""
     reason: str = ""
+    """Why not all of the ranks finished."""
     rank: int | None = None
+    """The rank that was the cause."""
 
 
-def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> _End:
-    """Starts the ranks, as forks where their launcher allows it, and waits for their end."""
+def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path) -> _End:
+    """Start the ranks, as forks where their launcher allows it, and wait for their end."""
     launch = target.study.launch
-    spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, RANK_MODULE)
+    spawn = launch_plan(target.scheduler, launch, target.launcher, request.world, folder, RANK_MODULE)
     try:
         with PreparedProcesses() as prepared:
-            variables, ready = ranks_variables(wanted.world), partial(prepared.ready, "check", None)
+            job = start_ranks(
+                spawn,
+                target.scheduler,
+                launch,
+                environment=ranks_variables(request.world),
+                ready=partial(prepared.ready, "check", None),
+            )
             ending = watch(
-                start_ranks(spawn, target.scheduler, launch, environment=variables, ready=ready),
+                job,
                 folder,
-                hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
-                timeout_seconds=wanted.longest_seconds + _START_SECONDS,
+                hang_seconds=max(_START_SECONDS, *request.limits.values()) + 30.0,
+                timeout_seconds=request.longest_seconds + _START_SECONDS,
             )
     except OSError as error:
         raise RequestError(f"the ranks cannot be started: {error.strerror or error}") from None
-    how = "ended" if ending.stopped is None else "stopped"
-    if ending.stopped in _STOPPED:
-        return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
-    # As for a run, launchers and heartbeats tell which rank was lost first, and how.
-    ranks = checks.read_checked_ranks(folder, wanted.world.size)
-    away = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
-    outcome = outcome_of(RunEvidence(ending, ranks, wanted.world.size, folder, elsewhere=away))
-    return _End(how, outcome.reason, outcome.rank)
+    ending_word = "ended" if ending.stopped is None else "stopped"
+    if ending.stopped in _STOP_REASONS:
+        return _End(ending_word, _STOP_REASONS[ending.stopped].format(limit=ending.limit_seconds or 0.0))
+    # As for a run, launchers and heartbeats show which rank was lost first, and how.
+    ranks = checks.read_checked_ranks(folder, request.world.size)
+    remote_hosts = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
+    outcome = outcome_of(RunEvidence(ending, ranks, request.world.size, folder, elsewhere=remote_hosts))
+    return _End(ending_word, outcome.reason, outcome.rank)
 
 
-def _whom(wanted: checks.CheckRequest) -> str:
-    world = wanted.world
+def _hosts_and_ranks(request: checks.CheckRequest) -> str:
+    """Return "2 hosts, 8 ranks", or "1 rank" on a single host."""
+    world = request.world
     hosts = f"{world.nodes} hosts, " if world.nodes > 1 else ""
-    return f"{hosts}{world.size} rank{'s' if world.size > 1 else ''}"
+    noun = "ranks" if world.size > 1 else "rank"
+    return f"{hosts}{world.size} {noun}"
 
 
 def loader_need(trial: Trial, ranks: Sequence[checks.CheckedRank], results: Path | None) -> checks.LoaderNeed | None:
-    """Images per second that one rank needs; None where neither a run nor the model's FLOPs tell."""
-    return (_of_a_run(trial, results) if results is not None else None) or _by_arithmetic(trial, ranks)
+    """Return the images per second that one rank needs; None where neither a run nor the model's FLOPs say."""
+    measured = _need_of_runs(trial, results) if results is not None else None
+    return measured or _need_by_arithmetic(trial, ranks)
 
 
-def _of_a_run(trial: Trial, results: Path) -> checks.LoaderNeed | None:
-    """The rate of the fastest completed run with the same model, precision, micro-batch and kind of device."""
+def _need_of_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
+    """Return the rate of the fastest completed run with the same model, precision, micro-batch and kind of device."""
     try:
         stored = store.load(results)
     except StoreError:
         return None  # nothing has been run there yet
-    best = 0.0
+    fastest = 0.0
     for run in stored.runs:
-        other = run.header.trial
-        alike = other.model == trial.model and all(
-            getattr(other.train, name) == getattr(trial.train, name) for name in ("precision", "device", "micro_batch")
-        )
-        if alike and run.outcome.kind == "completed" and (reached := run_figures(run).images_per_second):
-            best = max(best, reached / other.world.size)
-    if best <= 0.0:
+        if run.outcome.kind != "completed" or not _loads_alike(run.header.trial, trial):
+            continue
+        images_per_second = run_figures(run).images_per_second
+        if images_per_second:
+            fastest = max(fastest, images_per_second / run.header.trial.world.size)
+    if fastest <= 0.0:
         return None
     described = f"as a stored run in {results} did"
     if stored.unread:
         described += f"; other finished runs are missing there: {stored.unread[0].reason}"
-    return checks.LoaderNeed(images_per_second=best, source="run", described=described)
+    return checks.LoaderNeed(images_per_second=fastest, source="run", described=described)
 
 
-def _by_arithmetic(trial: Trial, ranks: Sequence[checks.CheckedRank]) -> checks.LoaderNeed | None:
+def _loads_alike(stored: Trial, trial: Trial) -> bool:
+    """Whether a rank of the stored trial needs images as fast as one of this trial."""
+    if stored.model != trial.model:
+        return False
+    names = ("precision", "device", "micro_batch")
+    return all(getattr(stored.train, name) == getattr(trial.train, name) for name in names)
+
+
+def _need_by_arithmetic(trial: Trial, ranks: Sequence[checks.CheckedRank]) -> checks.LoaderNeed | None:
     rates = [rank.matmul.flops_per_second for rank in ranks if rank.matmul is not None]
     flops = flops_per_image(trial)
     if not rates or isinstance(flops, str) or flops <= 0:

@@ -1,14 +1,15 @@
-"""`check --training`: a tiny run of each engine on the devices that are there, and what these runs prove."""
+"""`check --training`: a tiny run of each engine on the devices that are there, and the proofs that these runs give."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -16,7 +17,8 @@ from vitscale import analysis, runner
 from vitscale.base.distribution import versions_of
 from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError
-from vitscale.preflight.running import check_target
+from vitscale.machine.hardware import Machine
+from vitscale.preflight.running import CheckTarget, check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
 from vitscale.preflight.verdict import error
 from vitscale.present import document as doc
@@ -27,20 +29,32 @@ from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
 from vitscale.trial.trial import DeviceName
 
-_ENGINES: tuple[dict[str, Any], ...] = tuple(
-    sorted(
-        ({"engine": name, **fields} for name, facts in ENGINES.items() for fields in facts.checked),
-        key=lambda fields: any(key.startswith("parallel.") for key in fields),
-    )
-)
-"""Fields of [train], and of [parallel] by dotted names. Those with two ranks per model need an even number of ranks."""
-_ALONE = next(name for name, facts in ENGINES.items() if facts.alone)
+EngineFields = dict[str, Any]
+"""Fields of [train], and of [parallel] by dotted names, that choose an engine and its options."""
+
+
+def _shares_models(fields: EngineFields) -> bool:
+    """Whether two ranks share a model, so that an even number of ranks is needed."""
+    return any(key.startswith("parallel.") for key in fields)
+
+
+def _checked_engines() -> Iterator[EngineFields]:
+    for name, facts in ENGINES.items():
+        for fields in facts.checked:
+            yield {"engine": name, **fields}
+
+
+_ENGINES: tuple[EngineFields, ...] = tuple(sorted(_checked_engines(), key=_shares_models))
+"""What is run beside the reference; those whose ranks share models come last."""
+_REFERENCE = next(name for name, facts in ENGINES.items() if facts.alone)
 """The engine with whose losses all are compared."""
 _MOST_RANKS = 64
-_MEANING = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
+_TABLE_NOTE = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
 _IMAGES = 8
 """Images per rank and step."""
-_STEPS, _EPOCHS = 40, 4
+_STEPS = 40
+"""Steps of an epoch."""
+_EPOCHS = 4
 _STUDY = """# A tiny run of each engine, made by vitscale check --training.
 name = "training-check"
 [model]
@@ -84,10 +98,20 @@ _ADVICE = {
 }
 
 
+class TrainingCheck(NamedTuple):
+    """The runs of a check, and what they prove."""
+
+    results: Path
+    """Folder of the runs."""
+    proofs: tuple[Proof, ...]
+    missing: tuple[str, ...]
+    """Engines that were left out, each with its reason: "megatron: megatron-core is not installed"."""
+
+
 def check_training(
     overlay: Overlay, ranks_per_node: int | None, results: Path | None, console: Console
-) -> tuple[Path, tuple[Proof, ...], tuple[str, ...]]:
-    """Runs a tiny trial of each engine exactly as `vitscale run` would, and says what the runs prove.
+) -> TrainingCheck:
+    """Run a tiny trial of each engine exactly as `vitscale run` would, and return what the runs prove.
 
     Args:
         overlay: values from a site file and the command line.
@@ -95,52 +119,76 @@ def check_training(
         results: the folder for the runs; None: results/training-check-TIME.
         console: for progress.
 
-    Returns:
-        The results folder, the proofs, and which engines were left out and why.
-
     Raises:
         RequestError: the ranks cannot be started.
         StoreError: the folder cannot be used.
     """
-    hosts = check_target(None, overlay)
-    machine = hosts.scheduler.machine()
-    device = device_of(hosts.study, machine)
-    usual = hosts.scheduler.slots() or (len(machine.gpus) if device == "cuda" else 1 if hosts.nodes > 1 else 2)
-    size = (usual if ranks_per_node is None else ranks_per_node) * hosts.nodes
-    if not 1 <= size <= _MOST_RANKS:
+    target = check_target(None, overlay)
+    machine = target.scheduler.machine()
+    device = device_of(target.study, machine)
+    if ranks_per_node is None:
+        ranks_per_node = _usual_ranks_per_node(target, machine, device)
+    ranks = ranks_per_node * target.nodes
+    if not 1 <= ranks <= _MOST_RANKS:
         raise RequestError(
-            f"{size} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
+            f"{ranks} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
         )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
-    missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields, device, size))}
-    fields = [{"engine": _ALONE}, *(fields for fields in _ENGINES if _name(fields) not in missing)]
-    text = _STUDY.format(
-        samples=_IMAGES * size * _STEPS,
-        global_batch=_IMAGES * size,
-        epochs=_EPOCHS,
-        gpus=sorted({1, size}),
-        engines="\n".join(
-            "  { " + ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in each.items()) + " }," for each in fields
-        ),
-    )
+    engines: list[EngineFields] = [{"engine": _REFERENCE}]
+    missing = []
+    for fields in _ENGINES:
+        reason = _unavailable(fields, device, ranks)
+        if reason:
+            missing.append(f"{_name(fields)}: {reason}")
+        else:
+            engines.append(fields)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "training-check.toml"
-        path.write_text(text, encoding="utf-8")
-        plan = _of_full_size(runner.plan(path, overlay=overlay, results=results), size)
+        path.write_text(_study_text(engines, ranks), encoding="utf-8")
+        plan = _with_needed_trials(runner.plan(path, overlay=overlay, results=results), ranks)
         runner.run(plan, results, runner.RunOptions(), console)
-    analysed = analysis.analyse_folder(results)
-    proved = tuple(proof for result in analysed.trials.values() for proof in proofs(result))
-    return results, proved, tuple(f"{name}: {why}" for name, why in missing.items())
+    proved: list[Proof] = []
+    for result in analysis.analyse_folder(results).trials.values():
+        proved += proofs(result)
+    return TrainingCheck(results, tuple(proved), tuple(missing))
 
 
-def _name(fields: dict[str, Any]) -> str:
-    return " ".join(
-        f"{key.partition('.')[2]} {value}".strip() if "." in key else str(value) for key, value in fields.items()
+def _usual_ranks_per_node(target: CheckTarget, machine: Machine, device: DeviceName) -> int:
+    slots = target.scheduler.slots()
+    if slots:
+        return slots
+    if device == "cuda":
+        return len(machine.gpus)
+    return 1 if target.nodes > 1 else 2
+
+
+def _study_text(engines: Iterable[EngineFields], ranks: int) -> str:
+    """Return the study as TOML, with one line of [sweep] for each engine, on one rank and on all."""
+    engine_lines = []
+    for fields in engines:
+        pairs = [f'"{key}" = {json.dumps(value)}' for key, value in fields.items()]
+        engine_lines.append(f"  {{ {', '.join(pairs)} }},")
+    return _STUDY.format(
+        samples=_IMAGES * ranks * _STEPS,
+        global_batch=_IMAGES * ranks,
+        epochs=_EPOCHS,
+        gpus=sorted({1, ranks}),
+        engines="\n".join(engine_lines),
     )
 
 
-def _unavailable(fields: dict[str, Any], device: DeviceName, ranks: int) -> str | None:
-    if ranks % 2 and any(key.startswith("parallel.") for key in fields):
+def _name(fields: EngineFields) -> str:
+    """Return "deepspeed 3" or "megatron tensor 2": the values, and the names of those of [parallel]."""
+    words = []
+    for key, value in fields.items():
+        _, _, parallel_field = key.partition(".")
+        words.append(f"{parallel_field} {value}".strip() if "." in key else str(value))
+    return " ".join(words)
+
+
+def _unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
+    """Return why an engine cannot be checked here; None where it can."""
+    if ranks % 2 and _shares_models(fields):
         return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
     facts = of_engine(fields["engine"])
     for package, version in versions_of(facts.packages).items():
@@ -149,33 +197,38 @@ def _unavailable(fields: dict[str, Any], device: DeviceName, ranks: int) -> str 
     return facts.unavailable(device)
 
 
-def _of_full_size(plan: Plan, size: int) -> Plan:
-    """The plan with one trial per engine on all ranks, and the plain one on one rank as reference for the losses."""
-    kept = {
-        identity: trial
-        for identity, trial in plan.record.trials.items()
-        if trial.world.size == (1 if of_engine(trial.train.engine).alone else size)
-    }
+def _with_needed_trials(plan: Plan, ranks: int) -> Plan:
+    """Return the plan with one trial per engine on all ranks, and the plain one on one rank as reference for losses."""
+    trials = {}
+    for trial_id, trial in plan.record.trials.items():
+        needed_ranks = 1 if of_engine(trial.train.engine).alone else ranks
+        if trial.world.size == needed_ranks:
+            trials[trial_id] = trial
     curves = []
     for curve in plan.record.curves:
-        if points := tuple(point for point in curve.points if point.trial_id in kept):
+        points = tuple(point for point in curve.points if point.trial_id in trials)
+        if points:
             curves.append(curve.model_copy(update={"points": points}))
-    fingerprints = {identity: plan.record.dataset_fingerprints[identity] for identity in kept}
+    fingerprints = {trial_id: plan.record.dataset_fingerprints[trial_id] for trial_id in trials}
     record = plan.record.model_copy(
-        update={"trials": kept, "curves": tuple(curves), "dataset_fingerprints": fingerprints}
+        update={"trials": trials, "curves": tuple(curves), "dataset_fingerprints": fingerprints}
     )
     return replace(
         plan,
         context=replace(plan.context, record=record),
-        expansion=replace(plan.expansion, trials=kept, curves=tuple(curves)),
-        tasks=tuple(task for task in plan.tasks if task.trial_id in kept),
+        expansion=replace(plan.expansion, trials=trials, curves=tuple(curves)),
+        tasks=tuple(task for task in plan.tasks if task.trial_id in trials),
     )
 
 
 def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
-    """Findings for the claims that fail."""
+    """Return findings for the claims that fail."""
     return tuple(
-        error(f"{proof.subject}-unproved", f"{proof.engine}: {proof.message}", _ADVICE[proof.subject])
+        error(
+            kind=f"{proof.subject}-unproved",
+            message=f"{proof.engine}: {proof.message}",
+            advice=_ADVICE[proof.subject],
+        )
         for proof in failures(proofs)
     )
 
@@ -183,7 +236,7 @@ def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
 def training_fields(
     results: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> dict[str, Any]:
-    """Proofs, engines left out and findings as JSON fields."""
+    """Return proofs, engines left out and findings as JSON fields."""
     return {
         "training": {"results": str(results), "proofs": list(map(asdict, proofs)), "left_out": list(missing)},
         "verdicts": [finding_fields(finding) for finding in findings],
@@ -193,30 +246,53 @@ def training_fields(
 def training_document(
     results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> doc.Document:
-    """A document with the claims that fail, then a table with a row for each engine and a column for each claim."""
-    failed, held = len(failures(proofs)), sum(proof.status == "holds" for proof in proofs)
-    untold = len(proofs) - failed - held
-    heading = (
-        f"{counted(held, 'claim')} hold, {failed} {'fails' if failed == 1 else 'fail'}, {untold} cannot be told here"
-    )
-    subjects = [subject for subject in _ADVICE if any(proof.subject == subject for proof in proofs)]
-    columns = (doc.Column("engine", words=True), *map(doc.Column, subjects))
-    engines = dict.fromkeys(proof.engine for proof in proofs)
-    known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in proofs}
-    rows = [(doc.Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
-    table = doc.Table(columns, (doc.RowGroup("", tuple(rows)),), (_MEANING,))
+    """Return a document with the claims that fail, then a table: a row for each engine and a column for each claim.
+
+    Args:
+        results: folder of the runs.
+        bundle: file with the runs, without names and paths.
+        proofs: all claims.
+        missing: engines that were left out, and why.
+        findings: for the claims that fail.
+    """
     details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
-    blocks: list[doc.Block] = [doc.Paragraph(heading, "strong"), *findings, table]
-    blocks += [doc.Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []
+    blocks: list[doc.Block] = [doc.Paragraph(_counts_of_proofs(proofs), "strong"), *findings, _proof_table(proofs)]
+    if missing:
+        blocks.append(doc.Bullets(tuple(f"left out: {engine_and_reason}" for engine_and_reason in missing)))
     blocks.append(doc.Section("What was found", (doc.Bullets(details),), folded=True))
     return doc.Document(
         "", tuple(blocks), (f"Runs: vitscale report {results}", f"To send, without names and paths: {bundle}")
     )
 
 
+def _counts_of_proofs(proofs: Sequence[Proof]) -> str:
+    """Return "10 claims hold, 1 fails, 3 cannot be told here"."""
+    counts = Counter(proof.status for proof in proofs)
+    fail = "fails" if counts["fails"] == 1 else "fail"
+    return f"{counted(counts['holds'], 'claim')} hold, {counts['fails']} {fail}, {counts['untold']} cannot be told here"
+
+
+class _Claim(NamedTuple):
+    engine: str
+    subject: str
+
+
+def _proof_table(proofs: Sequence[Proof]) -> doc.Table:
+    proof_by_claim = {_Claim(proof.engine, proof.subject): proof for proof in proofs}
+    engines = dict.fromkeys(proof.engine for proof in proofs)
+    proved_subjects = {proof.subject for proof in proofs}
+    subjects = [subject for subject in _ADVICE if subject in proved_subjects]
+    rows = []
+    for engine in engines:
+        cells = [_cell(proof_by_claim.get(_Claim(engine, subject))) for subject in subjects]
+        rows.append((doc.Cell(engine), *cells))
+    columns = (doc.Column("engine", words=True), *map(doc.Column, subjects))
+    return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), (_TABLE_NOTE,))
+
+
 def _cell(proof: Proof | None) -> doc.Cell:
     if proof is None:
         return doc.Cell(UNKNOWN)
     words = {"holds": "yes", "fails": "NO", "untold": UNKNOWN}
-    measured = proof.subject in ("losses", "clocks", "profiling") and proof.figure is not None
-    return doc.Cell(words[proof.status], f"{proof.figure:.1g}" if measured else "")
+    is_measured = proof.subject in ("losses", "clocks", "profiling") and proof.figure is not None
+    return doc.Cell(words[proof.status], f"{proof.figure:.1g}" if is_measured else "")

@@ -11,7 +11,7 @@ from vitscale.store.checks import CheckedRank
 
 
 def finding(severity: Severity, kind: str, message: str, advice: str, about: About = EVERYTHING) -> Finding:
-    """One finding of a check.
+    """Return one finding of a check.
 
     An error means that training will not start, or not end; a warning that it will be slower than possible, or that its
     figures may mislead.
@@ -19,7 +19,7 @@ def finding(severity: Severity, kind: str, message: str, advice: str, about: Abo
     Args:
         severity: how much it matters.
         kind: a fixed name: host-unreachable, slow-rank, ...
-        message: what was found.
+        message: the fact that matters.
         advice: what to do.
         about: ranks and hosts that it concerns.
     """
@@ -30,20 +30,22 @@ error, warning, note = (partial(finding, severity) for severity in SEVERITIES)
 
 
 def host_of(rank: CheckedRank) -> str | None:
-    """The name that a rank's host gives itself; None where unknown."""
+    """Return the name that a rank's host gives itself; None where unknown."""
     return rank.facts.environment.host if rank.facts is not None else None
 
 
 def hosts_of(ranks: Iterable[CheckedRank]) -> tuple[str, ...]:
-    """The hosts of these ranks, each once, in order."""
-    return tuple(dict.fromkeys(host for rank in ranks if (host := host_of(rank)) is not None))
+    """Return the hosts of these ranks, each once, in order."""
+    hosts = dict.fromkeys(map(host_of, ranks))
+    return tuple(host for host in hosts if host is not None)
 
 
 def concerning(ranks: Collection[CheckedRank]) -> About:
-    """These ranks and their hosts, as what a finding is about."""
+    """Return these ranks and their hosts, as what a finding is about."""
     return About(ranks=tuple(rank.rank for rank in ranks), hosts=hosts_of(ranks))
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 3", "ranks 1, 2 and 5"."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {listed(ranks)}"
+    """Return ranks in words: "rank 3", "ranks 1, 2 and 5"."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {listed(ranks)}"

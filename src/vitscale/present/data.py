@@ -40,7 +40,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
 
 
 def envelope(verb: str, content: Mapping[str, Any]) -> str:
-    """`{"vitscale": verb, "version": n, "program": "0.1.0+3fa9c1d2e4b5", ...content}` as text.
+    """Return `{"vitscale": verb, "version": n, "program": "0.1.0+3fa9c1d2e4b5", ...content}` as text.
 
     `program` is the vitscale that wrote it (`base.program`). Null: unavailable, or what JSON cannot express.
 
@@ -48,27 +48,38 @@ def envelope(verb: str, content: Mapping[str, Any]) -> str:
         ValueError: the content has a field of the envelope's own.
     """
     head = {"vitscale": verb, "version": VERSIONS[verb], "program": program.identity()}
-    if taken := head.keys() & content.keys():
-        raise ValueError(f"fields of the envelope in the content of {verb}: {', '.join(sorted(taken))}")
-    whole = {**head, **content}
+    conflicts = head.keys() & content.keys()
+    if conflicts:
+        raise ValueError(f"fields of the envelope in the content of {verb}: {', '.join(sorted(conflicts))}")
+    fields = {**head, **content}
     try:
-        text = json.dumps(whole, allow_nan=False)
+        text = json.dumps(fields, allow_nan=False)
     except ValueError:  # a number that JSON does not know
-        text = json.dumps(finite(whole), allow_nan=False)
+        text = json.dumps(finite(fields), allow_nan=False)
     # json.dumps would indent in Python, ten times as slowly.
     return msgspec.json.format(text, indent=1) + "\n"
 
 
 def dotted(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Objects in objects as one, each value under its dotted key: {"train": {"engine": "ddp"}} has "train.engine"."""
+    """Return objects in objects as one, each value under its dotted key.
+
+    Example: {"train": {"engine": "ddp"}} gives {"train.engine": "ddp"}.
+
+    Args:
+        content: the outer object.
+        within: what each key begins with: "train." for an object under the key "train".
+    """
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= dotted(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+        if isinstance(value, Mapping):
+            flat |= dotted(value, f"{within}{key}.")
+        else:
+            flat[f"{within}{key}"] = value
     return flat
 
 
 def finite(value: Any) -> Any:
-    """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
+    """Return `value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -79,7 +90,7 @@ def finite(value: Any) -> Any:
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:
-    """The fields of a finding in the JSON of every verb."""
+    """Return the fields of a finding in the JSON of every verb."""
     about = finding.about
     return {
         "kind": finding.kind,
@@ -96,13 +107,19 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
 
 
 def attributes(of: object | None, *names: str, prefix: str = "") -> dict[str, Any]:
-    """These attributes under their names behind `prefix`, an empty text as null; all null where there is no object."""
-    values = {name: None if of is None else getattr(of, name) for name in names}
-    return {f"{prefix}{name}": None if value == "" else value for name, value in values.items()}
+    """Return attributes of an object under their names behind `prefix`, an empty text as null.
+
+    All are null where there is no object.
+    """
+    fields: dict[str, Any] = {}
+    for name in names:
+        value = None if of is None else getattr(of, name)
+        fields[f"{prefix}{name}"] = None if value == "" else value
+    return fields
 
 
 def estimates(of: object | None, *names: str) -> dict[str, float | None]:
-    """These estimates of an object under their own names (`estimate_fields`); all null where there is no object."""
+    """Return estimates of an object under their names (`estimate_fields`); all null where there is no object."""
     fields: dict[str, float | None] = {}
     for name in names:
         fields |= estimate_fields(name, None if of is None else getattr(of, name))
@@ -110,6 +127,11 @@ def estimates(of: object | None, *names: str) -> dict[str, float | None]:
 
 
 def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """`name`, `name_low` and `name_high`: null where the figure is unavailable, or its interval."""
-    parts = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), map(finite, parts), strict=True))
+    """Return `name`, `name_low` and `name_high`: null where the figure is unavailable, or its interval."""
+    if estimate is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {
+        name: finite(estimate.value),
+        f"{name}_low": finite(estimate.low),
+        f"{name}_high": finite(estimate.high),
+    }

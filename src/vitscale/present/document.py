@@ -1,10 +1,11 @@
-"""What a verb says, as plain values: pure, and the same for a terminal, Markdown, LaTeX and a page.
+"""The answer of a verb as plain values, the same for a terminal, Markdown, LaTeX and a page.
 
 The answer comes first; parts that few readers need are `folded`. Texts are sentences without markup.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ accuracy, or its figures may mislead. Note: worth knowing, although nothing need
 
 @dataclass(frozen=True)
 class About:
-    """What a finding concerns; empty: everything that was looked at."""
+    """The trials, ranks, hosts or key that a finding concerns; empty: everything that was looked at."""
 
     trials: tuple[str, ...] = ()
     """Identities of trials."""
@@ -49,14 +50,15 @@ class Finding:
 
 
 def most_severe_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings by severity; those of one severity keep their order."""
+    """Return the findings by severity; those of one severity keep their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def counts_of(findings: Sequence[Finding]) -> str:
-    """Counts in words, such as "1 error, 2 notes" or "nothing to complain of"."""
-    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
-    return ", ".join(counted(n, severity) for severity, n in counts.items() if n) or "nothing to complain of"
+    """Return counts in words, such as "1 error, 2 notes" or "nothing to complain of"."""
+    count_by_severity = Counter(finding.severity for finding in findings)
+    counts = [counted(count_by_severity[severity], severity) for severity in SEVERITIES if count_by_severity[severity]]
+    return ", ".join(counts) if counts else "nothing to complain of"
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ class Cell:
     """The interval of one future run, where `bounds` is that of the mean."""
 
     def __str__(self) -> str:
-        within = "; ".join(filter(None, (self.bounds, self.run)))
-        return f"{self.text} ({within})" if within else self.text
+        intervals = "; ".join(interval for interval in (self.bounds, self.run) if interval)
+        return f"{self.text} ({intervals})" if intervals else self.text
 
 
 Row: TypeAlias = tuple[Cell, ...]
@@ -175,7 +177,7 @@ class FigureView:
     columns: Mapping[str, str] = field(hash=False)
     """Field of a row to the heading of its column."""
     summary: str
-    """What it says, in a sentence or two."""
+    """Its message, in a sentence or two."""
 
     def __post_init__(self) -> None:
         if "rows" not in self.spec.get("datasets", {}):
@@ -189,14 +191,21 @@ class FigureView:
 
     @property
     def text(self) -> tuple[str, ...]:
-        """Each row of the table in words."""
-        lines = [[str(row[name]) for name in self.columns if row.get(name) not in (None, "")] for row in self.rows]
-        return tuple(dict.fromkeys("; ".join(line) for line in lines if line))
+        """The rows of the table in words, "2; 4.19 s; ddp"; equal ones once."""
+        lines: dict[str, None] = {}
+        for row in self.rows:
+            values = [str(row[name]) for name in self.columns if row.get(name) not in (None, "")]
+            if values:
+                lines["; ".join(values)] = None
+        return tuple(lines)
 
     @property
     def titled(self) -> dict[str, Any]:
         """The spec with its title, as a picture outside a page has it."""
-        return {**self.spec, "title": {"text": self.title, **({"subtitle": self.subtitle} if self.subtitle else {})}}
+        title = {"text": self.title}
+        if self.subtitle:
+            title["subtitle"] = self.subtitle
+        return {**self.spec, "title": title}
 
 
 @dataclass(frozen=True)
@@ -211,17 +220,17 @@ class Figure:
 
     @property
     def text(self) -> tuple[str, ...]:
-        """What the first view says."""
+        """The summary of the first view."""
         return (self.views[0].summary,)
 
     @property
     def controls(self) -> dict[str, tuple[ControlOption, ...]]:
-        """Control to its options, where there are several."""
-        options_of: dict[str, dict[str, ControlOption]] = {}
+        """Control -> its options, of the controls that have several."""
+        options_by_control: dict[str, dict[str, ControlOption]] = {}
         for view in self.views:
-            for name, choice in view.choices.items():
-                options_of.setdefault(name, {}).setdefault(choice.value, choice)
-        return {name: tuple(options.values()) for name, options in options_of.items() if len(options) > 1}
+            for control, option in view.choices.items():
+                options_by_control.setdefault(control, {}).setdefault(option.value, option)
+        return {control: tuple(options.values()) for control, options in options_by_control.items() if len(options) > 1}
 
 
 @dataclass(frozen=True)
@@ -238,7 +247,7 @@ Block: TypeAlias = "Paragraph | Bullets | Code | Table | Finding | Figure | Sect
 
 @dataclass(frozen=True)
 class Document:
-    """All that a verb says."""
+    """The whole answer of a verb."""
 
     title: str
     """Empty where the first block is the answer itself."""
@@ -258,42 +267,62 @@ def table(
     always: Sequence[str] = (),
     label: str = "",
 ) -> Table:
-    """A table without the columns of which nothing is known.
+    """Return a table without the columns of which nothing is known, that is of empty texts and dashes alone.
 
     Args:
         columns: the headings.
-        rows: texts or cells, one for each column; or the label of each group to its rows.
+        rows: texts or cells, one for each column; or the label of each group -> its rows.
         title: title of the table.
         notes: sentences below the table.
         folded: whether the table opens only on request.
         always: names of columns that stay even if nothing is known of them.
         label: the heading above the groups' labels.
     """
-    groups = {
-        name: [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in own]
-        for name, own in (rows if isinstance(rows, Mapping) else {"": rows}).items()
-    }
-    cells = [row for own in groups.values() for row in own]
-    kept = [
-        at
-        for at, column in enumerate(columns)
-        if column.name in always or any(len(row) <= at or row[at].text not in ("", UNKNOWN) for row in cells)
+    rows_by_label = rows if isinstance(rows, Mapping) else {"": rows}
+    groups = [RowGroup(name, tuple(map(_cells, group_rows))) for name, group_rows in rows_by_label.items()]
+    shown = [
+        index
+        for index, column in enumerate(columns)
+        if column.name in always or any(_is_known(group, index) for group in groups)
     ]
-    laid = tuple(RowGroup(name, tuple(tuple(row[at] for at in kept) for row in own)) for name, own in groups.items())
-    return Table(tuple(columns[at] for at in kept), laid, tuple(notes), folded, title, label)
+    shown_groups = []
+    for group in groups:
+        shown_rows = tuple(tuple(row[index] for index in shown) for row in group.rows)
+        shown_groups.append(RowGroup(group.label, shown_rows))
+    return Table(tuple(columns[index] for index in shown), tuple(shown_groups), tuple(notes), folded, title, label)
+
+
+def _cells(row: Sequence[Cell | str]) -> Row:
+    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+
+
+def _is_known(group: RowGroup, index: int) -> bool:
+    """Whether a row of the group has a figure or word in the column of that index."""
+    return any(row[index].text not in ("", UNKNOWN) for row in group.rows)
 
 
 def plain(text: str) -> str:
-    """`text` on one line, control characters shown rather than obeyed: what a user's name brings in stays words."""
+    """Return `text` on one line, control characters shown rather than obeyed: a user's name cannot move a cursor.
+
+    Example: "a\\tb" with a tab is "a b", and an escape character is "\\x1b".
+    """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character.isspace():
+        return " "
+    return character.encode("unicode_escape").decode()
 
 
 _LONGEST_KEY = 70
 
 
 def shown_key(key: str) -> str:
-    """A dotted key on one line, at most 70 characters of it."""
+    """Return a dotted key on one line, at most 70 characters of it."""
     text = plain(key.replace("\n", "\\n"))
     return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."

@@ -28,7 +28,8 @@ VEGA_LITE = "6.4"
 """The version that charts are written for, as vl-convert names it."""
 _LETTERS = {"text": 66, "subtitle": 84}
 """Number of letters that fit in a line of a picture's title."""
-_HOW: dict[str, dict[str, Any]] = {"png": {"scale": 2}, "html": {"bundle": True}}
+_OPTIONS: dict[str, dict[str, Any]] = {"png": {"scale": 2}, "html": {"bundle": True}}
+"""Format -> further options of vl-convert."""
 _EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
@@ -80,15 +81,24 @@ DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
 def picture(view: FigureView, kind: str) -> bytes:
-    """A view as a file's content, with its title: png, svg, pdf, or a page of its own (html)."""
+    """Return a view as the content of a file, with its title.
+
+    Args:
+        view: the view.
+        kind: "png", "svg", "pdf", or "html" for a page of its own.
+    """
     import vl_convert
 
     spec = drawable(view.titled)
-    # Vega reads its own words for each mark as code, in which a backslash of a text would stand for something else.
-    spec["config"] = LIGHT | ({"aria": False} if "\\\\" in json.dumps(spec) else {})
+    spec["config"] = LIGHT
+    if "\\\\" in json.dumps(spec):
+        # Vega reads its own words for each mark as code, in which a backslash of a text would stand for something else.
+        spec["config"] = LIGHT | {"aria": False}
     # A picture is as wide as its chart: a longer line of its title would be cut.
     spec["title"] = {key: textwrap.wrap(text, _LETTERS[key]) for key, text in spec["title"].items()}
-    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(spec, vl_version=VEGA_LITE, **_HOW.get(kind, {}))
+    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(
+        spec, vl_version=VEGA_LITE, **_OPTIONS.get(kind, {})
+    )
     return drawn.encode() if isinstance(drawn, str) else drawn
 
 
@@ -97,35 +107,50 @@ _LONGEST_TEXT = 400
 
 
 def drawable(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec whose texts can be drawn, whoever wrote them.
+    """Return a spec whose texts can be drawn, whoever wrote them.
 
     What is no letter is written as terminals get it (`printable`): a picture is XML, which has no place for most
     control characters, and the library ends the process over one. Of long texts the two ends stay; texts that differ
     still do.
     """
-    texts: dict[str, str] = {}
-    taken: set[str] = set()
+    texts = _DrawableTexts()
+    return {key: _with_drawable_texts(value, texts) for key, value in spec.items()}
 
-    def text_for(text: str) -> str:
-        if text not in texts:
-            short = _shortened(printable(text))
-            numbered = (f"{short} ({number})" for number in itertools.count(2))
-            texts[text] = short if short not in taken else next(name for name in numbered if name not in taken)
-            taken.add(texts[text])
-        return texts[text]
 
-    def value_for(value: Any) -> Any:
-        match value:
-            case str():
-                return text_for(value)
-            case Mapping():
-                return {key: value_for(item) for key, item in value.items()}
-            case list() | tuple():
-                return [value_for(item) for item in value]
-            case _:
-                return value
+class _DrawableTexts:
+    """The texts of one spec as they are drawn."""
 
-    return {key: value_for(value) for key, value in spec.items()}
+    def __init__(self) -> None:
+        self._drawn_by_text: dict[str, str] = {}
+        self._drawn: set[str] = set()
+
+    def drawn(self, text: str) -> str:
+        """Return a text that can be drawn: the same for the same text, and another for every other text."""
+        if text not in self._drawn_by_text:
+            drawn = self._unused(_shortened(printable(text)))
+            self._drawn_by_text[text] = drawn
+            self._drawn.add(drawn)
+        return self._drawn_by_text[text]
+
+    def _unused(self, text: str) -> str:
+        """Return `text`, or "`text` (2)" and so on where another text is drawn so already."""
+        if text not in self._drawn:
+            return text
+        numbered = (f"{text} ({number})" for number in itertools.count(2))
+        return next(name for name in numbered if name not in self._drawn)
+
+
+def _with_drawable_texts(value: Any, texts: _DrawableTexts) -> Any:
+    """Return a part of a spec with each text in it as it is drawn; keys stay."""
+    match value:
+        case str():
+            return texts.drawn(value)
+        case Mapping():
+            return {key: _with_drawable_texts(item, texts) for key, item in value.items()}
+        case list() | tuple():
+            return [_with_drawable_texts(item, texts) for item in value]
+        case _:
+            return value
 
 
 def _shortened(text: str) -> str:
@@ -142,7 +167,7 @@ _beside: list[subprocess.Popen[bytes]] = []
 
 
 def draw_beside() -> None:
-    """Starts a process that draws the next page's figures, where there is a core for it.
+    """Start a process that draws the next page's figures, where there is a core for it.
 
     For a program that makes one page: the library's first picture takes half a second, which this process has for other
     things. Whoever makes several draws them without it (`stills`), and waits for that once.
@@ -157,19 +182,19 @@ def draw_beside() -> None:
 
 
 def draw_for_parent() -> None:
-    """What the process beside its parent does: specs as a JSON list come in, their SVGs go out."""
+    """Read specs as a JSON list from standard input, and write their SVGs: the work of the process beside a program."""
     still(_SMALLEST)
     json.dump([still(spec) for spec in json.load(sys.stdin)], sys.stdout)
 
 
 def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
-    """Begins to draw specs as SVG for a page; the returned function waits for them."""
+    """Begin to draw specs as SVG for a page; the returned function waits for them."""
     if not (specs and _beside):
         return lambda: [still(spec) for spec in specs]
     process = _beside.pop()
     if process.stdin is not None:
-        with contextlib.suppress(OSError), process.stdin as asked:
-            asked.write(json.dumps(specs).encode())
+        with contextlib.suppress(OSError), process.stdin as specs_pipe:
+            specs_pipe.write(json.dumps(specs).encode())
 
     def drawn() -> Sequence[str]:
         """The other process's SVGs; where it has failed, drawn here, so that errors are those of `still`."""
@@ -182,7 +207,7 @@ def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
 
 
 def still(spec: Mapping[str, Any]) -> str:
-    """A spec as SVG for a page: without words for each mark, which the figure beside it has as a table."""
+    """Draw a spec as SVG for a page: without words for each mark, which the figure beside it has as a table."""
     import vl_convert
 
     drawn: str = vl_convert.vegalite_to_svg({**drawable(spec), "config": _STILL}, vl_version=VEGA_LITE)
@@ -190,30 +215,28 @@ def still(spec: Mapping[str, Any]) -> str:
 
 
 def pictures(views: Iterable[FigureView], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
+    """Yield (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
     for view in views:
         for kind in formats:
             yield f"{view.name}.{kind}", picture(view, kind)
 
 
 def library() -> bytes:
-    """Vega, Vega-Lite and Vega-Embed as one script, compressed (gzip), that sets `vegaEmbed`; kept for the next page.
+    """Return Vega, Vega-Lite and Vega-Embed as one script, compressed (gzip), that sets `vegaEmbed`.
 
-    Bundling takes seconds; the kept file is named by the versions that it was made of.
+    Bundling takes seconds, so the script is cached for the next page, in a file named by the versions it was made of.
     """
     import vl_convert
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitscale"
-    kept = folder / f"vega-{version('vl-convert-python')}-{VEGA_LITE}.js.gz"
+    cached = folder / f"vega-{version('vl-convert-python')}-{VEGA_LITE}.js.gz"
     try:
-        content = kept.read_bytes()
+        content = cached.read_bytes()
         gzip.decompress(content)
     except (OSError, EOFError, zlib.error):
         script = vl_convert.javascript_bundle(_EXPORTED, vl_version=VEGA_LITE)
         content = gzip.compress(script.encode(), 9, mtime=0)
-        with (
-            contextlib.suppress(OSError),
-            whole_file(kept, make_folder=True) as file,
-        ):  # a page can be made without a home
+        # A page can be made without a home.
+        with contextlib.suppress(OSError), whole_file(cached, make_folder=True) as file:
             file.write(content)
     return content

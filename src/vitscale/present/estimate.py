@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitscale.present import units
+
+
+class Ends(NamedTuple):
+    """The ends of an interval."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -28,43 +35,57 @@ class Estimate:
     future_high: float | None = None
 
     def times(self, factor: float) -> Estimate:
-        """The same in another unit: every number multiplied by a positive exact `factor`."""
-        return self._each(lambda value: value * factor)
+        """Return the same in another unit: every number multiplied by a positive exact `factor`."""
+        return self._with_numbers(lambda number: number * factor)
 
-    def into(self, whole: float) -> Estimate:
-        """`whole` divided by this figure, such as bytes by seconds. Both positive; the ends change places."""
-        turned = replace(self, low=self.high or None, high=self.low or None)
-        turned = replace(turned, future_low=self.future_high or None, future_high=self.future_low or None)
-        return turned._each(lambda value: whole / value)
+    def into(self, amount: float) -> Estimate:
+        """Return `amount` divided by this figure, such as bytes by seconds. Both positive; the ends change places.
 
-    def _each(self, changed: Callable[[float], float]) -> Estimate:
-        numbers = {name: getattr(self, name) for name in ("value", "low", "high", "future_low", "future_high")}
-        known: dict[str, Any] = {name: changed(number) for name, number in numbers.items() if number is not None}
-        return replace(self, **known)
+        An end of 0 is unknown in the result.
+        """
+        swapped = replace(
+            self,
+            low=self.high or None,
+            high=self.low or None,
+            future_low=self.future_high or None,
+            future_high=self.future_low or None,
+        )
+        return swapped._with_numbers(lambda number: amount / number)
+
+    def _with_numbers(self, change: Callable[[float], float]) -> Estimate:
+        """Return the same with the value and each end that there is changed."""
+        changed: dict[str, Any] = {}
+        for name in ("value", "low", "high", "future_low", "future_high"):
+            number = getattr(self, name)
+            if number is not None:
+                changed[name] = change(number)
+        return replace(self, **changed)
 
     def side_of(self, value: float) -> Literal["above", "below"] | None:
-        """The side of `value` on which the whole interval lies; None where it holds `value`, or runs are too few."""
+        """Return the side of `value` on which the interval lies; None where it holds `value`, or runs are too few."""
         if self.low is None or self.high is None or self.note:
             return None
-        return "above" if self.low > value else "below" if self.high < value else None
+        if self.low > value:
+            return "above"
+        return "below" if self.high < value else None
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of the interval, (low, high).
+    def ends(self) -> Ends:
+        """The ends of the interval.
 
         Raises:
             ValueError: there is no interval.
         """
-        return _known(self.low, self.high)
+        return _ends(self.low, self.high)
 
     @property
-    def future_ends(self) -> tuple[float, float]:
-        """The ends of where one run still to be made will lie, (low, high).
+    def future_ends(self) -> Ends:
+        """The ends of where one run still to be made will lie.
 
         Raises:
             ValueError: there is no such interval.
         """
-        return _known(self.future_low, self.future_high)
+        return _ends(self.future_low, self.future_high)
 
     @property
     def one_run(self) -> Estimate:
@@ -74,11 +95,11 @@ class Estimate:
         return Estimate(self.value, self.future_low, self.future_high, self.level, "a future run", self.note)
 
     def bounds(self, form: Callable[[float], str] = units.number) -> str:
-        """The interval as text, "1.90-2.05"; empty where there is none, or where it holds nothing but the value."""
+        """Return the interval as text, "1.90-2.05"; empty where there is none, or it holds nothing but the value."""
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)
 
 
-def _known(low: float | None, high: float | None) -> tuple[float, float]:
+def _ends(low: float | None, high: float | None) -> Ends:
     if low is None or high is None:
         raise ValueError("this figure has no such interval")
-    return low, high
+    return Ends(low, high)

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -25,7 +25,9 @@ from vitscale.present.units import unbroken
 _HERE = Path(__file__).parent
 _INTERVAL = re.compile('<span class="bounds">([^<]*)</span>')
 _DEEPEST = 4
+"""Depth of the deepest headings, `<h4>`."""
 _MANY_CLAUSES = 4
+"""Number of clauses from which each has a line of its own."""
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -53,49 +55,62 @@ _PAGE = """<!doctype html>
 
 
 def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
-    """The document as a page; a folded section opens on request."""
-    shown = list(figures(document.blocks))
-    drawn = drawing.stills([figure.views[0].spec for figure in shown])
-    sections = [block for block in document.blocks if isinstance(block, doc.Section)]
-    links = (_format('<a href="#{}">{}</a> ', slug(part.title), part.title) for part in sections if part.folded)
-    scripts, hashes = _scripts(shown)
+    """Return the document as a page; a folded section opens on request.
+
+    Args:
+        document: the document.
+        brand: a line above its title.
+        subtitle: a line below its title.
+    """
+    page_figures = list(figures(document.blocks))
+    stills = drawing.stills([figure.views[0].spec for figure in page_figures])
     body = "\n".join(_block(block, 2) for block in document.blocks)
     last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
+    scripts = _scripts(page_figures)
     return _PAGE.format(
-        policy=_policy(hashes),
+        policy=_policy(scripts.digests),
         title=Markup.escape(f"{document.title}: {brand}"),
         css=(_HERE / "page.css").read_text(encoding="utf-8"),
         brand=Markup.escape(brand),
         heading=Markup.escape(document.title),
         subtitle=_format('<p class="muted">{}</p>', subtitle) if subtitle else "",
-        links="".join(links),
-        body="\n".join((_with_pictures(body, shown, drawn()), last)),
-        scripts="\n".join(scripts),
+        links=_links(document.blocks),
+        body="\n".join((_with_pictures(body, page_figures, stills()), last)),
+        scripts="\n".join(scripts.elements),
     )
 
 
-def to_fragment(document: doc.Document) -> str:
-    """The document as HTML for a notebook: no page, script or style sheet around it; a folded section opens on request.
+def _links(blocks: Iterable[doc.Block]) -> str:
+    """Return links to the folded sections, which a reader may not find otherwise."""
+    links = []
+    for block in blocks:
+        if isinstance(block, doc.Section) and block.folded:
+            links.append(_format('<a href="#{}">{}</a> ', slug(block.title), block.title))
+    return "".join(links)
 
-    Everything that a user could write is escaped.
+
+def to_fragment(document: doc.Document) -> str:
+    """Return the document as HTML for a notebook: no page, script or style sheet around it.
+
+    A folded section opens on request. Everything that a user could write is escaped.
     """
-    shown = list(figures(document.blocks))
-    drawn = drawing.stills([figure.views[0].spec for figure in shown])
+    page_figures = list(figures(document.blocks))
+    stills = drawing.stills([figure.views[0].spec for figure in page_figures])
     title = _format("<h3>{}</h3>\n", document.title) if document.title else ""
     body = "\n".join(_block(block, _DEEPEST) for block in document.blocks)
     last = "\n".join(_format("<p>{}</p>", line) for line in document.last)
     # The style sheet puts an interval below its figure; without it the two would touch.
     readable = _INTERVAL.sub(r" (\1)", body)
-    return f"<div>\n{title}{_with_pictures(readable, shown, drawn())}\n{last}\n</div>"
+    return f"<div>\n{title}{_with_pictures(readable, page_figures, stills())}\n{last}\n</div>"
 
 
 def slug(text: str) -> str:
-    """A heading as the name of its place: "Where the time goes" as "where-the-time-goes"."""
+    """Return the name of a heading's place: "where-the-time-goes" of "Where the time goes"."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def figures(blocks: Iterable[doc.Block]) -> Iterator[doc.Figure]:
-    """All figures of some blocks, at any depth."""
+    """Yield all figures of some blocks, at any depth."""
     for block in blocks:
         if isinstance(block, doc.Section):
             yield from figures(block.blocks)
@@ -104,11 +119,12 @@ def figures(blocks: Iterable[doc.Block]) -> Iterator[doc.Figure]:
 
 
 def _format(text: str, *values: object) -> str:
-    """`text` with each value escaped, except for HTML of our own."""
+    """Return `text` with each value escaped, except for HTML of our own (`_html`)."""
     return str(Markup(text).format(*values))  # noqa: S704  # each `text` is written in this file
 
 
 def _html(text: str) -> Markup:
+    """Mark HTML of our own, which `_format` takes as it is."""
     return Markup(text)  # noqa: S704  # made by the functions of this file
 
 
@@ -134,14 +150,7 @@ def _block(block: doc.Block, depth: int) -> str:
             items = _html("".join(_format("<li>{}</li>", unbroken(item)) for item in block.items))
             return _format('<ul class="{}">{}</ul>', block.tone, items)
         case doc.Finding():
-            about = " ".join(block.about.trials)
-            which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', about) if about else ""
-            key = _format("<code>{}</code>: ", doc.shown_key(block.about.key)) if block.about.key else ""
-            return _format(
-                '<div class="finding {}"><p><span class="tag">{}</span> {}{} <span class="muted">{}</span></p>{}</div>',
-                block.severity, block.severity, _html(key), _message(block.message), _sentence(block.advice),
-                _html(which),
-            )  # fmt: skip
+            return _finding(block)
         case doc.Code():
             return _format("<pre>{}</pre>", "\n".join(block.lines))
         case doc.Table():
@@ -150,12 +159,24 @@ def _block(block: doc.Block, depth: int) -> str:
             return _figure(block, depth)
 
 
+def _finding(finding: doc.Finding) -> str:
+    trials = " ".join(finding.about.trials)
+    which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', trials) if trials else ""
+    key = _format("<code>{}</code>: ", doc.shown_key(finding.about.key)) if finding.about.key else ""
+    return _format(
+        '<div class="finding {}"><p><span class="tag">{}</span> {}{} <span class="muted">{}</span></p>{}</div>',
+        finding.severity, finding.severity, _html(key), _message(finding.message), _sentence(finding.advice),
+        _html(which),
+    )  # fmt: skip
+
+
 def _message(text: str) -> str | Markup:
-    """A sentence; one with many clauses has each of them on a line of its own."""
+    """Return a sentence; one with many clauses has each of them on a line of its own."""
     head, *clauses = text.split("; ")
     if len(clauses) < _MANY_CLAUSES:
         return _sentence(text)
-    return _html(str(escape(unbroken(head))) + "".join(f"<br>{escape(_sentence(clause))}" for clause in clauses))
+    lines = [escape(unbroken(head)), *(escape(_sentence(clause)) for clause in clauses)]
+    return _html("<br>".join(lines))
 
 
 def _sentence(text: str) -> str:
@@ -163,24 +184,35 @@ def _sentence(text: str) -> str:
 
 
 def _table(table: doc.Table, depth: int) -> str:
-    head = _html(
-        "".join(_format('<th scope="col"{}>{}</th>', _class("words" * c.words), c.heading) for c in table.columns)
-    )
-    bodies = []
-    for group in table.groups:
+    """Return a table with its title as heading, or as the summary that unfolds it."""
+    headings = []
+    for column in table.columns:
+        css_class = _class("words" if column.words else "")
+        headings.append(_format('<th scope="col"{}>{}</th>', css_class, column.heading))
+    bodies = [_table_body(table, group) for group in table.groups]
+    content = _format(
+        '<div class="scroll"><table><thead><tr>{}</tr></thead>{}</table></div>',
+        _html("".join(headings)), _html("\n".join(bodies)),
+    )  # fmt: skip
+    if table.notes:
+        notes = "".join(_format("<li>{}</li>", note) for note in table.notes)
+        content += _format('<ul class="notes">{}</ul>', _html(notes))
+    if table.folded:
+        title = table.title or "Table"
+        return _format('<details class="table"><summary>{}</summary>{}</details>', title, _html(content))
+    heading = _format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else ""
+    return heading + content
+
+
+def _table_body(table: doc.Table, group: doc.RowGroup) -> str:
+    """Return the rows of a group, below its label where it has one."""
+    label = ""
+    if group.label:
         label = _format(
             '<tr class="group"><th colspan="{}" scope="rowgroup">{}</th></tr>', len(table.columns), group.label
         )
-        rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>\n" for row in group.rows)
-        bodies.append(f"<tbody>{label if group.label else ''}{rows}</tbody>")
-    laid = _format(
-        '<div class="scroll"><table><thead><tr>{}</tr></thead>{}</table></div>', head, _html("\n".join(bodies))
-    )
-    notes = _html("".join(_format("<li>{}</li>", note) for note in table.notes))
-    whole = laid + (_format('<ul class="notes">{}</ul>', notes) if table.notes else "")
-    if table.folded:
-        return _format('<details class="table"><summary>{}</summary>{}</details>', table.title or "Table", _html(whole))
-    return (_format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else "") + whole
+    rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>\n" for row in group.rows)
+    return f"<tbody>{label}{rows}</tbody>"
 
 
 def _class(names: str) -> Markup:
@@ -188,13 +220,16 @@ def _class(names: str) -> Markup:
 
 
 def _cells(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
-    at = 0
+    """Yield the elements of a row's cells, the intervals of each below its text."""
+    position = 0
     for cell in row:
-        names = "words " * (table.columns[at].words or cell.spans > 1) + cell.state
+        is_words = table.columns[position].words or cell.spans > 1
+        css_class = _class(" ".join(name for name in ("words" if is_words else "", cell.state) if name))
         spans = f' colspan="{cell.spans}"' if cell.spans > 1 else ""
-        within = "".join(f'<span class="bounds">{escape(text)}</span>' for text in (cell.bounds, cell.run) if text)
-        yield f"<td{_class(names.strip())}{spans}>{escape(unbroken(cell.text))}{within}</td>"
-        at += cell.spans
+        intervals = [interval for interval in (cell.bounds, cell.run) if interval]
+        bounds = "".join(f'<span class="bounds">{escape(interval)}</span>' for interval in intervals)
+        yield f"<td{css_class}{spans}>{escape(unbroken(cell.text))}{bounds}</td>"
+        position += cell.spans
 
 
 def _figure(figure: doc.Figure, depth: int) -> str:
@@ -214,58 +249,79 @@ _PICTURE = "<!-- {} -->"
 
 
 def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str]) -> str:
-    """The body with its SVGs; the identities in each are made unique, as those of all figures share one page."""
+    """Return the body with its SVGs; the identities in each are made unique, as those of all figures share one page."""
     for figure, picture in zip(shown, drawn, strict=True):
         for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
-            own = f"{figure.name}-{identity}"
-            picture = picture.replace(f'id="{identity}"', f'id="{own}"').replace(f"url(#{identity})", f"url(#{own})")
+            unique = f"{figure.name}-{identity}"
+            picture = picture.replace(f'id="{identity}"', f'id="{unique}"')
+            picture = picture.replace(f"url(#{identity})", f"url(#{unique})")
         body = body.replace(_PICTURE.format(escape(figure.name)), picture, 1)
     return body
 
 
 def _rows(view: doc.FigureView) -> str:
-    head = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
-    rows = (
-        "".join(f"<td>{escape('' if row.get(name) is None else row[name])}</td>" for name in view.columns)
-        for row in view.rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
+    """Return the rows that a view draws as a table."""
+    headings = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
+    rows = []
+    for row in view.rows:
+        values = ["" if row.get(name) is None else row[name] for name in view.columns]
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<table><thead><tr>{headings}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _scripts(shown: Sequence[doc.Figure]) -> tuple[list[str], list[str]]:
-    """The script elements of a page with these figures, and the hashes of what may run; none without figures."""
+class _Scripts(NamedTuple):
+    """The scripts of a page."""
+
+    elements: Sequence[str] = ()
+    digests: Sequence[str] = ()
+    """SHA-256 of each script that may run, in base64."""
+
+
+def _scripts(shown: Sequence[doc.Figure]) -> _Scripts:
+    """Return the script elements of a page with these figures: data, library, and our own script; none without figures.
+
+    Data and library are compressed; our script unpacks them.
+    """
     if not shown:
-        return [], []
-    library = drawing.library()
-    ours = (_HERE / "page.js").read_text(encoding="utf-8")
+        return _Scripts()
     data = {
         "figures": {figure.name: _figure_data(figure) for figure in shown},
         "themes": {"light": drawing.LIGHT, "dark": drawing.DARK},
     }
-    packed = gzip.compress(json.dumps(finite(data), allow_nan=False).encode(), 9, mtime=0)
+    packed_data = gzip.compress(json.dumps(finite(data), allow_nan=False).encode(), 9, mtime=0)
+    packed_library = drawing.library()
+    our_script = (_HERE / "page.js").read_text(encoding="utf-8")
     elements = [
-        f'<script type="application/gzip" id="vitscale-{name}">{base64.b64encode(content).decode()}</script>'
-        for name, content in (("data", packed), ("library", library))
+        _packed_element("data", packed_data),
+        _packed_element("library", packed_library),
+        f"<script>{our_script}</script>",
     ]
-    allowed = [_digest(gzip.decompress(library)), _digest(ours.encode())]
-    return [*elements, f"<script>{ours}</script>"], allowed
+    return _Scripts(elements, [_digest(gzip.decompress(packed_library)), _digest(our_script.encode())])
+
+
+def _packed_element(name: str, content: bytes) -> str:
+    encoded = base64.b64encode(content).decode()
+    return f'<script type="application/gzip" id="vitscale-{name}">{encoded}</script>'
 
 
 def _figure_data(figure: doc.Figure) -> Mapping[str, Any]:
+    """Return a figure as `page.js` reads it."""
     return {
         "series": figure.series,
         "controls": {name: slug(name) for name in figure.controls},
-        "views": [
-            {
-                "title": view.title,
-                "subtitle": view.subtitle,
-                "summary": view.summary,
-                "columns": list(view.columns.items()),
-                "choices": {name: [choice.value, choice.label] for name, choice in view.choices.items()},
-                "spec": view.spec,
-            }
-            for view in figure.views
-        ],
+        "views": [_view_data(view) for view in figure.views],
+    }
+
+
+def _view_data(view: doc.FigureView) -> Mapping[str, Any]:
+    return {
+        "title": view.title,
+        "subtitle": view.subtitle,
+        "summary": view.summary,
+        "columns": list(view.columns.items()),
+        "choices": {name: [choice.value, choice.label] for name, choice in view.choices.items()},
+        "spec": view.spec,
     }
 
 
@@ -273,11 +329,11 @@ def _digest(script: bytes) -> str:
     return base64.b64encode(hashlib.sha256(script).digest()).decode()
 
 
-def _policy(hashes: Sequence[str]) -> str:
-    """A content security policy: our scripts by their hashes and no others, nothing from elsewhere.
+def _policy(digests: Sequence[str]) -> str:
+    """Return a content security policy: our scripts by their hashes and no others, nothing from elsewhere.
 
     Vega compiles its expressions, which needs 'unsafe-eval'; it compiles our own figures only.
     """
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    script_source = f"{allowed} 'unsafe-eval'" if hashes else "'none'"
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    script_source = f"{allowed} 'unsafe-eval'" if digests else "'none'"
     return f"default-src 'none'; script-src {script_source}; style-src 'unsafe-inline'; img-src data: blob:"

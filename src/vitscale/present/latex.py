@@ -23,20 +23,22 @@ _FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 
 def to_latex(document: doc.Document) -> str:
-    """The whole document, folded parts too, without a preamble: for where booktabs and graphicx are loaded."""
+    """Return the whole document, folded parts too, without a preamble: for where booktabs and graphicx are loaded."""
     lines = [
         "% Needs \\usepackage{booktabs,graphicx} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."
     ]
-    lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
+    if document.title:
+        lines.append(rf"\section{{{escaped(document.title)}}}")
     for block in document.blocks:
-        lines += _block(block, 1)
-    return "\n".join([*lines, *map(escaped, document.last)]) + "\n"
+        lines += _block(block, depth=1)
+    lines += map(escaped, document.last)
+    return "\n".join(lines) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Text in which everything that LaTeX would act on is taken literally."""
-    told = "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
-    return told.replace("--", "-{}-").replace("--", "-{}-")  # two hyphens of an option are no dash, nor are three
+    """Return text in which everything that LaTeX would act on is taken literally."""
+    latex = "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
+    return latex.replace("--", "-{}-").replace("--", "-{}-")  # two hyphens of an option are no dash, nor are three
 
 
 def _block(block: doc.Block, depth: int) -> Iterator[str]:
@@ -46,15 +48,17 @@ def _block(block: doc.Block, depth: int) -> Iterator[str]:
             for part in block.blocks:
                 yield from _block(part, depth + 1)
         case doc.Paragraph():
-            yield from (*_wrapped(escaped(block.text)), "")
+            yield from _sentences(block.text)
         case doc.Bullets():
-            items = [line for item in block.items for line in _wrapped(rf"\item {escaped(item)}")]
-            yield from (r"\begin{itemize}", *items, r"\end{itemize}", "") if items else ()
+            if block.items:
+                yield r"\begin{itemize}"
+                for item in block.items:
+                    yield from _wrapped(rf"\item {escaped(item)}")
+                yield from (r"\end{itemize}", "")
         case doc.Finding():
-            yield from (
-                *_wrapped(rf"\textbf{{{escaped(block.severity)}}}: {escaped(block.message)}. {escaped(block.advice)}"),
-                "",
-            )
+            severity = rf"\textbf{{{escaped(block.severity)}}}"
+            yield from _wrapped(f"{severity}: {escaped(block.message)}. {escaped(block.advice)}")
+            yield ""
         case doc.Code():
             # Not verbatim: a user's line could end it. A break needs something in front of it, on an empty line too.
             yield from (
@@ -67,7 +71,14 @@ def _block(block: doc.Block, depth: int) -> Iterator[str]:
             yield from _table(block)
         case doc.Figure():
             yield from (rf"\textbf{{{escaped(block.title)}}} (file {escaped(block.views[0].name)}).", "")
-            yield from (line for text in block.text for line in (*_wrapped(escaped(text)), ""))
+            for text in block.text:
+                yield from _sentences(text)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Yield the lines of a paragraph, and the empty one that ends it."""
+    yield from _wrapped(escaped(text))
+    yield ""
 
 
 def _table(table: doc.Table) -> Iterator[str]:
@@ -80,7 +91,8 @@ def _table(table: doc.Table) -> Iterator[str]:
     yield r"\midrule"
     for index, group in enumerate(table.groups):
         if group.label:
-            yield from ([r"\addlinespace"] if index else [])
+            if index > 0:
+                yield r"\addlinespace"
             yield rf"\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{{escaped(group.label)}}} \\"
         for row in group.rows:
             yield _row([_cell(cell) for cell in row])
@@ -94,16 +106,31 @@ def _table(table: doc.Table) -> Iterator[str]:
 
 
 def _alignments(table: doc.Table) -> str:
-    rows = [row for group in table.groups for row in group.rows if not any(cell.spans > 1 for cell in row)]
-    longest = [max((len(str(cell)) for cell in cells), default=0) for cells in zip(*rows, strict=True)]
-    return "".join(
-        "r" if not column.words else "l" if letters <= _LONG else rf"p{{{letters / sum(longest):.2f}\linewidth}}"
-        for column, letters in zip(table.columns, longest or [0] * len(table.columns), strict=True)
-    )
+    r"""Return the column types of a tabular: "r" for figures, "l" for words, "p{0.40\linewidth}" for long words.
+
+    Columns of long words have their share of the letters of a line, by the longest cell of each column. Rows in which a
+    cell spans several columns do not count for it.
+    """
+    longest = [0] * len(table.columns)
+    for _, row in table.rows:
+        if all(cell.spans == 1 for cell in row):
+            longest = [max(letters, len(str(cell))) for letters, cell in zip(longest, row, strict=True)]
+    line = sum(longest)
+    types = []
+    for column, letters in zip(table.columns, longest, strict=True):
+        if not column.words:
+            types.append("r")
+        elif letters <= _LONG:
+            types.append("l")
+        else:
+            types.append(rf"p{{{letters / line:.2f}\linewidth}}")
+    return "".join(types)
 
 
 def _cell(cell: doc.Cell) -> str:
-    text = rf"\textbf{{{escaped(str(cell))}}}" if cell.state == "baseline" else escaped(str(cell))
+    text = escaped(str(cell))
+    if cell.state == "baseline":
+        text = rf"\textbf{{{text}}}"
     return rf"\multicolumn{{{cell.spans}}}{{l}}{{{text}}}" if cell.spans > 1 else text
 
 

@@ -11,53 +11,79 @@ _DEEPEST = 6
 
 
 def to_markdown(document: Document) -> str:
-    """The whole document; parts that are folded elsewhere are open here."""
-    lines = [f"# {escaped(document.title)}", ""] if document.title else []
+    """Return the whole document; parts that are folded elsewhere are open here."""
+    lines: list[str] = []
+    if document.title:
+        lines += _heading(document.title, depth=1)
     for block in document.blocks:
-        lines += _block(block, 2)
+        lines += _block(block, depth=2)
     lines += _bullets(map(escaped, document.last))
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _block(block: Block, depth: int) -> Iterator[str]:
-    """The lines of a block, with an empty one at its end."""
+    """Yield the lines of a block, with an empty one at its end; its headings are of that depth."""
     match block:
         case Section():
-            yield from (f"{'#' * min(depth, _DEEPEST)} {escaped(block.title)}", "")
+            yield from _heading(block.title, depth)
             for part in block.blocks:
                 yield from _block(part, depth + 1)
         case Paragraph():
             text = escaped(block.text)
-            yield from (f"**{text}**" if block.tone in ("strong", "bad") else text, "")
+            is_bold = block.tone in ("strong", "bad")
+            yield from (f"**{text}**" if is_bold else text, "")
         case Bullets():
             yield from _bullets(map(escaped, block.items))
         case Finding():
-            source = f" (Source: {escaped(block.about.source)})" if block.about.source else ""
-            key = f" `{_code(block.about.key)}`" if block.about.key else ""
-            message, advice = escaped(block.message.rstrip(".")), escaped(block.advice.rstrip("."))
-            yield from (f"- {block.severity}: **{escaped(block.kind)}**{key}: {message}. {advice}.{source}", "")
+            yield from (_finding(block), "")
         case Code():
-            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", "\n".join(block.lines))), default=0))
+            fence = _fence(block.lines)
             yield from (fence, *map(plain, block.lines), fence, "")
         case Table():
             yield from _table(block, depth)
         case Figure():
-            yield from (f"{'#' * min(depth, _DEEPEST)} {escaped(block.title)}", "")
+            yield from _heading(block.title, depth)
             yield from _bullets(map(escaped, block.text))
 
 
+def _heading(title: str, depth: int) -> Iterator[str]:
+    yield f"{'#' * min(depth, _DEEPEST)} {escaped(title)}"
+    yield ""
+
+
+def _finding(finding: Finding) -> str:
+    """ "- warning: **slow-rank** `zero.stage`: Rank 3 is slow. Mend it. (Source: a page)"."""
+    key = f" `{_code(finding.about.key)}`" if finding.about.key else ""
+    message = escaped(finding.message.rstrip("."))
+    advice = escaped(finding.advice.rstrip("."))
+    source = f" (Source: {escaped(finding.about.source)})" if finding.about.source else ""
+    return f"- {finding.severity}: **{escaped(finding.kind)}**{key}: {message}. {advice}.{source}"
+
+
+def _fence(lines: Iterable[str]) -> str:
+    """Return backquotes, one more than stand in a row anywhere in `lines`, and at least three."""
+    rows = re.findall("`+", "\n".join(lines))
+    return "`" * max(3, 1 + max(map(len, rows), default=0))
+
+
 def _table(table: Table, depth: int) -> Iterator[str]:
-    """A line per row; its first cell is the label of its group."""
-    grouped = any(group.label for group in table.groups)
+    """Yield a line per row; its first cell is the label of its group, where the table has groups."""
+    is_grouped = any(group.label for group in table.groups)
+    headings = [column.heading for column in table.columns]
+    alignments = [":--" if column.words else "--:" for column in table.columns]
     if table.title:
-        yield from (f"{'#' * min(depth, _DEEPEST)} {escaped(table.title)}", "")
-    headings = [*([table.label] if grouped else []), *(column.heading for column in table.columns)]
-    sides = [*([":--"] if grouped else []), *(":--" if column.words else "--:" for column in table.columns)]
+        yield from _heading(table.title, depth)
+    if is_grouped:
+        headings.insert(0, table.label)
+        alignments.insert(0, ":--")
     yield _row(map(escaped, headings))
-    yield f"|{'|'.join(sides)}|"
+    yield f"|{'|'.join(alignments)}|"
     for label, row in table.rows:
-        cells = [text for cell in row for text in (escaped(str(cell)), *[""] * (cell.spans - 1))]
-        yield _row([*([escaped(label)] if grouped else []), *cells])
+        texts = [escaped(label)] if is_grouped else []
+        for cell in row:
+            further_columns = [""] * (cell.spans - 1)
+            texts += [escaped(str(cell)), *further_columns]
+        yield _row(texts)
     yield ""
     yield from _bullets(map(escaped, table.notes))
 
@@ -67,14 +93,26 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _bullets(items: Iterable[str]) -> Iterator[str]:
+    """Yield a list and an empty line; nothing of no items."""
     lines = [f"- {item}" for item in items]
-    yield from [*lines, ""] if lines else []
+    if lines:
+        yield from (*lines, "")
 
 
 def _code(text: str) -> str:
     return plain(text).replace("`", "'").replace("|", "\\|")
 
 
+_BACKSLASHED = frozenset("\\`*_[]#|~$")
+_ENTITIES = {"<": "&lt;", "&": "&amp;"}
+
+
 def escaped(text: str) -> str:
-    """User text in which everything that Markdown or HTML would act on is taken literally."""
-    return "".join(f"\\{c}" if c in "\\`*_[]#|~$" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in plain(text))
+    """Return user text in which everything that Markdown or HTML would act on is taken literally."""
+    return "".join(map(_escaped_character, plain(text)))
+
+
+def _escaped_character(character: str) -> str:
+    if character in _BACKSLASHED:
+        return f"\\{character}"
+    return _ENTITIES.get(character, character)

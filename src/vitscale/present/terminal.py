@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
@@ -16,12 +17,10 @@ from vitscale.present.units import KEPT, counted, listed, unbroken
 
 MOST_LINES = 25
 _NARROWEST = 40
-_FEWEST = 3
+_FEWEST_LINES = 3
 """Fewest lines of a block that is cut; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[doc.Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
-
-
 _LONGEST_NAMES = 40
 """Letters of the names of what is left out that still stand on one line of 80 columns."""
 
@@ -44,6 +43,16 @@ class _Part:
     more: int = 0
     """Number of further things that are not in `lines`: those before them are too many already, so it is cut."""
 
+    def without_notes(self) -> _Part:
+        """Return the part without the lines of its notes."""
+        *lines, empty = self.lines
+        return replace(self, lines=(*lines[: -self.notes], empty), notes=0)
+
+    def titled(self, title: str) -> _Part:
+        """Return the part under a heading, which is its name then."""
+        lines = (Text(title, "bold"), *self.lines)
+        return replace(self, name=title, lines=lines, before=self.before + 1)
+
 
 def redraws(console: Console) -> bool:
     """Whether what moves can be shown. In an editor's shell (TERM=dumb) no cursor moves, and rich shows nothing."""
@@ -51,13 +60,13 @@ def redraws(console: Console) -> bool:
 
 
 def show(console: Console, document: doc.Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
-    """Prints a document at the console's width."""
+    """Print a document at the console's width."""
     for line in lines(document, console.width, verbose, most_lines):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_lines: int = MOST_LINES) -> list[Text]:
-    """The lines of a document.
+    """Return the lines of a document.
 
     Args:
         document: the document.
@@ -66,72 +75,106 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
         most_lines: limit unless verbose; of a longer document the last parts are cut first, and a line says which.
     """
     width = max(width, _NARROWEST)
-    head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
-    last = [
-        Text(line)
-        for text in document.last
-        for line in ([doc.plain(text)] if text[:1] == " " else _wrapped(text, width))
-    ]
-    parts = list(_parts(document.blocks, width, verbose, None if verbose else most_lines))
+    head = _styled(_wrapped(document.title, width), "bold") if document.title else []
+    last = _last_lines(document, width)
     if verbose:
-        return _without_trailing([*head, *(line for part in parts for line in part.lines), *last])
-    folded = [*_folded(document.blocks)]
+        all_parts = _parts(document.blocks, width, verbose=True, most_lines=None)
+        return _without_trailing([*head, *_part_lines(all_parts), *last])
+    parts = list(_parts(document.blocks, width, verbose=False, most_lines=most_lines))
     # The terminal breaks the longest of the last lines by itself.
-    most_lines -= sum(max(0, cell_len(line.plain) - 1) // width for line in last)
-    return _without_trailing(_within(head, parts, last, folded, most_lines, width))
+    broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in last)
+    summary = _Summary(head, parts, last, list(_folded_names(document.blocks)), width)
+    summary.shorten_to(most_lines - broken_lines)
+    return _without_trailing(summary.lines())
 
 
-def _within(
-    head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], most_lines: int, width: int
-) -> list[Text]:
-    """Everything within `most_lines`: the last parts are cut, then left out and named."""
-    left_out: list[str] = []
+def _last_lines(document: doc.Document, width: int) -> list[Text]:
+    """Return the lines at the end of a document; one that begins with a blank is a command, and stays whole."""
+    last: list[str] = []
+    for text in document.last:
+        last += [doc.plain(text)] if text.startswith(" ") else _wrapped(text, width)
+    return _styled(last)
 
-    def closing() -> list[Text]:
-        more = [*left_out, *folded]
-        text = f"More with --verbose: {listed(dict.fromkeys(more), most=6)}." if more else ""
-        return [Text(line, "dim") for line in _wrapped(text, width)] if more else []
 
-    while parts and (over := _length(head, parts, closing(), last) - most_lines) > 0:
-        part = parts.pop()
+class _Summary:
+    """A document of which the last parts are cut, then left out and named, until it has few enough lines."""
+
+    def __init__(self, head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], width: int) -> None:
+        """`folded`: names of what only --verbose shows."""
+        self._head = head
+        self._parts = parts
+        self._last = last
+        self._folded = folded
+        self._width = width
+        self._left_out: list[str] = []
+
+    def lines(self) -> list[Text]:
+        """Return all lines, with one that names what is left out."""
+        return [*self._head, *_part_lines(self._parts), *self._more(), *self._last]
+
+    def shorten_to(self, most_lines: int) -> None:
+        """Cut parts until there are at most `most_lines`, or only the first part is left."""
+        while self._parts:
+            excess_lines = len(self.lines()) - most_lines
+            if excess_lines <= 0:
+                return
+            if not self._shorten_last_part(excess_lines):
+                return
+
+    def _shorten_last_part(self, excess_lines: int) -> bool:
+        """Cut the last part, or leave it out; return whether more could still be cut."""
+        part = self._parts.pop()
         if part.notes:
-            parts.append(replace(part, lines=(*part.lines[: -part.notes - 1], part.lines[-1]), notes=0))
-            left_out = [*(name for name in left_out if name != "notes"), "notes"]
-        elif (shortened := _shortened(part, over)) is not None or not parts:
-            parts.append(shortened or (_cut(part, len(part.units)) if part.more else part))
-            if shortened is None:
-                break
-        else:
-            left_out.insert(0, part.name)
-    return [*head, *(line for part in parts for line in part.lines), *closing(), *last]
+            self._parts.append(part.without_notes())
+            self._left_out = [*(name for name in self._left_out if name != "notes"), "notes"]
+            return True
+        shortened = _shortened(part, excess_lines)
+        if shortened is not None:
+            self._parts.append(shortened)
+            return True
+        if self._parts:
+            self._left_out.insert(0, part.name)
+            return True
+        # The first part, which is the answer, stays. Of a long table only its first rows are laid out.
+        self._parts.append(_cut(part, shown=len(part.units)) if part.more else part)
+        return False
+
+    def _more(self) -> list[Text]:
+        names = dict.fromkeys([*self._left_out, *self._folded])
+        if not names:
+            return []
+        return _styled(_wrapped(f"More with --verbose: {listed(names, most=6)}.", self._width), "dim")
 
 
-def _length(head: Sequence[Text], parts: Sequence[_Part], closing: Sequence[Text], last: Sequence[Text]) -> int:
-    return len(head) + sum(len(part.lines) for part in parts) + len(closing) + len(last)
+def _part_lines(parts: Iterable[_Part]) -> Iterator[Text]:
+    for part in parts:
+        yield from part.lines
 
 
-def _shortened(part: _Part, over: int) -> _Part | None:
-    """The part with at least `over` lines fewer and a line that says so; None where too little would be left."""
-    kept = list(part.units)
-    while kept and sum(part.units) - sum(kept) < over + 1:
-        kept.pop()
-    if not kept or sum(kept) < _FEWEST:
+def _shortened(part: _Part, excess_lines: int) -> _Part | None:
+    """Return the part with at least that many lines fewer and a line that says so; None where too little is left."""
+    shown = list(part.units)
+    all_lines = sum(part.units)
+    while shown and all_lines - sum(shown) < excess_lines + 1:
+        shown.pop()
+    if not shown or sum(shown) < _FEWEST_LINES:
         return None
-    return _cut(part, len(kept))
+    return _cut(part, len(shown))
 
 
 def _cut(part: _Part, shown: int) -> _Part:
-    """The part with the first `shown` of its units, and a line that says how many more there are."""
+    """Return the part with the first `shown` of its units, and a line that says how many more there are."""
     end = part.before + sum(part.units[:shown])
     after = part.lines[part.before + sum(part.units) :]
     names = _first_names(part.unit_names[shown:])
     which = f" ({names})" if names else ""
-    more = Text(f"  ... {len(part.units) - shown + part.more:,} more with --verbose{which}", "dim")
+    hidden = len(part.units) - shown + part.more
+    more = Text(f"  ... {hidden:,} more with --verbose{which}", "dim")
     return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """As many different names as stand on a line: "bucket-memory, not-json, ..."."""
+    """Return as many different names as stand on a line: "bucket-memory, not-json, ..."."""
     distinct = list(dict.fromkeys(names))
     shown: list[str] = []
     for name in distinct:
@@ -143,115 +186,147 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def _folded(blocks: Sequence[doc.Block]) -> Iterator[str]:
-    """The names of what only --verbose shows."""
+def _folded_names(blocks: Sequence[doc.Block]) -> Iterator[str]:
+    """Yield the names of what only --verbose shows."""
     for block in blocks:
         if isinstance(block, doc.Section | doc.Table) and block.folded:
             yield doc.plain(block.title)
         elif isinstance(block, doc.Section):
-            yield from _folded(block.blocks)
+            yield from _folded_names(block.blocks)
 
 
-def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
-    """One part for each block that is shown, with an empty line at its end; findings in a row are one part.
+def _parts(blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+    """Yield a part for each block that is shown, with an empty line at its end; findings in a row are one part.
 
     Of a table only so many rows are laid out that it is longer than `most_lines`; None: all.
     """
-    findings: list[doc.Finding] = []
-    for block in [*blocks, None]:
-        if isinstance(block, doc.Finding):
-            findings.append(block)
-            continue
-        if findings:
-            yield _findings(findings, width, verbose)
-            findings = []
-        if isinstance(block, doc.Section):
-            if block.folded and not verbose:
-                continue
-            inner = list(_parts(block.blocks, width, verbose, most_lines))
-            heading = (Text(doc.plain(block.title), "bold"),)
-            for n, part in enumerate(inner):
-                titled = heading if n == 0 else ()
-                yield _Part(
-                    doc.plain(block.title) if n == 0 else part.name,
-                    (*titled, *part.lines),
-                    part.units,
-                    part.before + len(titled),
-                    part.notes,
-                    more=part.more,
-                )
-        elif isinstance(block, doc.Table):
-            yield from _table(block, width, most_lines) if verbose or not block.folded else ()
-        elif block is not None:
-            part = _part(block, width, verbose)
-            if part.lines:
-                yield part
+    for is_finding, neighbours in itertools.groupby(blocks, lambda block: isinstance(block, doc.Finding)):
+        if is_finding:
+            findings = [block for block in neighbours if isinstance(block, doc.Finding)]
+            yield _findings(findings, width, verbose=verbose)
+        else:
+            for block in neighbours:
+                yield from _block_parts(block, width, verbose=verbose, most_lines=most_lines)
+
+
+def _block_parts(block: doc.Block, width: int, *, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+    """Yield the parts of a block that is no finding; none of one that is folded, or has nothing to show."""
+    if isinstance(block, doc.Section | doc.Table) and block.folded and not verbose:
+        return
+    if isinstance(block, doc.Section):
+        inner = _parts(block.blocks, width, verbose=verbose, most_lines=most_lines)
+        yield from _under_heading(inner, doc.plain(block.title))
+    elif isinstance(block, doc.Table):
+        yield from _table(block, width, most_lines)
+    elif not isinstance(block, doc.Finding):
+        part = _part(block, width, verbose=verbose)
+        if part.lines:
+            yield part
+
+
+def _under_heading(parts: Iterable[_Part], title: str) -> Iterator[_Part]:
+    """Yield the parts of a section, the first one under the section's heading, which a section of no parts lacks."""
+    for number, part in enumerate(parts):
+        part = replace(part, unit_names=())  # in a section, findings that are cut are only counted
+        yield part.titled(title) if number == 0 else part
 
 
 def _table(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Part]:
-    """One part for each of the tables that it takes to hold all figures."""
-    title = (Text(doc.plain(table.title), "bold"),) if table.title else ()
-    notes = tuple(Text(line, "dim") for note in table.notes for line in _wrapped(note, width, "  ", "  "))
-    name = doc.plain(table.title) or "a table"
-    laid = table_lines(table, width, most_lines)
+    """Yield a part for each of the tables that it takes to hold all figures; the last one has the notes."""
+    pieces = table_lines(table, width, most_lines)
+    title = doc.plain(table.title)
+    name = title or "a table"
+    notes = tuple(Text(line, "dim") for note in table.notes for line in _indented(note, width))
     row_count = sum(len(group.rows) for group in table.groups)
-    for n, piece in enumerate(laid):
-        head = (*(title if n == 0 else ()), *piece.head)
-        rows = tuple(line for row in piece.rows for line in row)
-        below = (*(notes if n == len(laid) - 1 else ()), Text(""))
-        named = name if n == 0 else f"{name}, continued"
-        more = row_count - len(piece.rows)
-        yield _Part(named, (*head, *rows, *below), tuple(map(len, piece.rows)), len(head), len(below) - 1, more=more)
+    for number, piece in enumerate(pieces):
+        is_first = number == 0
+        heading = (Text(title, "bold"),) if is_first and table.title else ()
+        head = (*heading, *piece.head)
+        piece_notes = notes if number == len(pieces) - 1 else ()
+        yield _Part(
+            name if is_first else f"{name}, continued",
+            (*head, *itertools.chain.from_iterable(piece.rows), *piece_notes, Text("")),
+            units=tuple(len(row_lines) for row_lines in piece.rows),
+            before=len(head),
+            notes=len(piece_notes),
+            more=row_count - len(piece.rows),
+        )
 
 
-def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, verbose: bool) -> _Part:
+def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, *, verbose: bool) -> _Part:
+    """Return the part of a block that is no heading, table or finding; without lines where there is nothing to show."""
     empty = Text("")
     match block:
         case doc.Paragraph():
-            texts = [Text(line, _TONES[block.tone]) for line in _wrapped(block.text, width)]
+            texts = _styled(_wrapped(block.text, width), _TONES[block.tone])
             return _Part("a note", (*texts, empty))
         case doc.Bullets():
-            items = [_wrapped(item, width, "- ", "  ") for item in block.items]
-            texts = [Text(line, _TONES[block.tone]) for item in items for line in item]
-            return _Part(
-                counted(len(items), "note"), (*texts, empty) if texts else (), tuple(len(item) for item in items)
-            )
+            items = [_styled(_wrapped(item, width, "- ", "  "), _TONES[block.tone]) for item in block.items]
+            texts = list(itertools.chain.from_iterable(items))
+            item_lines = tuple(len(item) for item in items)
+            return _Part(counted(len(items), "note"), (*texts, empty) if texts else (), units=item_lines)
         case doc.Code():
             texts = [Text(f"  {doc.plain(line)}") for line in block.lines]
-            return _Part(counted(len(texts), "command"), (*texts, empty), (1,) * len(texts))
+            return _Part(counted(len(texts), "command"), (*texts, empty), units=(1,) * len(texts))
         case doc.Figure() if verbose:
+            title = doc.plain(block.title)
             texts = [Text(line) for item in block.text for line in _wrapped(item, width, "- ", "  ")]
-            return _Part(doc.plain(block.title), (Text(doc.plain(block.title), "bold"), *texts, empty))
+            return _Part(title, (Text(title, "bold"), *texts, empty))
         case doc.Figure():
             return _Part("", ())
 
 
-def _findings(findings: Sequence[doc.Finding], width: int, verbose: bool) -> _Part:
-    """Severity, kind and key on a line; what is there; what to do; with `verbose` also the source."""
-    shown: list[list[Text]] = []
+def _findings(findings: Sequence[doc.Finding], width: int, *, verbose: bool) -> _Part:
+    """Return the part of neighbouring findings; with `verbose` an empty line stands between two."""
+    units: list[list[Text]] = []
     for finding in findings:
-        head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
-        head.append(f"  {doc.plain(finding.kind)}", "bold")
-        if finding.about.key:
-            line = f", line {finding.about.line}" if finding.about.line else ""
-            head.append(f"  {doc.shown_key(finding.about.key)}{line}", "default")
-        texts = [f"{finding.message.rstrip('.')}.", f"Next: {finding.advice.rstrip('.')}." if finding.advice else ""]
-        lines = [Text(line) for text in texts if text for line in _wrapped(text, width, "  ", "  ")]
-        if verbose and finding.about.source:
-            lines += [Text(line, "dim") for line in _wrapped(f"Source: {finding.about.source}", width, "  ", "  ")]
-        shown.append([head, *lines, *([Text("")] if verbose and finding is not findings[-1] else [])])
+        finding_lines = _finding_lines(finding, width, with_source=verbose)
+        if verbose and finding is not findings[-1]:
+            finding_lines.append(Text(""))
+        units.append(finding_lines)
     return _Part(
-        counted(len(shown), "finding"),
-        (*(line for lines in shown for line in lines), Text("")),
-        units=tuple(len(lines) for lines in shown),
+        counted(len(units), "finding"),
+        (*itertools.chain.from_iterable(units), Text("")),
+        units=tuple(len(unit) for unit in units),
         unit_names=tuple(finding.kind for finding in findings),
     )
 
 
+def _finding_lines(finding: doc.Finding, width: int, *, with_source: bool) -> list[Text]:
+    """Return severity, kind and key on a line; then what is there, what to do, and the source."""
+    head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
+    head.append(f"  {doc.plain(finding.kind)}", "bold")
+    if finding.about.key:
+        line = f", line {finding.about.line}" if finding.about.line else ""
+        head.append(f"  {doc.shown_key(finding.about.key)}{line}", "default")
+    finding_lines = [head, *_styled(_indented(f"{finding.message.rstrip('.')}.", width))]
+    if finding.advice:
+        finding_lines += _styled(_indented(f"Next: {finding.advice.rstrip('.')}.", width))
+    if with_source and finding.about.source:
+        finding_lines += _styled(_indented(f"Source: {finding.about.source}", width), "dim")
+    return finding_lines
+
+
+def _styled(texts: Iterable[str], style: str = "") -> list[Text]:
+    return [Text(text, style) for text in texts]
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return _wrapped(text, width, "  ", "  ")
+
+
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """`text` in lines; a number stays with its unit, and a long path or address stays whole, for the mouse."""
-    wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=following)
-    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    """Return `text` in lines; a number stays with its unit, and a long path or address stays whole, for the mouse.
+
+    Args:
+        text: the text.
+        width: columns.
+        first: what the first line begins with.
+        following: what the other lines begin with.
+    """
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=first, subsequent_indent=following, break_long_words=False, break_on_hyphens=False
+    )
     return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
 
 

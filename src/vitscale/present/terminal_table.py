@@ -14,9 +14,14 @@ from rich.text import Text
 from vitscale.present.document import Cell, Column, Row, RowGroup, Table, plain
 from vitscale.present.units import KEPT, UNKNOWN, unbroken
 
-_WIDE_GAP, _NARROW_GAP = 2, 1
+_WIDE_GAP = 2
+_NARROW_GAP = 1
+"""Blanks between columns."""
 _LEAST_WORDS = 12
+"""Width to which a column of words may always be wrapped."""
 _MOST_LABEL = 24
+"""Most columns for the labels of groups, and for the longest word that is never broken."""
+_UNLIMITED = 10**6
 _STYLES = {"": "", "failed": "red", "missing": "dim", "baseline": "bold"}
 
 
@@ -31,11 +36,29 @@ class LaidTable:
 
 
 class _Extent(NamedTuple):
-    """Columns of the terminal that the texts of a table's column take."""
+    """Columns of the terminal that the texts of one column of a table take."""
 
     widest: int
     longest_word: int
     """At most `_MOST_LABEL`."""
+
+
+class _WidthBounds(NamedTuple):
+    """How wide a column, or the labels of the groups, can be."""
+
+    narrowest: int
+    """The heading, and a whole figure, or words that are wrapped."""
+    natural: int
+    """No text is wrapped."""
+
+
+class _LaidCell(NamedTuple):
+    """A cell as lines, and its place in a row."""
+
+    lines: Sequence[str]
+    width: int
+    on_left: bool
+    """Whether its lines stand on the left of that width: words do, figures do not."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +69,7 @@ class _Measured:
 
     @cached_property
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """Texts of each column from top to bottom, without those that span several columns."""
+        """The texts of each column from top to bottom, without those that span several columns."""
         texts: list[list[str]] = [[] for _ in self.table.columns]
         for _, row in self.table.rows:
             start = 0
@@ -64,7 +87,7 @@ class _Measured:
 
 
 def table_lines(table: Table, width: int, most_lines: int | None = None) -> tuple[LaidTable, ...]:
-    """A table within `width` columns; several tables, one below the other, where one cannot hold all figures.
+    """Lay out a table within `width` columns; as several, one below the other, where one cannot hold all figures.
 
     A table that is too wide is changed in this order. Words are wrapped, and columns stand closer. Columns without a
     narrow heading are left out, and then those with one value in all rows; such a value is shown once, above. What
@@ -78,51 +101,70 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
     """
     if not table.columns:
         return ()
-    alike: list[str] = []
+    constants: list[str] = []
     measured = _Measured(table)
-    while not _fits(measured, width) and (at := _dispensable(measured)) is not None:
-        if _constant(measured, at) and (text := measured.texts[at][0]) not in (UNKNOWN, ""):
-            alike.append(f"{plain(measured.table.columns[at].heading)} {text}")
-        measured = _without(measured, at)
-    said = [Text(line) for line in textwrap.wrap(f"in all: {', '.join(alike)}", width)] if alike else []
+    while not _fits(measured, width):
+        position = _dispensable(measured)
+        if position is None:
+            break
+        if _is_constant(measured, position):
+            value = measured.texts[position][0]
+            if value not in (UNKNOWN, ""):
+                constants.append(f"{plain(measured.table.columns[position].heading)} {value}")
+        measured = _without(measured, position)
     pieces = [_laid(piece, width, most_lines) for piece in _split(measured, width)]
-    return (LaidTable((*said, *pieces[0].head), pieces[0].rows), *pieces[1:])
+    if constants:
+        above = tuple(Text(line) for line in textwrap.wrap(f"in all: {', '.join(constants)}", width))
+        pieces[0] = replace(pieces[0], head=(*above, *pieces[0].head))
+    return tuple(pieces)
 
 
 def _dispensable(measured: _Measured) -> int | None:
-    """The column to leave out next: one without a narrow heading, first where it is constant; then any constant one."""
+    """Return the position of the column to leave out next; None where all but the first must stay.
+
+    The last column without a narrow heading goes, first where it is constant; then the last constant one of any.
+    """
     columns = measured.table.columns
-    places = range(len(columns) - 1, 0, -1)
-    optional = [at for at in places if columns[at].narrow is None]
-    constant = [at for at in places if _constant(measured, at)]
-    return next(iter([*(at for at in optional if at in constant), *optional, *constant]), None)
+    positions = range(len(columns) - 1, 0, -1)
+    optional = [position for position in positions if columns[position].narrow is None]
+    constant = [position for position in positions if _is_constant(measured, position)]
+    optional_and_constant = [position for position in optional if position in constant]
+    candidates = [*optional_and_constant, *optional, *constant]
+    return candidates[0] if candidates else None
 
 
-def _constant(measured: _Measured, at: int) -> bool:
-    texts = measured.texts[at]
+def _is_constant(measured: _Measured, position: int) -> bool:
+    texts = measured.texts[position]
     return len(texts) > 1 and len(set(texts)) == 1
 
 
-def _without(measured: _Measured, at: int) -> _Measured:
-    """The table without one column; a cell that spans it spans one fewer."""
+def _without(measured: _Measured, position: int) -> _Measured:
+    """Return the table without one column."""
     table = measured.table
+    columns = (*table.columns[:position], *table.columns[position + 1 :])
+    groups = []
+    for group in table.groups:
+        rows = tuple(_row_without(row, position) for row in group.rows)
+        groups.append(RowGroup(group.label, rows))
+    return _Measured(replace(table, columns=columns, groups=tuple(groups)))
 
-    def cut(row: Row) -> Row:
-        cells: list[Cell] = []
-        start = 0
-        for cell in row:
-            covers = start <= at < start + cell.spans
-            if not covers or cell.spans > 1:
-                cells.append(replace(cell, spans=cell.spans - 1) if covers else cell)
-            start += cell.spans
-        return tuple(cells)
 
-    groups = tuple(RowGroup(group.label, tuple(map(cut, group.rows))) for group in table.groups)
-    return _Measured(replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), groups=groups))
+def _row_without(row: Row, position: int) -> Row:
+    """Return a row without the cell in that column; a cell that spans it and others spans one fewer."""
+    cells: list[Cell] = []
+    start = 0
+    for cell in row:
+        is_in_column = start <= position < start + cell.spans
+        if not is_in_column:
+            cells.append(cell)
+        elif cell.spans > 1:
+            cells.append(replace(cell, spans=cell.spans - 1))
+        start += cell.spans
+    return tuple(cells)
 
 
 def _split(measured: _Measured, width: int) -> Iterator[_Measured]:
-    """The table, or several of as many columns as fit, each with the first."""
+    """Yield the table, or several of as many columns as fit, each with the first."""
     while not _fits(measured, width) and len(measured.table.columns) > 2:
         piece = measured
         while not _fits(piece, width) and len(piece.table.columns) > 2:
@@ -136,19 +178,24 @@ def _split(measured: _Measured, width: int) -> Iterator[_Measured]:
 
 
 def _fits(measured: _Measured, width: int, gap: int = _NARROW_GAP) -> bool:
-    widths = _widths(measured, None, gap)
-    return sum(widths) + gap * (len(widths) - 1) <= width
+    return _total([bounds.narrowest for bounds in _width_bounds(measured)], gap) <= width
+
+
+def _total(widths: Sequence[int], gap: int) -> int:
+    """Return the width of a line of cells of these widths."""
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def _gap(measured: _Measured, width: int) -> int:
-    """The gap between columns: wide where no word is wrapped for it."""
-    gaps = (_WIDE_GAP, _NARROW_GAP)
+    """Return the gap between columns: the wide one where no word is wrapped for it."""
     columns = len(measured.table.columns)
-    whole = [gap for gap in gaps if sum(_widths(measured, 10**6, gap)) + gap * columns <= width]
-    return next(iter([*whole, *(gap for gap in gaps if _fits(measured, width, gap))]), _NARROW_GAP)
+    for gap in (_WIDE_GAP, _NARROW_GAP):
+        if sum(_widths(measured, _UNLIMITED, gap)) + gap * columns <= width:
+            return gap
+    return _WIDE_GAP if _fits(measured, width, _WIDE_GAP) else _NARROW_GAP
 
 
-def _labelled(table: Table) -> bool:
+def _has_labels(table: Table) -> bool:
     return any(group.label for group in table.groups)
 
 
@@ -157,64 +204,94 @@ def _text(cell: Cell) -> str:
 
 
 def _heading(column: Column, narrowest: int) -> list[str]:
-    """The heading in lines no wider than its figures, where its words allow this; the unit on a line of its own."""
+    """Return the heading in lines no wider than its figures, where its words allow this; the unit on its own line."""
     words = plain(column.narrow or column.name)
     longest = max((cell_len(word) for word in words.split()), default=1)
     wrapper = textwrap.TextWrapper(max(longest, narrowest, 1), break_long_words=False, break_on_hyphens=False)
-    return [*wrapper.wrap(words), *([f"({plain(column.unit)})"] if column.unit else [])]
+    lines = wrapper.wrap(words)
+    if column.unit:
+        lines.append(f"({plain(column.unit)})")
+    return lines
 
 
-def _widths(measured: _Measured, width: int | None, gap: int) -> list[int]:
-    """Widths of the labels, if any, and of each column; words get what figures leave of `width`, or the least."""
+def _width_bounds(measured: _Measured) -> list[_WidthBounds]:
+    """Return the bounds of the labels, if any, and of each column."""
     table = measured.table
-    labels = [plain(group.label) for group in table.groups] if _labelled(table) else []
-    bounds: list[tuple[int, int]] = []
-    if labels:
-        natural = max(map(cell_len, [*labels, plain(table.label)]))
-        bounds.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
+    bounds: list[_WidthBounds] = []
+    if _has_labels(table):
+        bounds.append(_label_bounds(table))
     for column, extent in zip(table.columns, measured.extents, strict=True):
         heading = max(map(cell_len, _heading(column, extent.widest)), default=0)
         natural = max(extent.widest, heading)
-        words = max(heading, min(extent.widest, max(_LEAST_WORDS, extent.longest_word)))
-        narrowest = words if column.words else natural
-        bounds.append((narrowest, natural))
-    if width is None:
-        return [narrowest for narrowest, _ in bounds]
-    spare = width - sum(narrowest for narrowest, _ in bounds) - gap * (len(bounds) - 1)
+        wrapped = max(heading, min(extent.widest, max(_LEAST_WORDS, extent.longest_word)))
+        bounds.append(_WidthBounds(wrapped if column.words else natural, natural))
+    return bounds
+
+
+def _label_bounds(table: Table) -> _WidthBounds:
+    labels = [plain(group.label) for group in table.groups]
+    widest = max(map(cell_len, [*labels, plain(table.label)]))
+    wrapped = max(_LEAST_WORDS, _longest_word(labels))
+    return _WidthBounds(min(widest, wrapped), min(widest, _MOST_LABEL))
+
+
+def _widths(measured: _Measured, width: int, gap: int) -> list[int]:
+    """Return the widths of the labels, if any, and of each column, within `width` where that is possible.
+
+    Columns from the left get of the spare width as much as they need.
+    """
+    bounds = _width_bounds(measured)
+    spare = width - _total([column.narrowest for column in bounds], gap)
     widths = []
-    for narrowest, natural in bounds:
-        more = max(0, min(spare, natural - narrowest))
-        widths.append(narrowest + more)
+    for column in bounds:
+        more = max(0, min(spare, column.natural - column.narrowest))
+        widths.append(column.narrowest + more)
         spare -= more
     return widths
 
 
 def _longest_word(texts: Iterable[str]) -> int:
-    return min(_MOST_LABEL, max((cell_len(word) for text in texts for word in unbroken(text).split(" ")), default=0))
+    """Return the width of the longest word, at most `_MOST_LABEL`; a number and its unit are one word."""
+    longest = 0
+    for text in texts:
+        longest = max(longest, *map(cell_len, unbroken(text).split(" ")))
+    return min(_MOST_LABEL, longest)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Words in lines; a number stays with its unit."""
+    """Return words in lines; a number stays with its unit."""
     lines = textwrap.wrap(unbroken(text), width, break_on_hyphens=False)
     return [line.replace(KEPT, " ") for line in lines]
 
 
 def _laid(measured: _Measured, width: int, most_lines: int | None) -> LaidTable:
+    """Lay out a table as one, whether or not it fits."""
     table = measured.table
     gap = _gap(measured, width)
     widths = _widths(measured, width, gap)
-    labelled = _labelled(table)
-    sides = [*([True] if labelled else []), *(column.words for column in table.columns)]
-    texts = [[*textwrap.wrap(plain(table.label), widths[0])]] if labelled else []
-    texts += [_heading(column, extent.widest) for column, extent in zip(table.columns, measured.extents, strict=True)]
-    head = _physical([list(lines) for lines in texts], widths, sides, gap, bottom=True)
-    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))
-    rows = _first(_laid_rows(table, widths, sides, gap), most_lines)
-    return LaidTable((*head, Text(rule, "dim")), tuple(rows))
+    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * _total(widths, gap)
+    head = (*_laid_headings(measured, widths, gap), Text(rule, "dim"))
+    rows = _first(_laid_rows(table, widths, gap), most_lines)
+    return LaidTable(head, tuple(rows))
+
+
+def _laid_headings(measured: _Measured, widths: Sequence[int], gap: int) -> list[Text]:
+    """Return the lines of the headings, the last line of each directly above the rule."""
+    table = measured.table
+    cells = []
+    column_widths = widths
+    if _has_labels(table):
+        cells.append(_LaidCell(textwrap.wrap(plain(table.label), widths[0]), widths[0], on_left=True))
+        column_widths = widths[1:]
+    for column, extent, width in zip(table.columns, measured.extents, column_widths, strict=True):
+        cells.append(_LaidCell(_heading(column, extent.widest), width, on_left=column.words))
+    height = max(len(cell.lines) for cell in cells)
+    on_rule = [cell._replace(lines=[""] * (height - len(cell.lines)) + list(cell.lines)) for cell in cells]
+    return _joined(on_rule, gap)
 
 
 def _first(rows: Iterator[tuple[Text, ...]], most_lines: int | None) -> Iterator[tuple[Text, ...]]:
-    """The rows until they have more than `most_lines` lines together; None: all rows."""
+    """Yield rows until they have more than `most_lines` lines together; None: all rows."""
     lines = 0
     for row in rows:
         yield row
@@ -223,51 +300,62 @@ def _first(rows: Iterator[tuple[Text, ...]], most_lines: int | None) -> Iterator
             return
 
 
-def _laid_rows(table: Table, widths: Sequence[int], sides: Sequence[bool], gap: int) -> Iterator[tuple[Text, ...]]:
-    """The lines of each row, laid out as they are asked for.
+def _laid_rows(table: Table, widths: Sequence[int], gap: int) -> Iterator[tuple[Text, ...]]:
+    """Yield the lines of each row, laid out as they are asked for.
+
+    The label of a group stands on the left of its rows: each row has as many lines of it as it has lines itself, and
+    the last row has all that remain.
 
     Args:
         table: the table.
         widths: of the labels, if any, and of each column.
-        sides: for each of these whether it stands on the left.
         gap: blanks between columns.
     """
-    labelled = _labelled(table)
-    offset = 1 if labelled else 0
+    has_labels = _has_labels(table)
+    column_widths = widths[1:] if has_labels else widths
     for group in table.groups:
-        label = _wrapped(plain(group.label), widths[0]) if labelled else []
-        for n, row in enumerate(group.rows):
-            cells: list[list[str]] = [[]] if labelled else []
-            sizes, left = [*widths[:offset]], [*sides[:offset]]
-            at = offset
-            for cell in row:
-                span = widths[at : at + cell.spans]
-                size = sum(span) + gap * (len(span) - 1)
-                as_words = sides[at] or cell.spans > 1
-                text = _text(cell)
-                cells.append(_wrapped(text, size) if as_words else [text])
-                sizes.append(size)
-                left.append(as_words)
-                at += cell.spans
-            if labelled:  # the label goes over the lines of the group's rows; what is left of it under the last
-                end = None if n == len(group.rows) - 1 else max(map(len, cells))
-                cells[0], label = label[:end], label[end:] if end else []
-            style = next((_STYLES[cell.state] for cell in row if cell.state), "")
-            yield tuple(Text(line.plain, style) for line in _physical(cells, sizes, left, gap))
+        label_lines = _wrapped(plain(group.label), widths[0]) if has_labels else []
+        for row_number, row in enumerate(group.rows, start=1):
+            cells = _laid_cells(row, table.columns, column_widths, gap)
+            if has_labels:
+                is_last = row_number == len(group.rows)
+                height = len(label_lines) if is_last else max(len(cell.lines) for cell in cells)
+                cells.insert(0, _LaidCell(label_lines[:height], widths[0], on_left=True))
+                label_lines = label_lines[height:]
+            style = _style(row)
+            yield tuple(Text(line.plain, style) for line in _joined(cells, gap))
 
 
-def _physical(
-    cells: Sequence[Sequence[str]], widths: Sequence[int], left: Sequence[bool], gap: int, bottom: bool = False
-) -> list[Text]:
-    """The lines on which cells of several lines stand, without blanks at their ends."""
-    height = max((len(lines) for lines in cells), default=0)
-    laid = []
-    for n in range(height):
+def _laid_cells(row: Row, columns: Sequence[Column], widths: Sequence[int], gap: int) -> list[_LaidCell]:
+    """Return the cells of a row; one that spans several columns has their width, and its words stand on the left."""
+    cells = []
+    start = 0
+    for cell in row:
+        width = _total(widths[start : start + cell.spans], gap)
+        on_left = columns[start].words or cell.spans > 1
+        lines = _wrapped(_text(cell), width) if on_left else [_text(cell)]
+        cells.append(_LaidCell(lines, width, on_left))
+        start += cell.spans
+    return cells
+
+
+def _style(row: Row) -> str:
+    """Return the style of the first cell that has a state."""
+    for cell in row:
+        if cell.state:
+            return _STYLES[cell.state]
+    return ""
+
+
+def _joined(cells: Sequence[_LaidCell], gap: int) -> list[Text]:
+    """Return the lines of cells that stand side by side, without blanks at their ends."""
+    height = max((len(cell.lines) for cell in cells), default=0)
+    lines = []
+    for number in range(height):
         parts = []
-        for lines, width, words in zip(cells, widths, left, strict=True):
-            at = n - (height - len(lines)) if bottom else n
-            text = lines[at] if 0 <= at < len(lines) else ""
-            room = " " * max(0, width - cell_len(text))
-            parts.append(text + room if words else room + text)
-        laid.append(Text((" " * gap).join(parts).rstrip()))
-    return laid
+        for cell in cells:
+            text = cell.lines[number] if number < len(cell.lines) else ""
+            room = " " * max(0, cell.width - cell_len(text))
+            parts.append(text + room if cell.on_left else room + text)
+        lines.append(Text((" " * gap).join(parts).rstrip()))
+    return lines

@@ -61,7 +61,9 @@ def _unit_of(value: float, scale: tuple[tuple[float, Unit], ...]) -> Unit:
 
 
 def _largest(values: Iterable[float | None], otherwise: float) -> float:
-    return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=otherwise)
+    """Return the largest absolute value; `otherwise` where there is no number."""
+    numbers = [value for value in values if value is not None]
+    return max((abs(value) for value in numbers if math.isfinite(value)), default=otherwise)
 
 
 def time_unit(values: Iterable[float | None]) -> Unit:
@@ -153,7 +155,9 @@ def relative(difference: float | None) -> str:
         return UNKNOWN
     if not math.isfinite(difference):
         return NOT_FINITE
-    return f"{100 * difference:.2g} %" if difference >= 1e-3 else f"{difference:.1e}" if difference else "0"
+    if difference == 0:
+        return "0"
+    return f"{100 * difference:.2g} %" if difference >= 1e-3 else f"{difference:.1e}"
 
 
 def money(value: float | None) -> str:
@@ -235,7 +239,11 @@ def listed(things: Iterable[object], most: int = 8) -> str:
     texts = [str(thing) for thing in things]
     if len(texts) > most:
         texts = [*texts[:most], f"{len(texts) - most:,} more"]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+    if not texts:
+        return "none"
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Finished runs whose files cannot be read: what every answer from the rest of the results says of them.
+"""Finished runs whose files cannot be read, and the sentence on them that every answer from the other runs begins with.
 
 An answer without them may be a wrong one, and looks like any other. So whoever reads results hands on what is unread
 (`store.results.Results.unread`), and each answer begins with it: `beginning_with_unread` for a document, `with_unread`
@@ -34,27 +34,29 @@ class Unread(NamedTuple):
 
 
 def unread_sentence(unread: Sequence[Unread]) -> str:
-    """What one results folder's answers lack, what to do, and the first reason; empty where all was read."""
+    """Return what one results folder's answers lack, what to do, and the first reason; empty where all was read."""
     if not unread:
         return ""
-    first, *others = unread
+    first = unread[0]
+    more_files = len(unread) - 1
     of_results = f" of {first.results}" if first.results else ""
-    more = f" (and {counted(len(others), 'more file')}, which vitscale report lists)" if others else ""
+    more = f" (and {counted(more_files, 'more file')}, which vitscale report lists)" if more_files else ""
     return f"Finished runs{of_results} are missing from this answer; {first.remedy}: {first.reason}{more}."
 
 
 def beginning_with_unread(document: Document, unread: Sequence[Unread]) -> Document:
-    """The document of an answer, with a paragraph before it for each results folder of which something is unread."""
-    names = dict.fromkeys(one.results for one in unread)
-    sentences = [unread_sentence([one for one in unread if one.results == name]) for name in names]
-    paragraphs = [Paragraph(sentence, "bad") for sentence in sentences]
+    """Return the document of an answer after a paragraph for each results folder of which something is unread."""
+    unread_by_results: dict[str, list[Unread]] = {}
+    for file in unread:
+        unread_by_results.setdefault(file.results, []).append(file)
+    paragraphs = [Paragraph(unread_sentence(files), "bad") for files in unread_by_results.values()]
     return replace(document, blocks=(*paragraphs, *document.blocks))
 
 
 def with_unread(fields: Mapping[str, Any], unread: Sequence[Unread]) -> dict[str, Any]:
-    """The JSON fields of an answer, after `unread`: an object for each file.
+    """Return the JSON fields of an answer, after `unread`: an object for each file.
 
     `results` is null in it where an answer rests on one folder.
     """
-    files = [one._asdict() | {"results": one.results or None} for one in unread]
-    return {"unread": files, **fields}
+    objects = [file._asdict() | {"results": file.results or None} for file in unread]
+    return {"unread": objects, **fields}

@@ -1,4 +1,4 @@
-"""What a function of `vitscale` returns: a document for readers, fields for programs, both from one object."""
+"""The answer of a function of `vitscale`: a document for readers, fields for programs, both from one object."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ class VerbResult(ABC):
 
     @abstractmethod
     def _answer_document(self) -> Document:
-        """What a reader sees below what is unread."""
+        """The document for readers, without what is unread."""
 
     def fields(self) -> Mapping[str, Any]:
-        """Returns the content of its JSON, without the envelope; where it rests on results, first what is unread."""
+        """Return the content of its JSON, without the envelope; where it rests on results, first what is unread."""
         fields = self._answer_fields()
         return fields if self.unread is None else with_unread(fields, self.unread)
 
     def document(self) -> Document:
-        """Returns what a reader sees; it begins with what is unread, for an answer without it looks like any other."""
+        """Return the document for readers, which begins with what is unread: else it would look like any other."""
         return beginning_with_unread(self._answer_document(), self.unread or ())
 
     def to_json(self) -> str:
-        """Returns the text that the verb prints with `--json`: null stands for what is unavailable."""
+        """Return the text that the verb prints with `--json`: null stands for what is unavailable."""
         from vitscale.present.data import envelope
 
         return envelope(self.verb, self.fields())
 
     def to_markdown(self) -> str:
-        """Returns the document as Markdown; parts that are folded elsewhere are open here."""
+        """Return the document as Markdown; parts that are folded elsewhere are open here."""
         from vitscale.present.markdown import to_markdown
 
         return to_markdown(self.document())
@@ -64,11 +64,11 @@ class VerbResult(ABC):
         return f"<{self.verb}: {self.summary}>"
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows that takes Markdown."""
+        """Return the document for a notebook that takes Markdown."""
         return self.to_markdown()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows that takes HTML: a folded part opens on request."""
+        """Return the document for a notebook that takes HTML: a folded part opens on request."""
         from vitscale.present.html import to_fragment
 
         return to_fragment(self.document())

@@ -1,9 +1,10 @@
-"""Collectives over a range of sizes: how long each takes on this rank, one call right after the other."""
+"""Times collectives over a range of sizes on this rank, calls one right after the other."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -49,81 +50,120 @@ def sweep(
         operations: the operations that are swept.
     """
     ranks = dist.get_world_size(group)
-    room = -_agreed(-_free_bytes(device, sharing), group, device)
+    least_free_bytes = -_highest_of_ranks(-_free_bytes(device, sharing), group, device)
     for operation in operations:
         for size in plan.sizes_bytes:
             elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
             size_bytes = elements * _ELEMENT_BYTES
             # Memory for input and output, and for what the backend copies for itself.
-            if 4 * size_bytes > room:
+            if 4 * size_bytes > least_free_bytes:
                 break
             call = _call(operation, elements, ranks, group, device)
-            once = _agreed(_timed(call, 1, device), group, device)
-            if once < _SHORT_SECONDS:  # the first call was for warm-up, and another one may be disturbed
-                once = _agreed(statistics.median(_timed(call, 1, device) for _ in range(5)), group, device)
-            calls = max(1, min(_MOST_CALLS, int(_BATCH_SECONDS / max(once, 1e-9))))
-            repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(plan.seconds_per_size / max(once * calls, 1e-9))))
+            repetition = _repetition(call, plan, group, device)
             dist.barrier(group)
-            seconds = tuple(_timed(call, calls, device) / calls for _ in range(repeats))
-            yield CollectiveLine(
-                group=name, operation=operation, ranks=ranks, size_bytes=size_bytes, calls=calls, seconds=seconds
+            seconds = tuple(
+                _timed(call, repetition.calls, device) / repetition.calls for _ in range(repetition.repeats)
             )
-            following = next((larger for larger in plan.sizes_bytes if larger > size), size)
+            yield CollectiveLine(
+                group=name,
+                operation=operation,
+                ranks=ranks,
+                size_bytes=size_bytes,
+                calls=repetition.calls,
+                seconds=seconds,
+            )
+            next_size = next((larger for larger in plan.sizes_bytes if larger > size), size)
             # The quickest repeat counts: one call held up by a busy machine must not end the sweep.
-            if _agreed(min(seconds), group, device) * following / size > plan.longest_seconds:
+            if _highest_of_ranks(min(seconds), group, device) * next_size / size > plan.longest_seconds:
                 break
+
+
+class _Repetition(NamedTuple):
+    """How often a collective is called to be timed."""
+
+    calls: int
+    """Calls that are timed together."""
+    repeats: int
+    """How often these are timed."""
+
+
+def _repetition(call: CollectiveCall, plan: SweepPlan, group: dist.ProcessGroup, device: torch.device) -> _Repetition:
+    """Tries a collective, and returns how often to call it; the same on all ranks of `group`, which all try it."""
+    call_seconds = _highest_of_ranks(_timed(call, 1, device), group, device)
+    if call_seconds < _SHORT_SECONDS:  # the first call was for warm-up, and another one may be disturbed
+        median = statistics.median(_timed(call, 1, device) for _ in range(5))
+        call_seconds = _highest_of_ranks(median, group, device)
+    calls = max(1, min(_MOST_CALLS, int(_BATCH_SECONDS / max(call_seconds, 1e-9))))
+    affordable_repeats = int(plan.seconds_per_size / max(call_seconds * calls, 1e-9))
+    return _Repetition(calls, repeats=max(_FEWEST_REPEATS, min(_MOST_REPEATS, affordable_repeats)))
 
 
 def _call(
     operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device
 ) -> CollectiveCall:
-    """One call on `elements` elements in all. Its memory is really mapped; zeros keep sums as they are."""
-    part = elements // ranks
+    """Returns a function that does one collective on fp32 elements, whose buffers it makes here.
+
+    Their memory is really mapped; zeros keep sums as they are.
+
+    Args:
+        operation: what ranks do together.
+        elements: number of elements in all, a multiple of `ranks`.
+        ranks: number of ranks in the group.
+        group: the ranks that take part.
+        device: device of this rank.
+    """
+    elements_of_rank = elements // ranks
 
     def zeros(count: int) -> Tensor:
         return torch.empty(count, device=device).fill_(0.0)  # torch.zeros may map pages without memory behind them
 
     if operation == "all_reduce":
-        whole = zeros(elements)
-        return lambda: dist.all_reduce(whole, group=group)
+        tensor = zeros(elements)
+        return lambda: dist.all_reduce(tensor, group=group)
     if operation == "all_gather":
-        own, gathered = zeros(part), zeros(elements)
-        return lambda: _all_gather(gathered, own, group=group)
+        part = zeros(elements_of_rank)
+        full_tensor = zeros(elements)
+        return lambda: _all_gather(full_tensor, part, group=group)
     if operation == "reduce_scatter":
-        mine, all_of_it = zeros(part), zeros(elements)
-        return lambda: _reduce_scatter(mine, all_of_it, group=group)
-    sent, received = zeros(elements), zeros(elements)
+        part = zeros(elements_of_rank)
+        full_tensor = zeros(elements)
+        return lambda: _reduce_scatter(part, full_tensor, group=group)
+    source = zeros(elements)
+    target = zeros(elements)
     if operation == "send_recv":
-        return lambda: _to_the_next(sent, received, group)
-    return lambda: dist.all_to_all_single(received, sent, group=group)
+        return lambda: _send_to_next_rank(source, target, group)
+    return lambda: dist.all_to_all_single(target, source, group=group)
 
 
-def _to_the_next(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> None:
-    """Each rank sends to the next one, and the last to the first."""
-    ranks, rank = group.size(), group.rank()
-    exchanged = dist.batch_isend_irecv(
+def _send_to_next_rank(source: Tensor, target: Tensor, group: dist.ProcessGroup) -> None:
+    """Sends `source` to the next rank, the last one's to the first, and receives `target` from the previous one."""
+    ranks = group.size()
+    rank = group.rank()
+    transfers = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % ranks),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % ranks),
+            dist.P2POp(dist.isend, source, group=group, group_peer=(rank + 1) % ranks),
+            dist.P2POp(dist.irecv, target, group=group, group_peer=(rank - 1) % ranks),
         ]
     )
-    for work in exchanged:
-        work.wait()
+    for transfer in transfers:
+        transfer.wait()
 
 
 def _timed(call: CollectiveCall, calls: int, device: torch.device) -> float:
-    """Seconds of `calls` calls, one right after the other."""
+    """Returns the seconds that `calls` calls take together, one right after the other."""
     return seconds_of(lambda: [call() for _ in range(calls)], device)
 
 
-def _agreed(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
-    """The largest value of all ranks, so that they make the same number of calls."""
-    box = torch.tensor([value], dtype=torch.float64, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group)
-    return float(box.item())
+def _highest_of_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
+    """Returns the highest value of all ranks, so that they decide alike and make the same number of calls."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group)
+    return float(tensor.item())
 
 
 def _free_bytes(device: torch.device, sharing: int) -> float:
+    """Returns the bytes that this rank may use, where `sharing` ranks share a host's memory."""
     if device.type == "cuda":
-        return _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+        free_bytes, _total_bytes = torch.cuda.mem_get_info(device)
+        return _MEMORY_SHARE * free_bytes
     return _MEMORY_SHARE * float(psutil.virtual_memory().available) / sharing

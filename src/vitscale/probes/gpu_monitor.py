@@ -1,13 +1,14 @@
-"""A rank's GPU during training: load, clock, temperature, power and throttling, as NVML tells them once a second."""
+"""Watches a rank's GPU during training: load, clock, temperature, power and throttling, by NVML, once a second."""
 
 from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -32,18 +33,20 @@ _CLOCKS_SET = 0x002 | 0x100
 
 
 class GpuMonitor:
-    """Watches one GPU from `begin` to `end`, any number of times. This class watches nothing: it stands in where there
-    is no GPU, or no way to ask it."""
+    """Watches one GPU from `begin` to `end`, any number of times.
+
+    This class watches nothing: it stands in where there is no GPU, or no way to ask it.
+    """
 
     def __init__(self, reason: str | None) -> None:
         self.reason = reason
-        """Why `end` told nothing; None where it told something."""
+        """Why the latest `end` returned None; None where it returned samples."""
 
     def begin(self) -> None:
         """Begins to watch."""
 
     def end(self) -> GpuSamples | None:
-        """Ends watching; returns what was seen since `begin`, None where nothing was."""
+        """Ends watching; returns the figures of the samples since `begin`, None where there are none."""
         return None
 
     def close(self) -> None:
@@ -52,7 +55,7 @@ class GpuMonitor:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One look at a GPU; a value is None where the GPU does not tell it."""
+    """Values of a GPU at one moment; None where the GPU does not report it."""
 
     utilisation: float | None
     sm_clock_mhz: int | None
@@ -62,16 +65,22 @@ class GpuReading:
 
 
 class NvmlMonitor(GpuMonitor):
-    """Asks NVML about one GPU, once a second. It tells nothing of less than a second, as the GPU is idle at its end."""
+    """Asks NVML about one GPU, in a thread of its own.
+
+    The first sample is taken a second after `begin`, and none at `end`, where the GPU is idle: a shorter time has none.
+    """
 
     def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
         """`nvml` is the module pynvml, initialised; `handle` is the GPU's."""
-        super().__init__(None)
-        self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
+        super().__init__(reason=None)
+        self._nvml = nvml
+        self._handle = handle
+        self._seconds = seconds_between_samples
         self._samples: list[GpuReading] = []
-        self._watching = self._closed = False
+        self._watching = False
+        self._closed = False
         self._span = 0
-        """Number of beginnings and ends so far: a look during which it changes belongs to no epoch."""
+        """Number of beginnings and ends so far: a sample during which it changes belongs to no stretch."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
         self._thread.start()
@@ -79,14 +88,16 @@ class NvmlMonitor(GpuMonitor):
     @override
     def begin(self) -> None:
         with self._changed:
-            self._samples, self._watching = [], True
+            self._samples = []
+            self._watching = True
             self._span += 1
             self._changed.notify()
 
     @override
     def end(self) -> GpuSamples | None:
         with self._changed:
-            samples, self._watching = self._samples, False
+            samples = self._samples
+            self._watching = False
             self._span += 1
             self._changed.notify()
         self.reason = None if samples else f"NVML is asked every {self._seconds:g} s, and this was over before"
@@ -101,7 +112,8 @@ class NvmlMonitor(GpuMonitor):
 
     def look(self) -> GpuReading:
         """Asks for all values once."""
-        nvml, handle = self._nvml, self._handle
+        nvml = self._nvml
+        handle = self._handle
         utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return GpuReading(
@@ -120,7 +132,7 @@ class NvmlMonitor(GpuMonitor):
         )
 
     def _ask(self, *ways: Callable[[], int]) -> int | None:
-        """The answer to the first of these ways that this GPU and driver answer; None where they answer none."""
+        """Returns the answer of the first of these calls that this GPU and driver know; None where they know none."""
         for way in ways:
             try:
                 return int(way())
@@ -129,6 +141,7 @@ class NvmlMonitor(GpuMonitor):
         return None
 
     def _watch(self) -> None:
+        """Takes a sample a second while the GPU is watched, until `close`."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._watching or self._closed)
@@ -144,11 +157,17 @@ class NvmlMonitor(GpuMonitor):
                     self._samples.append(sample)
 
     def _is_over(self, span: int) -> bool:
+        """Whether there is nothing more to wait for in this span."""
         return self._span != span or self._closed
 
 
 def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
-    """The monitor of the GPU with `uuid` (as NVML writes it, "GPU-..."); for None the rank computes on the host."""
+    """Returns the monitor of a GPU.
+
+    Args:
+        uuid: the GPU's, as NVML writes it ("GPU-..."); None: the rank computes on the host.
+        seconds_between_samples: time from one sample to the next.
+    """
     if uuid is None:
         return GpuMonitor("the rank computes on the host")
     try:
@@ -164,41 +183,78 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
 
 
 def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
-    """The figures over some samples; None where none of them holds anything."""
-    if not any(value is not None for sample in samples for value in vars(sample).values()):
+    """Returns the figures over some samples; None where none of them holds anything."""
+    if not any(_holds_anything(sample) for sample in samples):
         return None
-
-    def told(name: str) -> list[Any]:
-        return [value for sample in samples if (value := getattr(sample, name)) is not None]
-
-    utilisations, clocks, powers = told("utilisation"), told("sm_clock_mhz"), told("power_watts")
-    throttles = [throttling(bits) for bits in told("throttle_bits")]
-    # A GPU that is mostly held back is still slow in the moments in which it is not.
-    unheld = [
-        sample.sm_clock_mhz
-        for sample in samples
-        if sample.sm_clock_mhz and sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
-        if 2 * sum(map(bool, throttles)) <= len(throttles)
-    ]
-    slowed = [[name for name in names if name not in GPU_LIMITS] for names in throttles]
-    limited = [[name for name in names if name in GPU_LIMITS] for names in throttles]
+    utilisations = _known(sample.utilisation for sample in samples)
+    clocks = _known(sample.sm_clock_mhz for sample in samples)
+    temperatures = _known(sample.temperature_celsius for sample in samples)
+    powers = _known(sample.power_watts for sample in samples)
+    reasons_by_sample = [throttling(bits) for bits in _known(sample.throttle_bits for sample in samples)]
+    faults_by_sample = [[name for name in reasons if name not in GPU_LIMITS] for reasons in reasons_by_sample]
+    limits_by_sample = [[name for name in reasons if name in GPU_LIMITS] for reasons in reasons_by_sample]
     return GpuSamples(
         samples=len(samples),
         utilisation=statistics.fmean(utilisations) if utilisations else None,
         sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
-        unheld_sm_clock_mhz=max(unheld, default=None),
-        temperature_celsius_max=max(told("temperature_celsius"), default=None),
+        unheld_sm_clock_mhz=_highest_unheld_clock(samples, reasons_by_sample),
+        temperature_celsius_max=max(temperatures, default=None),
         power_watts_mean=statistics.fmean(powers) if powers else None,
-        throttle_reasons=tuple(dict.fromkeys(name for names in slowed for name in names)),
-        throttled_share=sum(map(bool, slowed)) / len(slowed) if slowed else None,
-        limits=tuple(dict.fromkeys(name for names in limited for name in names)) if limited else None,
-        limited_share=sum(map(bool, limited)) / len(limited) if limited else None,
+        throttle_reasons=_distinct(faults_by_sample),
+        throttled_share=_share_with_any(faults_by_sample),
+        limits=_distinct(limits_by_sample) if limits_by_sample else None,
+        limited_share=_share_with_any(limits_by_sample),
     )
 
 
+def _holds_anything(sample: GpuReading) -> bool:
+    return any(value is not None for value in vars(sample).values())
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _known(values: Iterable[_Number | None]) -> list[_Number]:
+    """Returns the values without None."""
+    return [value for value in values if value is not None]
+
+
+def _highest_unheld_clock(samples: Sequence[GpuReading], reasons_by_sample: Sequence[Sequence[str]]) -> int | None:
+    """Returns the highest clock in MHz of samples in which nothing held the GPU back, and in which it was not idle.
+
+    None where there are none, or where most samples were held back: the GPU is still slow in the moments between.
+    """
+    held_back = sum(1 for reasons in reasons_by_sample if reasons)
+    if 2 * held_back > len(reasons_by_sample):
+        return None
+    clocks = [sample.sm_clock_mhz for sample in samples if _is_unheld(sample) and sample.sm_clock_mhz]
+    return max(clocks, default=None)
+
+
+def _is_unheld(sample: GpuReading) -> bool:
+    """Whether it is known that a GPU was neither held back nor idle; clocks set by the user are its usual ones."""
+    return sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
+
+
+def _distinct(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Returns each name once, in the order of their first samples."""
+    return tuple(dict.fromkeys(chain.from_iterable(names_by_sample)))
+
+
+def _share_with_any(names_by_sample: Sequence[Sequence[str]]) -> float | None:
+    """Returns the share of samples that have a name; None without samples."""
+    if not names_by_sample:
+        return None
+    return sum(1 for names in names_by_sample if names) / len(names_by_sample)
+
+
 def throttling(bits: int) -> tuple[str, ...]:
-    """Names of the reasons in NVML's bits that slow the clocks; those unknown here by their number."""
-    known = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
-    unknown = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
-    return (*known, *(f"reason {1 << at:#x}" for at in range(unknown.bit_length()) if unknown >> at & 1))
+    """Returns names of the reasons in NVML's bits that slow the clocks; an unknown one as "reason 0x1000"."""
+    names = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+    unknown_bits = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
+    for position in range(unknown_bits.bit_length()):
+        bit = 1 << position
+        if unknown_bits & bit:
+            names.append(f"reason {bit:#x}")
+    return tuple(names)

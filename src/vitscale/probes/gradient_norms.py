@@ -1,4 +1,4 @@
-"""Squared norms of the gradients of one micro-batch and of a whole step, for the gradient noise scale."""
+"""Measures squared norms of the gradients of one micro-batch and of a whole step, for the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MicroBatchNorms:
 
     def __enter__(self) -> Self:
         self._squares.clear()
-        self._handles = [parameter.register_hook(self._see) for parameter in self._parameters]
+        self._handles = [parameter.register_hook(self._add_gradient) for parameter in self._parameters]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,22 +41,22 @@ class MicroBatchNorms:
                 parameter._backward_hooks = None
 
     def total(self) -> float:
-        """Sum over all micro-batches seen; nan where there was none. Waits for the device."""
+        """Returns the sum over all micro-batches since `__enter__`; nan where there was none. Waits for the device."""
         return _total(self._squares)
 
-    def _see(self, gradient: Tensor) -> None:
+    def _add_gradient(self, gradient: Tensor) -> None:
         self._squares.append(_squared_norm(gradient))
 
 
 def squared_norm(gradients: Iterable[Tensor | None]) -> float:
-    """Squared L2 norm of all gradients as one vector; nan where there is none. Waits for the device."""
+    """Returns the squared L2 norm of all gradients as one vector; nan where there is none. Waits for the device."""
     return _total([_squared_norm(gradient) for gradient in gradients if gradient is not None])
 
 
 def gradient_line(
     step: int, *, images: int, own_images: Sequence[int], world_size: int, unreduced: float, reduced: float
 ) -> GradientLine:
-    """The record of a step's norms, for gradients that are means over their images.
+    """Returns the record of a step's norms, for gradients that are means over their images.
 
     Backward starts from the sum of a micro-batch's losses times N / R (`slot_loss` / A), with N = `world_size` and R =
     `images`. So of a micro-batch of n images a hook sees the mean gradient times n N / R: the mean of the squared norms
@@ -66,24 +66,30 @@ def gradient_line(
         step: its number.
         images: real images of the step, over all ranks and micro-steps.
         own_images: real images of each of this rank's micro-steps.
-        world_size: ranks.
+        world_size: number of ranks.
         unreduced: `MicroBatchNorms.total` of the step.
         reduced: the squared norm of the gradient that the optimizer got.
     """
-    reason = None
-    if 0 in own_images or len(set(own_images)) > 1:
-        reason = "the step holds padding: its gradients are not of equally many images"
-    if reason is None and not (math.isfinite(unreduced) and math.isfinite(reduced)):
-        reason = "the gradient was not finite"
-    own = max(1, own_images[0])
+    reason = _why_no_norms(own_images, unreduced, reduced)
+    small_images = max(1, own_images[0])
+    small_norm = unreduced * (images / (small_images * world_size)) ** 2 / len(own_images)
     return GradientLine(
         step=step,
-        small_images=own,
-        small_squared_norm=None if reason else unreduced * (images / (own * world_size)) ** 2 / len(own_images),
+        small_images=small_images,
+        small_squared_norm=None if reason else small_norm,
         big_images=images,
         big_squared_norm=None if reason else reduced,
         reason=reason,
     )
+
+
+def _why_no_norms(own_images: Sequence[int], unreduced: float, reduced: float) -> str | None:
+    """Returns why the norms of a step say nothing of its gradients' noise; None where they do."""
+    if 0 in own_images or len(set(own_images)) > 1:
+        return "the step holds padding: its gradients are not of equally many images"
+    if not (math.isfinite(unreduced) and math.isfinite(reduced)):
+        return "the gradient was not finite"
+    return None
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:

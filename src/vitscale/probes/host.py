@@ -1,5 +1,5 @@
-"""What a host has besides its processors: the disk that holds the results (its room, how long a record takes to be safe
-on it, whether all hosts see it), and the network interfaces that the kernel reports."""
+"""Reads a host's network interfaces, and tries the disk that holds the results: its room, how long a record takes to be
+safe on it, and whether all hosts see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
@@ -21,13 +21,26 @@ _RECORD_BYTES = 300
 _RECORDS = 20
 
 
+class RecordTimes(NamedTuple):
+    """How long records took to be safe on a disk."""
+
+    record_bytes: int
+    """Size of each record."""
+    seconds: tuple[float, ...]
+    """Seconds of each append with fsync."""
+
+
 def free_bytes(folder: Path) -> int:
-    """Bytes free for this user on the disk of `folder`."""
+    """Returns the bytes free for this user on the disk of `folder`."""
     return shutil.disk_usage(folder).free
 
 
-def record_seconds(folder: Path, rank: int) -> tuple[int, tuple[float, ...]]:
-    """(bytes of a record, seconds of each append with fsync), to a file of this rank that is removed afterwards."""
+def record_seconds(folder: Path, rank: int) -> RecordTimes:
+    """Appends records to a file of this rank, which is removed afterwards, and times each.
+
+    Raises:
+        OSError: the disk does not take them.
+    """
     path = folder / f".probe-{rank}"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     line = b"x" * (_RECORD_BYTES - 1) + b"\n"
@@ -41,7 +54,7 @@ def record_seconds(folder: Path, rank: int) -> tuple[int, tuple[float, ...]]:
     finally:
         os.close(file)
         path.unlink(missing_ok=True)
-    return _RECORD_BYTES, tuple(seconds)
+    return RecordTimes(_RECORD_BYTES, tuple(seconds))
 
 
 def show(folder: Path, text: str) -> None:
@@ -52,7 +65,7 @@ def show(folder: Path, text: str) -> None:
 
 
 def seen_after(folder: Path, text: str, seconds: float) -> float | None:
-    """Seconds until the file is there with `text` in it; None: not within `seconds`. Called by the other ranks."""
+    """Waits for the file with `text` in it, and returns how long; None: not within `seconds`. Called by other ranks."""
     began = time.perf_counter()
     while (waited := time.perf_counter() - began) < seconds:
         try:
@@ -69,7 +82,11 @@ _KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet
 
 
 def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
-    """All interfaces by name; a value is None where the kernel does not tell it."""
+    """Returns all interfaces, sorted by name; a value is None where the kernel does not report it.
+
+    Args:
+        folder: the kernel's folder of interfaces. Where it cannot be read, those with an address are returned.
+    """
     addresses = psutil.net_if_addrs()
     try:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -79,22 +96,47 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
 
 
 def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
-    kind = kernel_text(folder / "type") or ""
-    # The loopback interface and many tunnels are "unknown" while they work; there the flag IFF_UP counts.
-    state, flags = kernel_text(folder / "operstate"), kernel_text(folder / "flags") or "0"
-    speed = kernel_text(folder / "speed") or ""
-    # The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads; -1 stands for unknown.
-    is_real = (folder / "device").exists() or (folder / "bonding").exists()
+    """Returns one interface, from its folder of the kernel's."""
     return Interface(
         name=folder.name,
-        kind=_KINDS.get(int(kind), "other") if kind.isdigit() else "other",
-        up=state == "up" or (state == "unknown" and _is_up(flags)),
-        speed_mbit=int(speed) if is_real and speed.isdigit() and 0 < int(speed) < 2**31 else None,
+        kind=_kind(folder),
+        up=_is_up(folder),
+        speed_mbit=_speed_mbit(folder),
         addresses=addresses,
     )
 
 
-def _is_up(flags: str) -> bool:
+def _kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"]:
+    number = kernel_text(folder / "type") or ""
+    if not number.isdigit():
+        return "other"
+    return _KINDS.get(int(number), "other")
+
+
+def _is_up(folder: Path) -> bool:
+    """Whether an interface works. The loopback interface and many tunnels are "unknown" while they do; there the flag
+    IFF_UP counts."""
+    state = kernel_text(folder / "operstate")
+    if state == "unknown":
+        return _has_up_flag(kernel_text(folder / "flags") or "0")
+    return state == "up"
+
+
+def _speed_mbit(folder: Path) -> int | None:
+    """Returns the speed of an interface that has hardware of its own; None where it is unknown, or -1 for that.
+
+    The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads.
+    """
+    is_real = (folder / "device").exists() or (folder / "bonding").exists()
+    text = kernel_text(folder / "speed") or ""
+    if not is_real or not text.isdigit():
+        return None
+    speed = int(text)
+    return speed if 0 < speed < 2**31 else None
+
+
+def _has_up_flag(flags: str) -> bool:
+    """Whether hexadecimal flags, as "0x1003", have IFF_UP."""
     try:
         return bool(int(flags, 16) & 1)
     except ValueError:
@@ -102,19 +144,26 @@ def _is_up(flags: str) -> bool:
 
 
 def _addresses(addresses: Sequence[Any]) -> tuple[str, ...]:
-    four = [address for address in addresses if address.family == socket.AF_INET]
-    six = [address.address.partition("%")[0] for address in addresses if address.family == socket.AF_INET6]
-    with_prefix = []
-    for v4 in four:
-        try:
-            with_prefix.append(str(ipaddress.IPv4Interface(f"{v4.address}/{v4.netmask or '255.255.255.255'}")))
-        except ValueError:
-            with_prefix.append(v4.address)
-    return (*with_prefix, *six)
+    """Returns the IPv4 addresses with their prefixes ("10.0.0.2/24"), then those of IPv6 without.
+
+    Args:
+        addresses: those of one interface, as psutil gives them.
+    """
+    ipv4 = [_with_prefix(address) for address in addresses if address.family == socket.AF_INET]
+    ipv6 = [address.address.partition("%")[0] for address in addresses if address.family == socket.AF_INET6]
+    return (*ipv4, *ipv6)
+
+
+def _with_prefix(address: Any) -> str:
+    netmask = address.netmask or "255.255.255.255"
+    try:
+        return str(ipaddress.IPv4Interface(f"{address.address}/{netmask}"))
+    except ValueError:
+        return str(address.address)
 
 
 def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[InfinibandPort, ...]:
-    """The ports of all InfiniBand and RoCE adapters; empty where there is none."""
+    """Returns the ports of all InfiniBand and RoCE adapters; empty where there is none."""
     return tuple(
         InfinibandPort(
             name=f"{port.parent.parent.name}:{port.name}",
@@ -126,7 +175,7 @@ def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[Infi
 
 
 def hostname_addresses() -> tuple[str, ...]:
-    """Addresses of the host's own name, in the resolver's order; gloo listens on the first by default."""
+    """Returns the addresses of the host's own name, in the resolver's order; gloo listens on the first by default."""
     try:
         answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -135,7 +184,7 @@ def hostname_addresses() -> tuple[str, ...]:
 
 
 def kernel_text(path: Path) -> str | None:
-    """Text of a kernel's file; None where there is none or it is empty."""
+    """Returns the text of a kernel's file; None where there is none or it is empty."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip() or None
     except OSError:

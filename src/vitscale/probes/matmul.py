@@ -1,5 +1,5 @@
-"""How fast a rank computes: the matrix-multiply rate that its device really reaches in the trial's arithmetic; and a
-fixed piece of training, repeated, which shows which rank is slow."""
+"""Measures how fast a rank computes: the matrix-multiply rate that its device really reaches in the trial's arithmetic,
+and the rate of a fixed piece of training, which shows which rank is slow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,25 +36,35 @@ Product = Callable[[int], float]
 
 
 def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | None:
-    """The rate of square products on `device`, once its clocks have settled; None where not even the smallest fits.
+    """Measures the rate of square products on `device`, once its clocks have settled; None where not even the smallest
+    fits in its memory.
 
     Called on all ranks at once: what ranks take from each other in training they take from each other here.
     """
-    kind, products = device.type, _Products(device, _DTYPES[precision])
-    settling = _SETTLING_SECONDS[kind]
-    best = best_rate(products, _LARGEST[kind], _LONG_ENOUGH_SECONDS[kind], settling_seconds=settling)
-    if best is None:
+    kind = device.type
+    products = _Products(device, _DTYPES[precision])
+    rate = best_rate(products, _LARGEST[kind], _LONG_ENOUGH_SECONDS[kind], settling_seconds=_SETTLING_SECONDS[kind])
+    if rate is None:
         return None
-    size, flops_per_second = best
-    return MatmulLine(dtype=arithmetic(device, precision), size=size, flops_per_second=flops_per_second)
+    return MatmulLine(dtype=arithmetic(device, precision), size=rate.size, flops_per_second=rate.flops_per_second)
 
 
 def arithmetic(device: torch.device, precision: Precision) -> str:
-    """The arithmetic in which matrices of `precision` are multiplied: bf16, fp16, fp32, or tf32 if allowed."""
+    """Returns the arithmetic in which matrices of `precision` are multiplied: bf16, fp16, fp32, or tf32 if allowed."""
     name = "bf16" if precision == "bf16-params" else precision
+    if device.type != "cuda" or name != "fp32":
+        return name
     # NVIDIA's libraries obey it whatever a program sets: "0" forbids TF32, another number demands it.
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
-    return "tf32" if device.type == "cuda" and name == "fp32" and products_in_tf32(override) else name
+    return "tf32" if products_in_tf32(override) else "fp32"
+
+
+class MatmulRate(NamedTuple):
+    """The rate of square products of one size."""
+
+    size: int
+    """Rows of each matrix."""
+    flops_per_second: float
 
 
 def best_rate(
@@ -64,44 +74,61 @@ def best_rate(
     *,
     settling_seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[int, float] | None:
-    """(size, FLOP/s) of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
+) -> MatmulRate | None:
+    """Returns the rate of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
 
     The size doubles, up to `largest`, until one product takes `long_enough_seconds`. What is left of `_SECONDS`, but
-    three products at least, goes into that size. A size's first product does not count: libraries choose their kernel
-    then.
+    three products at least, goes into that size.
+
+    Args:
+        product: multiplies two matrices of a size.
+        largest: the largest size to try.
+        long_enough_seconds: seconds of a product that is large enough.
+        settling_seconds: time to compute before the rate is measured, until clocks have settled.
+        clock: returns the time in seconds.
     """
     began = clock()
-    size = _SMALLEST
-    fits: int | None = None
-    while True:
-        try:
-            product(size)
-            took = min(product(size), product(size))  # either may have been disturbed by other processes
-        except torch.OutOfMemoryError:
-            break
-        fits = size
-        if took >= long_enough_seconds or 2 * size > largest:
-            break
-        size *= 2
-    if fits is None:
+    size = _large_enough_size(product, largest, long_enough_seconds)
+    if size is None:
         return None
     end = clock() + settling_seconds
     while clock() < end:
-        product(fits)
+        product(size)
     began += settling_seconds
     times: list[float] = []
     while len(times) < _FEWEST or clock() - began < _SECONDS:
-        times.append(product(fits))
+        times.append(product(size))
     # Settled clocks still vary, so the median is what lasts. On a processor other processes can only slow it down.
-    return fits, 2 * fits**3 / (statistics.median(times) if settling_seconds else min(times))
+    seconds = statistics.median(times) if settling_seconds else min(times)
+    return MatmulRate(size, flops_per_second=2 * size**3 / seconds)
+
+
+def _large_enough_size(product: Product, largest: int, long_enough_seconds: float) -> int | None:
+    """Doubles the size, up to `largest`, until one product takes long enough; returns the last that fits in memory.
+
+    A size's first product does not count: libraries choose their kernel then.
+    """
+    size = _SMALLEST
+    fitting: int | None = None
+    while fitting is None or size <= largest:
+        try:
+            product(size)
+            seconds = min(product(size), product(size))  # either may have been disturbed by other processes
+        except torch.OutOfMemoryError:
+            return fitting
+        fitting = size
+        if seconds >= long_enough_seconds:
+            return fitting
+        size *= 2
+    return fitting
 
 
 class _Products:
     """Multiplies random matrices: on zeros a GPU is faster, because they take less power."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self._matrices: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, size: int) -> float:
@@ -113,9 +140,10 @@ class _Products:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a device takes for what `work` starts on it."""
+    """Returns the seconds that a device takes for what `work` starts on it."""
     if device.type == "cuda":
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began = torch.cuda.Event(enable_timing=True)
+        ended = torch.cuda.Event(enable_timing=True)
         began.record()
         work()
         ended.record()
@@ -126,8 +154,20 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-# (images, tokens, width, heads) of one transformer block: a piece takes milliseconds on either device.
-_SHAPES: dict[DeviceName, tuple[int, int, int, int]] = {"cpu": (4, 65, 192, 3), "cuda": (64, 197, 768, 12)}
+class _BlockShape(NamedTuple):
+    """A transformer block, and the size of its input."""
+
+    images: int
+    tokens: int
+    width: int
+    heads: int
+
+
+# A piece takes milliseconds on either device.
+_SHAPES: dict[DeviceName, _BlockShape] = {
+    "cpu": _BlockShape(images=4, tokens=65, width=192, heads=3),
+    "cuda": _BlockShape(images=64, tokens=197, width=768, heads=12),
+}
 
 
 def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: GpuMonitor) -> ComputeLine:
@@ -136,12 +176,18 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
     A repeat lasts much longer than the CPU controller's period (0.1 s): a rank with a quota computes at full speed at
     its beginning, and then not at all.
     """
-    kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
-    images, tokens, width, heads = _SHAPES[kind]
+    shape = _SHAPES["cuda" if device.type == "cuda" else "cpu"]
     block = nn.TransformerEncoderLayer(
-        width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, device=device
+        shape.width,
+        shape.heads,
+        dim_feedforward=4 * shape.width,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=True,
+        device=device,
     )
-    inputs = torch.randn(images, tokens, width, device=device)
+    inputs = torch.randn(shape.images, shape.tokens, shape.width, device=device)
 
     def piece() -> None:
         block(inputs).sum().backward()
@@ -150,29 +196,39 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
     for _ in range(3):
         piece()
     monitor.begin()
-    throttled = cpu_throttled_seconds()
-    began, worked = time.perf_counter(), time.process_time()
+    throttled_before = cpu_throttled_seconds()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     rates = tuple(_rate(piece, seconds) for _ in range(repeats))
-    lasted, worked = time.perf_counter() - began, time.process_time() - worked
-    after = cpu_throttled_seconds()
+    wall_seconds = time.perf_counter() - began
+    cpu_seconds = time.process_time() - cpu_began
+    throttled_after = cpu_throttled_seconds()
+    throttled_share: float | None = None
+    if throttled_before is not None and throttled_after is not None:
+        throttled_share = max(0.0, throttled_after - throttled_before) / wall_seconds
     return ComputeLine(
-        work=f"forward and backward of a block of width {width}, {tokens} tokens, {images} images, fp32",
+        work=(
+            f"forward and backward of a block of width {shape.width}, {shape.tokens} tokens, {shape.images} images, "
+            "fp32"
+        ),
         pieces_per_second=rates,
-        cpu_throttled_share=None if throttled is None or after is None else max(0.0, after - throttled) / lasted,
-        cpu_share=worked / lasted,
+        cpu_throttled_share=throttled_share,
+        cpu_share=cpu_seconds / wall_seconds,
         gpu=monitor.end(),
         gpu_reason=monitor.reason,
     )
 
 
 def _rate(piece: Callable[[], None], seconds: float) -> float:
-    began = now = time.perf_counter()
-    done = 0
-    while now - began < seconds:
+    """Returns how many pieces a second are done, over `seconds` at least."""
+    began = time.perf_counter()
+    ended = began
+    pieces = 0
+    while ended - began < seconds:
         piece()
-        done += 1
-        now = time.perf_counter()
-    return done / (now - began)
+        pieces += 1
+        ended = time.perf_counter()
+    return pieces / (ended - began)
 
 
 def forbid_tf32() -> None:
@@ -183,45 +239,53 @@ def forbid_tf32() -> None:
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    for backend in (torch.backends.cuda.matmul, *map(_of_cudnn, ("conv", "rnn"))):
+    for backend in (torch.backends.cuda.matmul, _cudnn_backend("conv"), _cudnn_backend("rnn")):
         if getattr(backend, "fp32_precision", "none") == "tf32":
             backend.fp32_precision = "ieee"
 
 
 def tf32_allowed(override: str | None) -> bool | None:
-    """Whether matrix products or convolutions may use TF32; None where torch does not tell.
+    """Whether matrix products or convolutions may use TF32; None where torch does not say.
 
     Args:
         override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
     """
     cudnn = torch.backends.cudnn
-    convolutions = _allowed(override, [_of_cudnn("conv"), cudnn], lambda: cudnn.allow_tf32)
-    told = (products_in_tf32(override), convolutions)
-    return True if True in told else None if None in told else False
+    convolutions = _allows_tf32(override, [_cudnn_backend("conv"), cudnn], lambda: cudnn.allow_tf32)
+    answers = (products_in_tf32(override), convolutions)
+    if True in answers:
+        return True
+    return None if None in answers else False
 
 
 def products_in_tf32(override: str | None) -> bool | None:
-    """The same of matrix products alone."""
+    """Whether matrix products may use TF32; see `tf32_allowed`."""
     matmul = torch.backends.cuda.matmul
-    return _allowed(override, [matmul], lambda: matmul.allow_tf32)
+    return _allows_tf32(override, [matmul], lambda: matmul.allow_tf32)
 
 
-def _of_cudnn(part: str) -> Any:
+def _cudnn_backend(part: str) -> Any:
+    """Returns cuDNN's settings of "conv" or "rnn"; None where this torch has none apart."""
     return getattr(torch.backends.cudnn, part, None)
 
 
-def _allowed(override: str | None, backends: Sequence[Any], earlier: Callable[[], bool]) -> bool | None:
-    """Obeys `override`, else the first of these backends, or torch as a whole, that names a precision, else `earlier`.
+def _allows_tf32(override: str | None, backends: Sequence[Any], earlier_setting: Callable[[], bool]) -> bool | None:
+    """Returns whether TF32 is allowed, by the first of these that says so; None where none does.
 
     Once a program has used the present settings, torch's getters of the earlier ones may raise (torch 2.9 and later).
+
+    Args:
+        override: NVIDIA_TF32_OVERRIDE.
+        backends: the settings that may name a precision, before those of torch as a whole.
+        earlier_setting: reads torch's earlier setting.
     """
     if override and override.strip():
         return override.strip() != "0"
-    named = (getattr(backend, "fp32_precision", "none") for backend in (*backends, torch.backends))
-    precision = next((name for name in named if name != "none"), None)
-    if precision is not None:
-        return str(precision) == "tf32"
+    for backend in (*backends, torch.backends):
+        precision = getattr(backend, "fp32_precision", "none")
+        if precision != "none":
+            return str(precision) == "tf32"
     try:
-        return earlier()
+        return earlier_setting()
     except RuntimeError:
         return None

@@ -1,8 +1,8 @@
-"""What one rank uses: its memory, and in each epoch's longest stretch of timed steps processor time, GPU and energy.
+"""Measures what one rank uses: its memory, and over a stretch of timed steps its processor time, GPU and energy.
 
-Energy is told by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
+Energy is read by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
 
-Nothing is asked between timed steps; a thread of its own asks NVML once a second.
+No counter is read between timed steps; a thread of its own asks NVML once a second.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _SECONDS_BETWEEN_READINGS = 20.0
 
 
 class EnergyMeter:
-    """Measures energy from `begin` to `end`, any number of times. This class measures nothing: it stands in where
-    nothing can be measured, or where another rank measures."""
+    """Measures energy from `begin` to `end`, any number of times.
+
+    This class measures nothing: it stands in where nothing can be measured, or where another rank measures.
+    """
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -47,7 +49,7 @@ class EnergyMeter:
         """Begins to measure."""
 
     def end(self) -> EnergyReading:
-        """Energy used since `begin`, or why it is unknown."""
+        """Returns the energy used since `begin`, or why it is unknown."""
         return EnergyReading(joules=None, source=None, reason=self._reason)
 
     def close(self) -> None:
@@ -63,7 +65,7 @@ class Counter:
 
 
 class CounterMeter(EnergyMeter):
-    """The sum of some counters, each read so often that none wraps around twice unseen."""
+    """Measures by counters, whose sum it reports; each is read so often that none wraps around twice unseen."""
 
     def __init__(
         self,
@@ -72,10 +74,21 @@ class CounterMeter(EnergyMeter):
         devices: tuple[str, ...],
         seconds_between_readings: float = _SECONDS_BETWEEN_READINGS,
     ) -> None:
-        self._counters, self._source, self._devices = counters, source, devices
+        """Starts a thread of its own if a counter wraps around.
+
+        Args:
+            counters: the counters.
+            source: names them, for the record.
+            devices: the devices that they count, so that no device is counted twice.
+            seconds_between_readings: time from one reading to the next.
+        """
+        self._counters = counters
+        self._source = source
+        self._devices = devices
         self._seconds = seconds_between_readings
         self._lock = threading.Lock()
         self._last: list[float] = []
+        """Latest reading of each counter; empty outside `begin` and `end`."""
         self._joules = 0.0
         self._failure: str | None = None
         self._closed = threading.Event()
@@ -87,19 +100,22 @@ class CounterMeter(EnergyMeter):
     @override
     def begin(self) -> None:
         with self._lock:
-            self._last, self._joules, self._failure = [], 0.0, None
+            self._last = []
+            self._joules = 0.0
+            self._failure = None
             self._advance()
 
     @override
     def end(self) -> EnergyReading:
         with self._lock:
             self._advance()
-            joules, failure = self._joules, self._failure
+            joules = self._joules
+            failure = self._failure
             self._last = []
         if failure is None and joules == 0:
             failure = "the counter of energy did not move: it is updated every 20 to 100 ms"
-        told = joules if failure is None else None
-        return EnergyReading(joules=told, source=self._source, reason=failure, devices=self._devices)
+        known_joules = joules if failure is None else None
+        return EnergyReading(joules=known_joules, source=self._source, reason=failure, devices=self._devices)
 
     @override
     def close(self) -> None:
@@ -108,6 +124,7 @@ class CounterMeter(EnergyMeter):
             self._thread.join()
 
     def _keep_up(self) -> None:
+        """Reads the counters from time to time, until `close`."""
         while not self._closed.wait(self._seconds):
             with self._lock:
                 if self._last:
@@ -116,27 +133,27 @@ class CounterMeter(EnergyMeter):
     def _advance(self) -> None:
         """Reads all counters and adds what they gained since the last reading."""
         try:
-            now = [counter.read_joules() for counter in self._counters]
+            readings = [counter.read_joules() for counter in self._counters]
         except Exception as error:  # zeus lets through whatever its libraries raise
             self._failure = _reason(error)
             return
-        for counter, before, after in zip(self._counters, self._last or now, now, strict=True):
+        for counter, before, after in zip(self._counters, self._last or readings, readings, strict=True):
             gained = after - before
-            if gained < 0 and counter.range_joules is not None:
+            if gained < 0 and counter.range_joules is not None:  # it has wrapped around
                 gained += counter.range_joules
             if gained < 0:
                 self._failure = "the counter went back"
             self._joules += gained
-        self._last = now
+        self._last = readings
 
 
 def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMeter:
-    """The energy meter of one rank.
+    """Returns the energy meter of one rank.
 
     Args:
         gpu_uuid: UUID of the GPU that it computes on; None: it computes on the host.
         local_rank: on a host, RAPL is read by local rank 0 alone.
-        host: what names this machine among all of a run.
+        host: name of this machine, another one for each machine of a run.
     """
     try:
         if gpu_uuid is not None:
@@ -153,6 +170,7 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
+    """Returns the meter of a GPU, by NVML's name of it. Raises whatever zeus and NVML raise."""
     if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
         return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
     _import_quietly()
@@ -168,6 +186,7 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
 
 
 def _rapl_meter(host: str) -> EnergyMeter:
+    """Returns the meter of a host's processors and, where they count it, their memory. Raises whatever zeus raises."""
     _import_quietly()
     from zeus.device.cpu.rapl import RAPLCPUs, ZeusdRAPLCPU
 
@@ -215,7 +234,10 @@ def _package_and_memory_mj(cpu: Any) -> float:
 
 
 def _import_quietly() -> None:
-    """Imports zeus's devices in a tenth of a second. Its monitors, which load pandas for a second, are not needed."""
+    """Imports zeus's devices, without its log.
+
+    That takes a tenth of a second. Its monitors, which load pandas for a second, are not needed.
+    """
     logging.getLogger("zeus").setLevel(logging.CRITICAL)
     import zeus.device  # noqa: F401 - it stays loaded
 
@@ -226,23 +248,28 @@ def _reason(error: Exception) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """NVML's name of a GPU, or of a slice of one (MIG), which begins otherwise; None for a host."""
+    """Returns NVML's name of a GPU, or of a slice of one (MIG), which begins otherwise; None for a host."""
     if device.type != "cuda":
         return None
     uuid = torch.cuda.get_device_properties(device).uuid
-    return next((name for kind in ("GPU", "MIG") if gpu_with_uuid(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
+    for name in (f"GPU-{uuid}", f"MIG-{uuid}"):
+        if gpu_with_uuid(name):
+            return name
+    return f"GPU-{uuid}"
 
 
 class ResourceProbe:
-    """One rank's use of its machine, epoch by epoch."""
+    """Measures one rank's use of its machine: over stretches of steps, and its memory over epochs."""
 
     def __init__(self, device: torch.device, local_rank: int) -> None:
+        """Starts the threads that watch the machine, where there is something to watch."""
         self._device = device if device.type == "cuda" else None
         uuid = gpu_uuid(device)
         self._gpu = gpu_monitor(uuid)
         # Containers on one machine have their own hostnames, but share its counters of energy.
         self._energy = energy_meter(uuid, local_rank, boot_id() or socket.gethostname())
-        self._began = self._cpu_began = 0.0
+        self._began = 0.0
+        self._cpu_began = 0.0
         self._throttled_seconds: float | None = None
         self._cuda_peak_bytes = 0
 
@@ -271,9 +298,11 @@ class ResourceProbe:
             epoch: its number.
             steps: steps of the stretch.
         """
-        seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
+        seconds = time.perf_counter() - self._began
+        cpu_seconds = time.process_time() - self._cpu_began
         energy = self._energy.end()
         gpu = self._gpu.end()
+        gpu_reason = None if gpu is not None else self._gpu.reason or "NVML tells nothing of this GPU"
         return ResourcesLine(
             epoch=epoch,
             steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves no steps
@@ -283,31 +312,31 @@ class ResourceProbe:
             rss_bytes=None,
             peak_rss_bytes=None,
             gpu=gpu,
-            gpu_reason=None if gpu is not None else self._gpu.reason or "NVML tells nothing of this GPU",
+            gpu_reason=gpu_reason,
             energy=energy,
         )
 
     def with_memory(self, line: ResourcesLine) -> ResourcesLine:
-        """`line` with the memory of its epoch, which is over."""
+        """Returns `line` with the memory of its epoch, which is over."""
         resident = resident_memory()
         memory = {"rss_bytes": resident.now_bytes, "peak_rss_bytes": resident.peak_bytes}
         if self._device is not None:
-            free, whole = torch.cuda.mem_get_info(self._device)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
             memory |= {
                 "cuda_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
                 "cuda_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
-                "cuda_device_bytes": whole - free,
+                "cuda_device_bytes": total_bytes - free_bytes,
             }
         return line.model_copy(update=memory)
 
     def cuda_peak_bytes(self) -> int:
-        """Highest device memory allocated since the process began; 0 without a GPU."""
+        """Returns the highest device memory allocated since the process began; 0 without a GPU."""
         if self._device is None:
             return 0
         return max(self._cuda_peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
     def peak_bytes(self, line: ResourcesLine) -> int | None:
-        """Highest device memory on a GPU; on a host the highest resident memory, from `line`."""
+        """Returns the highest device memory on a GPU; on a host the highest resident memory, from `line`."""
         return line.peak_rss_bytes if self._device is None else self.cuda_peak_bytes()
 
     def close(self) -> None:
@@ -317,4 +346,7 @@ class ResourceProbe:
 
 
 def _difference(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else max(0.0, after - before)
+    """Returns `after` - `before`, 0 at least; None where one of them is unknown."""
+    if after is None or before is None:
+        return None
+    return max(0.0, after - before)

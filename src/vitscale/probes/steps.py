@@ -1,5 +1,5 @@
-"""A rank's steps: light ones have nothing but a timestamp at their end; a few explained ones run under the profiler,
-with their phases annotated.
+"""Times a rank's steps. Light ones have nothing but a timestamp at their end; a few explained ones run under the
+profiler, with their phases annotated.
 
 On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
 to pinned memory before it: the clock waits for nothing inside a step. The profiler leaves something behind there:
@@ -36,19 +36,24 @@ _GLOO_SECONDS = 1.0
 
 
 def no_phase(_name: PhaseName) -> AbstractContextManager[None]:
-    """The context of a phase in a step that is not explained."""
+    """Returns the context of a phase in a step that is not explained: it does nothing."""
     return _NOTHING
 
 
 class Explainer:
-    """One rank's explained blocks. All ranks begin and end a block at the same step."""
+    """Profiles one rank's blocks of explained steps. All ranks begin and end a block at the same step."""
 
     def __init__(self, device: torch.device, world_size: int, traces: Path | None = None) -> None:
-        """`traces` is the folder that keeps each block's trace; None keeps none."""
-        self._device, self._world_size, self._traces = device, world_size, traces
+        """`traces`: folder that keeps each block's trace; None keeps none."""
+        self._device = device
+        self._world_size = world_size
+        self._traces = traces
         self._profile: profile | None = None
+        """The profiler of the block under way."""
         self._steps: list[int] = []
+        """Numbers of the steps of that block."""
         self._block = 0
+        """Number of blocks that have ended with their record."""
         self._named_phases: set[str] = set()
 
     @property
@@ -80,7 +85,7 @@ class Explainer:
         self._named_phases = set()
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Annotation of a whole step."""
+        """Returns a context that annotates a whole step, if it is explained."""
         PROGRESS.step = number
         if self._profile is None:
             return _NOTHING
@@ -88,7 +93,7 @@ class Explainer:
         return record_function(timeline.STEP)
 
     def phase(self, name: PhaseName) -> AbstractContextManager[object]:
-        """Annotation of a part of a step."""
+        """Returns a context that annotates a part of a step, if it is explained."""
         PROGRESS.phase = name
         if self._profile is None:
             return _NOTHING
@@ -101,7 +106,8 @@ class Explainer:
         Raises:
             RuntimeError: no block has begun.
         """
-        finished, self._profile = self._profile, None
+        finished = self._profile
+        self._profile = None
         if finished is None:
             raise RuntimeError("no explained block has begun")
         finish_device_work(self._device)  # the last kernels of the block belong to it
@@ -109,14 +115,16 @@ class Explainer:
         events = events_of(finished)
         if self._traces is not None:
             finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
-        block, self._block = self._block, self._block + 1
+        block = self._block
+        self._block += 1
         if self._device.type == "cuda":
             return timeline.steps_on_cuda(events, self._steps, block, self._world_size)
         return timeline.steps_on_cpu(events, self._steps, block)
 
     def drop_block(self) -> None:
         """Stops the profiler and drops what it saw."""
-        finished, self._profile = self._profile, None
+        finished = self._profile
+        self._profile = None
         if finished is not None:
             _stop(finished)
 
@@ -135,9 +143,13 @@ def _stop(running: profile) -> None:
     the two would write into what the profiler has freed by then (torch 2.13, `AsyncWork::finishWorkGloo`). Such a
     thread is running, or about to; one that has recorded sleeps until there is more to do.
     """
-    asleep, give_up = 0, time.monotonic() + _GLOO_SECONDS
-    # Looks twice: a thread may sleep for a moment while this thread holds the interpreter's lock.
-    while (asleep := 0 if _gloo_runs() else asleep + 1) < 2 and time.monotonic() < give_up:
+    end = time.monotonic() + _GLOO_SECONDS
+    looks_asleep = 0
+    while True:
+        looks_asleep = 0 if _gloo_runs() else looks_asleep + 1
+        # Looks twice: a thread may sleep for a moment while this thread holds the interpreter's lock.
+        if looks_asleep == 2 or time.monotonic() >= end:
+            break
         time.sleep(0.0002)
     running.stop()
 
@@ -146,14 +158,16 @@ def _gloo_runs() -> bool:
     """Whether one of this process's gloo threads is running, or waits for a core."""
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
-            name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-            if name.partition("(")[2] == _GLOO_THREAD and rest.split()[0] != "S":
+            # "1234 (pt_gloo_runloop) S 1 ...": thread, name and state; proc_pid_stat(5).
+            thread_and_name, _, fields = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            name = thread_and_name.partition("(")[2]
+            if name == _GLOO_THREAD and fields.split()[0] != "S":
                 return True
     return False
 
 
 def events_of(finished: profile) -> list[timeline.Event]:
-    """All events of a finished profile that a timeline needs.
+    """Returns all events of a finished profile that a timeline needs.
 
     `profile.events()` would build a tree of Python objects, at ten times the cost; the ranks stand still meanwhile.
     """
@@ -162,14 +176,19 @@ def events_of(finished: profile) -> list[timeline.Event]:
 
 
 def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
-    """Converts Kineto's own events."""
+    """Converts Kineto's own events; those of no use for a timeline are left out."""
     recorded = list(recorded)
-    calls = {e.correlation_id(): _metadata(e) for e in recorded if e.name() == timeline.COMMUNICATION_CALL}
+    metadata_by_call = {
+        event.correlation_id(): _metadata(event) for event in recorded if event.name() == timeline.COMMUNICATION_CALL
+    }
     events = []
     for event in recorded:
-        if (kind := _kind(event)) is None:
+        kind = _kind(event)
+        if kind is None:
             continue
-        call = calls.get(event.linked_correlation_id(), {}) if kind == "kernel" and calls else {}
+        metadata: dict[str, str] = {}
+        if kind == "kernel" and metadata_by_call:
+            metadata = metadata_by_call.get(event.linked_correlation_id(), metadata)
         events.append(
             timeline.Event(
                 kind,
@@ -178,35 +197,47 @@ def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
                 event.end_ns(),
                 event.device_resource_id(),
                 event.correlation_id(),
-                call.get("Process Group Name", "").strip('"'),
-                call.get("Collective name", "").strip('"'),
+                metadata.get("Process Group Name", "").strip('"'),
+                metadata.get("Collective name", "").strip('"'),
             )
         )
     return events
 
 
 def _kind(event: Any) -> timeline.EventKind | None:
-    kind = timeline.KIND_OF_ACTIVITY.get(event.activity_type() if hasattr(event, "activity_type") else _activity(event))
+    """Returns the kind of an event in a timeline; None where it is of no use there."""
+    activity = event.activity_type() if hasattr(event, "activity_type") else _activity(event)
+    kind = timeline.KIND_OF_ACTIVITY.get(activity)
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
-    return "collective" if kind is not None and event.name().startswith(timeline.GLOO) else kind
+    if kind is not None and event.name().startswith(timeline.GLOO):
+        return "collective"
+    return kind
 
 
 def _activity(event: Any) -> str:
-    """Kineto's name of an event's activity, which torch 2.11 does not tell: by the device, and by what is named so."""
-    name, on_device = event.name(), event.device_type().name != "CPU"
+    """Returns Kineto's name of an event's activity, which torch 2.11 does not report, by its device and its name."""
+    name = event.name()
+    on_device = event.device_type().name != "CPU"
     if event.is_user_annotation():
         return "gpu_user_annotation" if on_device else "user_annotation"
     if on_device:
         return {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name[:6], "kernel")
-    call = next((name.removeprefix(own) for own in ("cuda", "hip", "cu") if name.startswith(own)), "")
-    return "cuda_runtime" if call[:1].isupper() else "cpu_op"
+    return "cuda_runtime" if _is_runtime_call(name) else "cpu_op"
+
+
+def _is_runtime_call(name: str) -> bool:
+    """Whether a name is of a call of CUDA or HIP, as "cudaLaunchKernel", "hipMalloc" and "cuLaunchKernel"."""
+    for prefix in ("cuda", "hip", "cu"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)[:1].isupper()
+    return False
 
 
 def _metadata(event: Any) -> dict[str, str]:
-    """What an event of a call of NCCL says of it; torch 2.11 has it as JSON alone, without its braces."""
+    """Returns the fields of a call of NCCL; torch 2.11 has them as JSON alone, without its braces."""
     if hasattr(event, "extra_meta"):
-        told: dict[str, str] = event.extra_meta()
-        return told
+        fields_by_name: dict[str, str] = event.extra_meta()
+        return fields_by_name
     try:
         fields = json.loads("{" + event.metadata_json().strip("{} ") + "}")
     except ValueError:
@@ -226,31 +257,44 @@ LineOf = Callable[..., StepLine]
 
 
 class StepClock(Generic[Mark]):
-    """Times steps from the end of one to the end of the next. This class reads `time.perf_counter` after each step: on
-    CPU a step is over when the call returns."""
+    """Times steps from the end of one to the end of the next.
+
+    This class reads `time.perf_counter` after each step: on CPU a step is over when the call returns.
+    """
 
     _began = 0.0
 
     def start(self) -> None:
-        """Begins an epoch: the next step is timed from here."""
+        """Begins to time: the next step is timed from here."""
         self._began = time.perf_counter()
 
     def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
-        """Ends a step; returns what is known by now of this and earlier steps: (mark, seconds, loss)."""
-        now = time.perf_counter()
-        seconds, self._began = now - self._began, now
+        """Ends a step; returns the steps whose time is known by now, of this and earlier ones: (mark, seconds, loss).
+
+        Args:
+            mark: names the step for the caller, and comes back with its time.
+            loss: its loss (scalar), read when the device has computed it.
+        """
+        ended = time.perf_counter()
+        seconds = ended - self._began
+        self._began = ended
         return [(mark, seconds, float(loss))]
 
+    def seconds_since_mark(self) -> float:
+        """Returns the seconds since the end of the latest step, or since `start`. The device has done its work."""
+        return time.perf_counter() - self._began
+
     def drain(self) -> list[tuple[Mark, float, float]]:
-        """Waits for the device and returns what is left. Only between epochs."""
+        """Waits for the device and returns the remaining steps. Only between epochs."""
         return []
 
 
 class CudaStepClock(StepClock[Mark]):
-    """CUDA events on the current stream, read once they have passed."""
+    """Records CUDA events on the current stream, and reads them once they have passed."""
 
     def __init__(self) -> None:
         self._last: torch.cuda.Event | None = None
+        """The end of the latest step; None before `start`."""
         self._pending: deque[tuple[Mark, torch.cuda.Event, torch.cuda.Event, Tensor]] = deque()
 
     @override
@@ -261,9 +305,19 @@ class CudaStepClock(StepClock[Mark]):
     def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
         pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
         pinned.copy_(loss, non_blocking=True)
-        begin, self._last = self._last or self._event(), self._event()
-        self._pending.append((mark, begin, self._last, pinned))
+        begin = self._last or self._event()
+        end = self._event()
+        self._last = end
+        self._pending.append((mark, begin, end, pinned))
         return self._passed()
+
+    @override
+    def seconds_since_mark(self) -> float:
+        if self._last is None:
+            return 0.0
+        event = self._event()
+        event.synchronize()
+        return self._last.elapsed_time(event) / 1000
 
     @override
     def drain(self) -> list[tuple[Mark, float, float]]:
@@ -271,11 +325,15 @@ class CudaStepClock(StepClock[Mark]):
         return self._passed()
 
     def _passed(self) -> list[tuple[Mark, float, float]]:
-        done = []
-        while self._pending and self._pending[0][2].query():
-            mark, begin, end, pinned = self._pending.popleft()
-            done.append((mark, begin.elapsed_time(end) / 1000, float(pinned)))
-        return done
+        """Returns the steps whose end the device has passed, oldest first."""
+        passed = []
+        while self._pending:
+            mark, begin, end, pinned = self._pending[0]
+            if not end.query():
+                break
+            self._pending.popleft()
+            passed.append((mark, begin.elapsed_time(end) / 1000, float(pinned)))
+        return passed
 
     @staticmethod
     def _event() -> torch.cuda.Event:
@@ -285,5 +343,5 @@ class CudaStepClock(StepClock[Mark]):
 
 
 def step_clock(device: torch.device) -> StepClock[Mark]:
-    """The clock for `device`."""
+    """Returns the clock of steps that `device` computes."""
     return CudaStepClock() if device.type == "cuda" else StepClock()

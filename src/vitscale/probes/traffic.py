@@ -57,7 +57,7 @@ class Entry:
 
 
 class Unreadable(Exception):
-    """Why the recorder tells nothing, as the end of a sentence."""
+    """What the recorder saw cannot be read; its message is the reason, as the end of a sentence."""
 
 
 def size_ring() -> None:
@@ -66,12 +66,12 @@ def size_ring() -> None:
 
 
 def too_small(entries: int) -> str:
-    """The message where a ring of `entries` entries has lost what was looked for."""
+    """Returns the message where a ring of `entries` entries has lost what was looked for."""
     return f"the recorder's ring of {entries:,} entries is too small: set {RECORDER_RING[0]} to more in the environment"
 
 
 def entries(backend: str) -> tuple[Entry, ...]:
-    """All entries in the ring of the recorder that a backend writes into, oldest first.
+    """Returns all entries in the ring of the recorder that a backend writes into, oldest first.
 
     Takes about 50 us an entry: for a pause.
 
@@ -96,17 +96,20 @@ def parse(text: str) -> tuple[Entry, ...]:
     version = str(content.get("version"))
     if not version.startswith(_VERSION):
         raise Unreadable(f"the flight recorder writes version {version}, and vitscale reads {_VERSION}x")
+    parsed: list[Entry] = []
     try:
-        entries = [entry for raw in content.get("entries", []) for entry in _entries(raw)]
+        for raw in content.get("entries", []):
+            parsed += _entries(raw)
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"an entry of the flight recorder cannot be read: {type(error).__name__} {error}") from None
-    return tuple(sorted(entries, key=lambda entry: entry.record))
+    return tuple(sorted(parsed, key=lambda entry: entry.record))
 
 
 def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
+    """Yields an entry for each dtype of one of the dump's, whose `profiling_name` is as "nccl:all_reduce"."""
     name = str(raw["profiling_name"]).partition(":")[2]
-    sizes = raw["input_sizes"], raw["output_sizes"]
-    if name == "coalesced" and not any(sizes):
+    has_tensors = any((raw["input_sizes"], raw["output_sizes"]))
+    if name == "coalesced" and not has_tensors:
         return  # the end of a group; its members have their own entries
     inputs = _elements(raw["input_sizes"], raw["input_dtypes"])
     outputs = _elements(raw["output_sizes"], raw["output_dtypes"])
@@ -123,7 +126,10 @@ def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
 
 
 def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
-    """Elements by dtype. A list that is gathered into has one dtype for all its tensors, and one leading size."""
+    """Returns the number of elements by dtype.
+
+    A list that is gathered into has one dtype for all its tensors, and one leading size.
+    """
     elements: dict[str, int] = {}
     for size, dtype in zip(sizes, dtypes, strict=True):
         name = dtype_name(dtype)
@@ -136,6 +142,8 @@ NO_GROUP = "none"
 FIRST_USUAL_STEP = 3
 """First step of a process that sends what later ones do. DDP lays out its buckets anew in the second step, with a
 static graph in the third; in the first ZeRO-3 learns in which order weights are needed."""
+_MESSAGES = ("send", "recv")
+"""Methods of a process group that send from one rank to another."""
 COUNTED_STEPS = 2
 """Number of counted steps, which must all send the same."""
 _CLOCK_SET_NS = 1_000_000
@@ -171,22 +179,33 @@ class _Clocks(NamedTuple):
     between two readings."""
 
     wall_ns: int
-    earliest: int
-    latest: int
+    least_lead_ns: int
+    most_lead_ns: int
 
 
 def _read_clocks() -> _Clocks:
-    before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-    return _Clocks(wall, wall - after, wall - before)
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    return _Clocks(wall_ns=wall, least_lead_ns=wall - after, most_lead_ns=wall - before)
+
+
+def _was_set(before: _Clocks, after: _Clocks) -> bool:
+    """Whether the wall clock has certainly moved against the steady one between two readings."""
+    has_fallen_back = after.most_lead_ns < before.least_lead_ns - _CLOCK_SET_NS
+    has_gained = after.least_lead_ns > before.most_lead_ns + _CLOCK_SET_NS
+    return has_fallen_back or has_gained
 
 
 class TrafficCounter:
     """Counts the collectives of some of this rank's optimizer steps."""
 
     def __init__(self) -> None:
+        """Looks at the process group, which exists by now if there is to be one."""
         self._backends = _backends() if dist.is_initialized() else (NO_GROUP,)
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.backend = self._backends[0]
+        """Backend of the device's tensors, or `NO_GROUP`."""
         self._steps: list[CountedStep] = []
 
     @contextmanager
@@ -196,31 +215,39 @@ class TrafficCounter:
         messages: list[Entry] = []
         with ExitStack() as stack:
             if self.backend == "gloo":
-                stack.enter_context(_noting(scatters, messages))
+                stack.enter_context(_noting_calls(scatters, messages))
             before = _read_clocks()
             yield
             after = _read_clocks()
-        clock_set = after.latest < before.earliest - _CLOCK_SET_NS or after.earliest > before.latest + _CLOCK_SET_NS
-        noted = tuple(scatters), tuple(messages)
-        self._steps.append(CountedStep(number, before.wall_ns, after.wall_ns, *noted, clock_set))
+        self._steps.append(
+            CountedStep(
+                number,
+                began_ns=before.wall_ns,
+                ended_ns=after.wall_ns,
+                scatters=tuple(scatters),
+                messages=tuple(messages),
+                clock_set=_was_set(before, after),
+            )
+        )
 
     def lines(self) -> list[TrafficLine]:
-        """What each counted step sent. Reads the whole ring, so call it in a pause."""
+        """Returns the record of each counted step's collectives. Reads the whole ring, so call it in a pause."""
         lines: list[TrafficLine] = []
         rings: list[tuple[Entry, ...]] = []
         for step in self._steps:
-            sent, reason = None, None
+            traffic: tuple[Collective, ...] | None = None
+            reason: str | None = None
             try:
                 rings = rings or [entries(backend) for backend in self._backends]
-                sent = tuple(collectives(rings, step, self._ranks, _size_of))
+                traffic = tuple(collectives(rings, step, self._ranks, _size_of))
             except Unreadable as error:
                 reason = str(error)
-            lines.append(TrafficLine(step=step.number, backend=self.backend, collectives=sent, reason=reason))
+            lines.append(TrafficLine(step=step.number, backend=self.backend, collectives=traffic, reason=reason))
         return lines
 
 
 def _backends() -> tuple[str, ...]:
-    """Backends of this rank's group; the one of its device's tensors comes first.
+    """Returns the backends of this rank's group; the one of its device's tensors comes first.
 
     A group may have a backend for each kind of device: "cpu:gloo,cuda:nccl".
     """
@@ -232,7 +259,7 @@ def _backends() -> tuple[str, ...]:
 def collectives(
     rings: Sequence[Sequence[Entry]], step: CountedStep, ranks: int, size_of: Callable[[str], int]
 ) -> list[Collective]:
-    """The collectives of one step in the order of their calls.
+    """Returns the collectives of one step in the order of their calls.
 
     Args:
         rings: the entries of each recorder that the group writes into, oldest first.
@@ -241,28 +268,25 @@ def collectives(
         size_of: the ranks of a communicator by its name.
 
     Raises:
-        Unreadable: not all of the step can be told.
+        Unreadable: some of the step's collectives are unknown.
     """
     if step.clock_set:
         raise Unreadable(CLOCK_SET)
     for ring in rings:
-        if ring and ring[0].record > 0 and ring[0].created_ns >= step.began_ns:
+        if _has_lost_entries_of(step, ring):
             raise Unreadable(too_small(len(ring)))
-    # A set: a later torch may have one recorder for both backends, and give it twice.
-    entries = {entry for ring in rings for entry in ring}.union(step.messages)
-    recorded = sorted(entries, key=lambda entry: (entry.created_ns, entry.record))
-    of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
-    if not of_step and ranks > 1:
+    step_entries = _entries_of(step, rings)
+    if not step_entries and ranks > 1:
         raise Unreadable(SAW_NOTHING.format(ranks=ranks))
-    asked: dict[ReduceScatter | Entry, list[Entry]] = {}
-    for entry in of_step:
-        call = next((s for s in step.scatters if s.began_ns <= entry.created_ns < s.ended_ns), entry)
-        asked.setdefault(call, []).append(entry)
-    if missing := set(step.scatters) - asked.keys():
+    entries_by_call: dict[ReduceScatter | Entry, list[Entry]] = {}
+    for entry in step_entries:
+        entries_by_call.setdefault(_scatter_around(entry, step.scatters) or entry, []).append(entry)
+    missing = set(step.scatters) - entries_by_call.keys()
+    if missing:
         raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
-    sent: list[Entry] = []
-    for call, carriers in asked.items():
-        sent += _carried_out(call, carriers, size_of) if isinstance(call, ReduceScatter) else carriers
+    requested: list[Entry] = []
+    for call, carriers in entries_by_call.items():
+        requested += _as_reduce_scatter(call, carriers, size_of) if isinstance(call, ReduceScatter) else carriers
     return [
         Collective(
             communicator=entry.communicator,
@@ -272,12 +296,47 @@ def collectives(
             input_elements=entry.input_elements,
             output_elements=entry.output_elements,
         )
-        for entry in sent
+        for entry in requested
     ]
 
 
-def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Entry]:
-    """The reduce-scatter in place of the all-reduces that carry it out; one for each dtype if there are several."""
+def _has_lost_entries_of(step: CountedStep, ring: Sequence[Entry]) -> bool:
+    """Whether entries have left a ring that may have been of this step: its oldest one is of it, or later."""
+    if not ring:
+        return False
+    oldest = ring[0]
+    return oldest.record > 0 and oldest.created_ns >= step.began_ns
+
+
+def _entries_of(step: CountedStep, rings: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """Returns the recorded entries and the noted messages of a step, in the order of their calls."""
+    # A set: a later torch may have one recorder for both backends, and give it twice.
+    all_entries = {entry for ring in rings for entry in ring}.union(step.messages)
+    in_order = sorted(all_entries, key=lambda entry: (entry.created_ns, entry.record))
+    return [entry for entry in in_order if step.began_ns <= entry.created_ns < step.ended_ns]
+
+
+def _scatter_around(entry: Entry, scatters: Iterable[ReduceScatter]) -> ReduceScatter | None:
+    """Returns the reduce-scatter in whose call a collective was called; None outside of all."""
+    for scatter in scatters:
+        if scatter.began_ns <= entry.created_ns < scatter.ended_ns:
+            return scatter
+    return None
+
+
+class _Part(NamedTuple):
+    """Key of what a reduce-scatter of several dtypes is recorded by."""
+
+    communicator: str
+    dtype: str
+
+
+def _as_reduce_scatter(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Entry]:
+    """Returns a reduce-scatter in place of the all-reduces that carry it out; one for each dtype if there are several.
+
+    Raises:
+        Unreadable: it is not carried out by all-reduces of as many elements.
+    """
     names = sorted({carrier.operation for carrier in carriers})
     elements = sum(carrier.input_elements for carrier in carriers)
     if names != ["all_reduce"] or elements != scatter.elements:
@@ -285,17 +344,25 @@ def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Cal
             f"a reduce-scatter of {scatter.elements:,} elements was carried out as {' and '.join(names)} of "
             f"{elements:,}, and vitscale knows gloo to use an all_reduce of as many"
         )
-    parts: dict[tuple[str, str], Entry] = {}
+    entries_by_part: dict[_Part, Entry] = {}
     for carrier in carriers:
-        key = carrier.communicator, carrier.dtype
-        own = carrier.input_elements + (parts[key].input_elements if key in parts else 0)
-        ranks = size_of(carrier.communicator)
-        parts[key] = replace(carrier, operation="reduce_scatter", input_elements=own, output_elements=own // ranks)
-    return list(parts.values())
+        part = _Part(carrier.communicator, carrier.dtype)
+        inputs = carrier.input_elements
+        if part in entries_by_part:
+            inputs += entries_by_part[part].input_elements
+        outputs = inputs // size_of(carrier.communicator)
+        entries_by_part[part] = replace(
+            carrier, operation="reduce_scatter", input_elements=inputs, output_elements=outputs
+        )
+    return list(entries_by_part.values())
 
 
 def _size_of(communicator: str) -> int:
-    """Number of ranks of one of this rank's process groups, by its name."""
+    """Returns the number of ranks of one of this rank's process groups, by its name.
+
+    Raises:
+        Unreadable: torch knows no such group.
+    """
     try:
         return int(c10d._resolve_process_group(GroupName(communicator)).size())
     except (RuntimeError, ValueError):
@@ -303,15 +370,16 @@ def _size_of(communicator: str) -> int:
 
 
 @contextmanager
-def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
+def _noting_calls(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
     """Meanwhile adds reduce-scatters that Python asks of a group to `scatters`, and sends and recvs to `messages`."""
     group = c10d.ProcessGroup
-    # As they lie in the class: if the class is asked for them, the answers no longer bind to a group.
-    originals = {name: own for name, own in vars(group).items() if "reduce_scatter" in name or name in ("send", "recv")}
+    attributes = dict(vars(group))
+    # Put back as they lie in the class: what `getattr` returns would no longer bind to a group.
+    originals = {name: attributes[name] for name in attributes if "reduce_scatter" in name or name in _MESSAGES}
     for name in originals:
-        original = getattr(group, name)
-        point_to_point = name in ("send", "recv")
-        setattr(group, name, _told(original, messages) if point_to_point else _noted(original, scatters))
+        method = getattr(group, name)
+        wrapped = _noting_message(method, messages) if name in _MESSAGES else _noting_scatter(method, scatters)
+        setattr(group, name, wrapped)
     try:
         yield
     finally:
@@ -319,7 +387,9 @@ def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[No
             setattr(group, name, original)
 
 
-def _noted(original: Callable[..., Any], scatters: list[ReduceScatter]) -> Callable[..., Any]:
+def _noting_scatter(original: Callable[..., Any], scatters: list[ReduceScatter]) -> Callable[..., Any]:
+    """Returns a method of a process group that does the same, and adds its times and elements to `scatters`."""
+
     def call(group: Any, outputs: Any, *inputs: Any, **named: Any) -> Any:
         began = time.time_ns()
         work = original(group, outputs, *inputs, **named)
@@ -330,20 +400,29 @@ def _noted(original: Callable[..., Any], scatters: list[ReduceScatter]) -> Calla
     return call
 
 
-def _told(original: Callable[..., Any], messages: list[Entry]) -> Callable[..., Any]:
-    def call(group: Any, tensors: Sequence[Tensor], *rest: Any) -> Any:
+def _noting_message(original: Callable[..., Any], messages: list[Entry]) -> Callable[..., Any]:
+    """Returns a `send` or `recv` of a process group that does the same, and adds an entry for each tensor."""
+    is_send = original.__name__ == "send"
+
+    def call(group: Any, tensors: Sequence[Tensor], *arguments: Any) -> Any:
         for tensor in tensors:
-            sent = tensor.numel() if original.__name__ == "send" else 0
-            dtype, received = dtype_name(str(tensor.dtype).removeprefix("torch.")), tensor.numel() - sent
-            name = original.__name__
-            messages.append(Entry(len(messages), time.time_ns(), group.group_name, name, dtype, sent, received))
-        return original(group, tensors, *rest)
+            entry = Entry(
+                record=len(messages),
+                created_ns=time.time_ns(),
+                communicator=group.group_name,
+                operation=original.__name__,
+                dtype=dtype_name(str(tensor.dtype).removeprefix("torch.")),
+                input_elements=tensor.numel() if is_send else 0,
+                output_elements=0 if is_send else tensor.numel(),
+            )
+            messages.append(entry)
+        return original(group, tensors, *arguments)
 
     return call
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """All tensors in values and lists of values."""
+    """Yields all tensors in values, and in lists of values at any depth."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

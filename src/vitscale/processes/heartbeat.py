@@ -1,4 +1,4 @@
-"""A process's heartbeat to its run's driver: tells how far the process is, and ends it when the driver is gone.
+"""A process's heartbeat to its run's driver: sends how far the process is, and ends it when the driver is gone.
 
 The connection shows whether anybody still waits for the process's work, whatever started the process (ssh, pdsh,
 mpirun, srun). It breaks at once where the driver's host closes it, and within `SILENCE_SECONDS` where a link or a host
@@ -21,15 +21,18 @@ from vitscale.processes.launch_file import LaunchFile
 SILENCE_SECONDS = 20.0
 """A link that is silent for this long counts as cut, at both of its ends."""
 BEAT_SECONDS = 1.0
+"""Time from one beat to the next."""
 LOST_DRIVER_EXIT_CODE = 79
 _CONNECT_SECONDS = 10.0
-STARTING, COMPILING = "start-up: ", "compiling "
-"""Prefixes of phases before the first step; the second one while something is compiled."""
+STARTING = "start-up: "
+"""Prefix of phases before the first step, as "start-up: engine"."""
+COMPILING = "compiling "
+"""Prefix of phases in which something is compiled, as "compiling fused_adam"."""
 
 
 @dataclass
 class RankProgress:
-    """How far a rank is. The training thread replaces each field whole; the heartbeat's thread reads them."""
+    """Progress of a rank. The training thread replaces each field whole; the heartbeat's thread reads them."""
 
     step: int = -1
     phase: str = "start-up"
@@ -40,7 +43,7 @@ PROGRESS = RankProgress()
 
 
 def answers_within(connection: socket.socket, seconds: float) -> None:
-    """Lets the kernel end the connection where sent data stays unacknowledged for `seconds` (RFC 5482)."""
+    """Let the kernel end the connection where sent data stays unacknowledged for `seconds` (RFC 5482)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -56,7 +59,7 @@ class Heartbeat:
         dump_stacks: Callable[[], None] | None = None,
         lost: Callable[[], None] | None = None,
     ) -> None:
-        """Connects, and watches from a thread of its own.
+        """Connect, and watch from a thread of its own.
 
         Args:
             launch: the run's launch file.
@@ -84,7 +87,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Tells the driver that this process ends because its work is done or its reason is recorded.
+        """Tell the driver that this process ends because its work is done or its reason is recorded.
 
         Does not return where the driver is gone already: the process is ended after `lost` has returned.
         """
@@ -101,22 +104,24 @@ class Heartbeat:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _watch(self) -> None:
+        """Send a beat a second and read what the driver asks, until the process closes or the driver is gone."""
         while not self._closing.is_set():
             try:
                 self._send({} if self._progress is None else asdict(self._progress))
-                heard = self._connection.recv(256)
+                received = self._connection.recv(256)
             except TimeoutError:
                 continue
             except OSError:
-                heard = b""
+                received = b""
             if self._closing.is_set():
                 return
-            if not heard:
-                self._end()
-            if b"s" in heard and self._dump_stacks is not None:
+            if not received:
+                self._end_process()
+            if b"s" in received and self._dump_stacks is not None:
                 self._dump_stacks()
 
-    def _end(self) -> None:
+    def _end_process(self) -> None:
+        """End this process, for its driver is gone; does not return."""
         self._driver_gone = True
         try:
             # The reader of stderr, such as a remote shell's other end, may be gone with the driver.

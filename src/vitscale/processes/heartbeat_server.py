@@ -1,4 +1,9 @@
-"""The driver's end of the heartbeats: which ranks are there, how far each has come, and which have fallen silent."""
+"""The driver's end of the heartbeats: which ranks are there, how far each has come, and which have fallen silent.
+
+A connection begins with a hello: {"token": ..., "role": "rank 3" or "agent", "host": ..., "pid": ...}. Then come beats,
+{"step": 4, "phase": "forward"} or {}, and before an orderly end {"bye": true}; each is a line of JSON. The driver sends
+single bytes: a newline with its own beat, and "s", which asks for stacks.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_within
 
 _LONGEST_MESSAGE = 4096
 _FILES = 65_536
+"""Files that this process may have open, where the system allows as many."""
 _HELLO_SECONDS = 30.0
 """A connection that has not said hello for this long is closed."""
 _CROWDED_HELLO_SECONDS = 0.25
@@ -29,12 +35,15 @@ _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 
 Disconnection = Literal["ended", "silent"]
-"""How a connection broke. ended: the host's kernel says that the process is gone. silent: the host answers no more."""
+"""The way in which a connection broke.
+
+ended: the host's kernel says that the process is gone. silent: the host answers no more.
+"""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What was last heard of one rank."""
+    """The last that was heard of one rank."""
 
     host: str
     pid: int
@@ -45,14 +54,14 @@ class RankStatus:
     ended_seconds: float | None = None
     """`time.monotonic()` when the rank said that it ends, or was lost."""
     disconnection: Disconnection | None = None
-    """How the connection broke without a word; None while it holds, or where the rank said that it ends."""
+    """None while the connection holds, or where the rank said that it ends; else how the connection broke."""
 
 
 class HeartbeatServer:
     """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted."""
 
     def __init__(self, token: str, address: str) -> None:
-        """Listens on `address` (all interfaces where it is empty) from a thread of its own.
+        """Listen on `address` (all interfaces where it is empty) from a thread of its own.
 
         Raises:
             OSError: the address is not this machine's.
@@ -63,12 +72,18 @@ class HeartbeatServer:
         self._stacks_wanted = False
         self._closing = False
         self._most_connections = _connections_allowed()
+        """Most connections that have said hello."""
         self._most_silent = max(1, self._most_connections // _SILENT_SHARE)
+        """Most connections that have not."""
         self._accepting = True
+        """Whether new callers are listened to."""
         self._buffers: dict[socket.socket, bytes] = {}
+        """Every open connection -> the begin of a message whose end has not come yet."""
         self._ranks: dict[socket.socket, int | None] = {}
+        """Connection that has said hello -> its rank; None for an agent."""
         self._unknown_since: dict[socket.socket, float] = {}
-        self._server = _server(address)
+        """Connection that has not said hello -> when it came; the longest one here comes first."""
+        self._server = _listening_socket(address)
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -77,16 +92,16 @@ class HeartbeatServer:
         self._thread.start()
 
     def statuses(self) -> Mapping[int, RankStatus]:
-        """The last status of each rank that has been heard."""
+        """Return the last status of each rank that has been heard."""
         with self._lock:
             return dict(self._statuses)
 
     def ask_for_stacks(self) -> None:
-        """Asks every rank to write down where its threads stand."""
+        """Ask every rank to write down where its threads stand."""
         self._stacks_wanted = True
 
     def close(self) -> None:
-        """Closes all connections, upon which every process that is still there ends."""
+        """Close all connections, upon which every process that is still there ends."""
         self._closing = True
         self._thread.join()
         for connection in [*self._buffers]:
@@ -95,6 +110,7 @@ class HeartbeatServer:
         self._server.close()
 
     def _serve(self) -> None:
+        """Take in what comes, and send a beat to every connection, until the server is closed."""
         last_beat = time.monotonic()
         while not self._closing:
             for key, _ in self._selector.select(timeout=0.1):
@@ -104,15 +120,16 @@ class HeartbeatServer:
                     self._hear(key.fileobj)
             now = time.monotonic()
             if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
+                message = b"s" if self._stacks_wanted else b"\n"
+                self._stacks_wanted = False
                 # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
-                message, self._stacks_wanted = (b"s" if self._stacks_wanted else b"\n"), False
                 for connection in [*self._buffers]:
                     self._tell(connection, message)
                 last_beat = now
             self._let_in_or_wait(now)
 
     def _let_in_or_wait(self, now_seconds: float) -> None:
-        """Lets go of who has not said hello in time, and listens to new callers only where there is room for them.
+        """Let go of who has not said hello in time, and listen to new callers only where there is room for them.
 
         Whoever can reach the port may connect and say nothing. So the silent have few places, and others wait for these
         in the kernel's queue: they are not refused, for a rank may be among them.
@@ -155,23 +172,25 @@ class HeartbeatServer:
             self._broken(connection, error)
 
     def _hear(self, connection: socket.socket) -> None:
+        """Read what has come on a connection, and take in the messages that are whole."""
         try:
-            heard = connection.recv(65_536)
+            received = connection.recv(65_536)
         except BlockingIOError:
             return
         except OSError as error:
             self._broken(connection, error)
             return
-        if not heard:
+        if not received:
             self._broken(connection, None)
             return
-        *lines, rest = (self._buffers[connection] + heard).split(b"\n")
-        self._buffers[connection] = rest
-        if len(rest) > _LONGEST_MESSAGE or not all(self._understood(connection, line) for line in lines):
+        *messages, unfinished = (self._buffers[connection] + received).split(b"\n")
+        self._buffers[connection] = unfinished
+        is_too_long = len(unfinished) > _LONGEST_MESSAGE
+        if is_too_long or not all(self._take_in(connection, message) for message in messages):
             self._forget(connection)
 
-    def _understood(self, connection: socket.socket, line: bytes) -> bool:
-        """Takes in one message; False where the other end does not belong to this run."""
+    def _take_in(self, connection: socket.socket, line: bytes) -> bool:
+        """Take in one message; False where the other end does not belong to this run."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -183,35 +202,33 @@ class HeartbeatServer:
         rank = self._ranks[connection]
         if rank is not None:
             with self._lock:
-                self._statuses[rank] = _heard(self._statuses[rank], message)
+                self._statuses[rank] = _after_beat(self._statuses[rank], message)
         return True
 
     def _welcome(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
-        host, pid, role = message.get("host"), message.get("pid"), message.get("role")
-        if not self._is_token(message.get("token")) or not isinstance(role, str):
+        """Take in a hello; False where it is none, or not of this run."""
+        if not self._is_token(message.get("token")):
             return False
-        if type(pid) is not int or not 0 < pid < 2**31:
+        hello = _parse_hello(message)
+        if hello is None:
             return False
-        if not isinstance(host, str) or not _PRINTABLE.fullmatch(host):
-            return False
-        match = _ROLE.fullmatch(role)
-        rank = int(match[1]) if match else None
-        if rank is not None and rank in self._statuses:
-            return False  # a second process with this rank's number: its end must tell nothing about the first
+        if hello.rank is not None and hello.rank in self._statuses:
+            return False  # a second process with this rank's number: its end must say nothing about the first
         del self._unknown_since[connection]
-        self._ranks[connection] = rank
-        if rank is not None:
+        self._ranks[connection] = hello.rank
+        if hello.rank is not None:
             with self._lock:
-                self._statuses[rank] = RankStatus(host=host, pid=pid, heard_seconds=time.monotonic())
+                self._statuses[hello.rank] = RankStatus(host=hello.host, pid=hello.pid, heard_seconds=time.monotonic())
         return True
 
     def _is_token(self, text: object) -> bool:
-        """Whether this is the run's token; how long the answer takes tells nothing of how much of it is right."""
+        """Whether this is the run's token; how long the answer takes does not show how much of it is right."""
         if not isinstance(text, str):
             return False
         return hmac.compare_digest(text.encode(errors="backslashreplace"), self._token.encode())
 
     def _broken(self, connection: socket.socket, error: OSError | None) -> None:
+        """Note that a connection broke, by this error or (None) by the end of its process, and forget it."""
         rank = self._ranks.get(connection)
         if rank is not None:
             with self._lock:
@@ -231,8 +248,32 @@ class HeartbeatServer:
         connection.close()
 
 
+class _Hello(NamedTuple):
+    """The first message of a connection, without the token."""
+
+    host: str
+    pid: int
+    rank: int | None
+    """None for an agent."""
+
+
+def _parse_hello(message: Mapping[str, Any]) -> _Hello | None:
+    """Return the hello that a message is; None where it is none."""
+    host = message.get("host")
+    pid = message.get("pid")
+    role = message.get("role")
+    if not isinstance(role, str):
+        return None
+    if type(pid) is not int or not 0 < pid < 2**31:
+        return None
+    if not isinstance(host, str) or not _PRINTABLE.fullmatch(host):
+        return None
+    match = _ROLE.fullmatch(role)
+    return _Hello(host, pid, rank=int(match[1]) if match else None)
+
+
 def _connections_allowed() -> int:
-    """Most connections: half of the files that this process may have open.
+    """Return the most connections: half of the files that this process may have open.
 
     The limit, often 1,024, is raised first, but not as far as possible: some launchers close every number up to it.
     """
@@ -243,7 +284,8 @@ def _connections_allowed() -> int:
     return (_FILES if soft == resource.RLIM_INFINITY else soft) // 2
 
 
-def _server(address: str) -> socket.socket:
+def _listening_socket(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of this address; of all interfaces where it is empty."""
     if not address and socket.has_dualstack_ipv6():
         # Other hosts may know this one by an IPv6 address.
         with contextlib.suppress(OSError):
@@ -256,12 +298,15 @@ def _silent(error: OSError) -> bool:
     return not isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
-def _heard(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
-    step, phase = message.get("step"), message.get("phase")
-    return replace(
-        status,
-        heard_seconds=time.monotonic(),
-        ended_seconds=time.monotonic() if message.get("bye") is True else status.ended_seconds,
-        step=step if isinstance(step, int) and abs(step) < 2**62 else status.step,
-        phase=phase if isinstance(phase, str) and len(phase) < 40 and phase.isprintable() else status.phase,
-    )
+def _after_beat(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
+    """Return a rank's status after a message; values that no rank sends change nothing."""
+    changes: dict[str, Any] = {"heard_seconds": time.monotonic()}
+    if message.get("bye") is True:
+        changes["ended_seconds"] = time.monotonic()
+    step = message.get("step")
+    if isinstance(step, int) and abs(step) < 2**62:
+        changes["step"] = step
+    phase = message.get("phase")
+    if isinstance(phase, str) and len(phase) < 40 and phase.isprintable():
+        changes["phase"] = phase
+    return replace(status, **changes)

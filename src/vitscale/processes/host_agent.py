@@ -23,11 +23,12 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import Heartbeat
 
 _GRACE_SECONDS = 2.0
+"""Time that processes have after a signal to end, before SIGKILL."""
 _LOOK_SECONDS = 0.02
 
 
 def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
-    """Ends every process of the run, by the signal `first`, then by SIGKILL; returns when all are gone.
+    """End every process of the run, by the signal `first`, then by SIGKILL; returns when all are gone.
 
     Of the run are those that carry the token in the environment that they were started with, and those of `sessions`
     (ids, which are the process ids of their leaders): a fork of a prepared process was started with no token. The
@@ -37,26 +38,26 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collec
 
 
 def end_run(name: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
-    """Ends every process of the run of that name, as `end_all` does."""
-    stop = first
+    """End every process of the run of that name, as `end_all` does."""
+    number = first
     # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
-    while left := _processes_of(name, sessions) or _processes_of(name, sessions):
-        for process in left:
+    while processes := _processes_of(name, sessions) or _processes_of(name, sessions):
+        for process in processes:
             try:
-                process.send_signal(stop)
+                process.send_signal(number)
                 # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
                 process.send_signal(signal.SIGCONT)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         # Not psutil.wait_procs: it would take our child's exit code, and wait for zombies that nobody reaps.
         end = time.monotonic() + _GRACE_SECONDS
-        while any(map(_runs, left)) and time.monotonic() < end:
+        while any(map(_is_alive, processes)) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
-        stop = signal.SIGKILL
+        number = signal.SIGKILL
 
 
 def processes_of_run(token: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
-    """Returns the processes of the run on this host, as `end_all` finds them, except the calling one."""
+    """Return the processes of the run on this host, as `end_all` finds them, except the calling one."""
     return _processes_of(launch_file.name_of(token), sessions)
 
 
@@ -65,7 +66,8 @@ def _processes_of(name: str, sessions: Collection[int]) -> list[psutil.Process]:
     caller = os.getpid()
     for process in psutil.process_iter():
         try:
-            if process.pid != caller and _is_of_run(process, name, sessions) and _runs(process):
+            is_other = process.pid != caller
+            if is_other and _is_of_run(process, name, sessions) and _is_alive(process):
                 processes.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
             continue
@@ -73,14 +75,17 @@ def _processes_of(name: str, sessions: Collection[int]) -> list[psutil.Process]:
 
 
 def _is_of_run(process: psutil.Process, name: str, sessions: Collection[int]) -> bool:
-    # The leader is found before its `setsid` too.
-    if process.pid in sessions or (sessions and os.getsid(process.pid) in sessions):
+    """Whether a process is in one of the sessions, or was started with the token of the run of that name."""
+    if process.pid in sessions:
+        return True  # a leader, also before its `setsid`
+    if sessions and os.getsid(process.pid) in sessions:
         return True
     token = process.environ().get(launch_file.TOKEN_VARIABLE)
     return token is not None and launch_file.name_of(token) == name
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that nobody has reaped yet has."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -91,18 +96,19 @@ _USAGE = "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | 
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the agent or ends a run, as the arguments say; returns the exit code."""
+    """Run the agent or end a run, as the arguments say; returns the exit code."""
     match arguments:
         case ["--end", name]:
             end_run(name)
             return 0
         case [folder, "--", *command] if command:
-            return _keep(Path(folder), command)
+            return _run_under_driver(Path(folder), command)
         case _:
             sys.exit(_USAGE)
 
 
-def _keep(run_folder: Path, command: list[str]) -> int:
+def _run_under_driver(run_folder: Path, command: list[str]) -> int:
+    """Run the command for as long as the driver lives; returns its exit code, 128 + N where signal N ended it."""
     try:
         launch = launch_file.read(run_folder)
     except (OSError, ValueError) as error:
@@ -114,8 +120,8 @@ def _keep(run_folder: Path, command: list[str]) -> int:
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: the driver at {launch.lifeline} is not reached from this host: {error}")
     # Tied to this process: SIGKILL of this agent ends the command too.
-    tied = python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command)
-    code = subprocess.call(tied, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
+    tied_command = python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command)
+    code = subprocess.call(tied_command, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
     heartbeat.close()
     # As a shell reports a signal.
     return code if code >= 0 else 128 - code

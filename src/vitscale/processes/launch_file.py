@@ -1,9 +1,9 @@
-"""launch.json in a run's folder: what every process of the run must know and no launcher can be trusted to pass on.
+"""launch.json in a run's folder: values that every process of the run needs, and that no launcher surely passes on.
 
 Launchers pass variables from host to host through shells, each with its own list of names that it lets through. Ranks
 read them from this file instead, so that a launcher needs to pass only the rank's argv.
 
-The module also has the one table of the variables by which launchers tell a process which rank it is.
+The module also has the one table of the variables by which launchers give a process its rank.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pydantic import Field
 
 from vitscale.base.files import read_record
 from vitscale.base.interpreter import safe_path
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 
 NAME = "launch.json"
 TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - the variable's name
@@ -32,17 +33,17 @@ an import, or the interpreter's start, has since changed them."""
 
 
 def name_of(token: str) -> str:
-    """A name for the run with this token, for all to read: nobody finds the token by it (SHA-256)."""
+    """Return a name for the run with this token, for all to read: nobody finds the token by it (SHA-256)."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 class LaunchFile(Spec):
-    """How one run was started."""
+    """The start of one run."""
 
     token: str
     """Identifies this run. A secret: a process must send it to be heard by the driver."""
     commands: tuple[tuple[str, ...], ...]
-    """What the driver started: one argv, or one for each host."""
+    """The commands that the driver started: one argv, or one for each host."""
     hosts: tuple[str, ...] = ()
     master_address: str | None = None
     """Address where rank 0 listens; null where the launcher tells ranks itself, or one rank has no launcher."""
@@ -68,7 +69,7 @@ class LaunchFile(Spec):
 
 
 def read(run_folder: Path) -> LaunchFile | None:
-    """The run's launch file; None where there is none (a rank started by hand).
+    """Read the run's launch file; None where there is none (a rank started by hand).
 
     Raises:
         ValueError: the file is not one that this version writes.
@@ -80,7 +81,7 @@ def read(run_folder: Path) -> LaunchFile | None:
 
 
 def boot_id() -> str:
-    """Identifies this boot of this machine, in its containers too. Empty where unknown."""
+    """Return a text that identifies this boot of this machine, in its containers too. Empty where unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -88,7 +89,7 @@ def boot_id() -> str:
 
 
 def host_id() -> str:
-    """Identifies this boot and this process's namespace of process ids. Empty where unknown.
+    """Return a text that identifies this boot and this process's namespace of process ids. Empty where unknown.
 
     Monotonic clocks and process ids may be compared where it is the same.
     """
@@ -99,8 +100,11 @@ def host_id() -> str:
 
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
-    """This process's environment, with the launch file's variables and token. A launcher's numbers of ranks stay."""
-    environment = os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    """Return this process's environment, with the launch file's variables and token.
+
+    A launcher's numbers of ranks stay.
+    """
+    environment = os.environ | _without_rank_variables(launch.environment) | {TOKEN_VARIABLE: launch.token}
     return environment | safe_path(environment)
 
 
@@ -108,12 +112,12 @@ def is_complete(launch: LaunchFile) -> bool:
     """Whether the launcher has passed on the run's token, and has left alone what the study sets itself."""
     if os.environ.get(TOKEN_VARIABLE) != launch.token:
         return False
-    set_by_study = _unnumbered({name: launch.environment[name] for name in launch.study_variables})
-    replaced = any(os.environ.get(name) != value for name, value in set_by_study.items())
-    return not replaced or os.environ.get(COMPLETE_VARIABLE) == launch.token
+    set_by_study = _without_rank_variables({name: launch.environment[name] for name in launch.study_variables})
+    has_replaced_any = any(os.environ.get(name) != value for name, value in set_by_study.items())
+    return not has_replaced_any or os.environ.get(COMPLETE_VARIABLE) == launch.token
 
 
-def _unnumbered(environment: Mapping[str, str]) -> dict[str, str]:
+def _without_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in ALL_NAMES}
 
 
@@ -127,12 +131,17 @@ class RankVariables:
     others: tuple[str, ...] = ()
     """Further names that would mislead processes for which they are not meant."""
 
-    def given(self, environment: Mapping[str, str]) -> bool:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of this family."""
+        return (self.rank, self.world_size, self.local_rank, *self.others)
+
+    def are_in(self, environment: Mapping[str, str]) -> bool:
         """Whether a launcher of this family has started the process."""
         return self.rank in environment and self.world_size in environment
 
-    def telling(self, rank: int, world_size: int, local_rank: int) -> dict[str, str]:
-        """The variables that tell a process these numbers."""
+    def variables(self, rank: int, world_size: int, local_rank: int) -> dict[str, str]:
+        """Return the variables that give a process these numbers."""
         return {self.rank: str(rank), self.world_size: str(world_size), self.local_rank: str(local_rank)}
 
 
@@ -152,9 +161,7 @@ SLURM = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_N
 FAMILIES = (TORCH, OPEN_MPI, SLURM)
 """Innermost launchers first: torchrun may be started by srun, and mpirun within a Slurm allocation."""
 
-ALL_NAMES = tuple(
-    name for family in FAMILIES for name in (family.rank, family.world_size, family.local_rank, *family.others)
-)
+ALL_NAMES = tuple(chain.from_iterable(family.names for family in FAMILIES))
 """All these names: if left over from a launcher around the driver, they would make a rank join another world."""
 
 RECORDER_RING = ("TORCH_FR_BUFFER_SIZE", "16384")

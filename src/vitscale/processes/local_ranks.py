@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import NamedTuple
 
 from vitscale.base.interpreter import python_module
 from vitscale.processes.launch_file import ALL_NAMES, TORCH
@@ -20,6 +21,7 @@ from vitscale.processes.launch_file import ALL_NAMES, TORCH
 _LAST_WORDS_SECONDS = 0.5
 """Seconds that the other ranks have, once one has failed, to end and say why."""
 _GRACE_SECONDS = 5.0
+"""Seconds from SIGTERM to SIGKILL."""
 _LOOK_SECONDS = 0.01
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that are passed on to the ranks."""
@@ -29,7 +31,7 @@ StartRank = Callable[[list[str], Mapping[str, str]], int]
 
 
 def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
-    """Runs the ranks to their end; returns the exit code.
+    """Run the ranks to their end; returns the exit code.
 
     Args:
         arguments: N, PORT, MODULE and FOLDER; the ranks meet at PORT of this machine.
@@ -40,79 +42,117 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
             pass
         case _:
             sys.exit("usage: python -m vitscale.processes.local_ranks N PORT MODULE FOLDER")
-    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES}
-    running: dict[int, int] = {}
-    asked: list[int] = []
+    environment = {name: value for name, value in os.environ.items() if name not in ALL_NAMES}
+    rank_by_pid: dict[int, int] = {}
+    received: list[int] = []
 
-    def ask(number: int, _frame: FrameType | None = None) -> None:
-        asked.append(number)
-        _tell(running, number)
+    def pass_on(number: int, _frame: FrameType | None = None) -> None:
+        received.append(number)
+        _signal_all(rank_by_pid, number)
 
     options = python_module(module)[1:]
-    before = {number: signal.signal(number, ask) for number in ASKING}
+    earlier_handlers = {number: signal.signal(number, pass_on) for number in ASKING}
     try:
         for rank in range(int(ranks)):
-            variables = own | _variables(rank, int(ranks), port)
-            running[(start_rank or _new_process)([*options, folder], variables)] = rank
-            if asked:
-                _tell(running, asked[0])
-        codes = _ended(running)
+            variables = environment | _variables(rank, int(ranks), port)
+            pid = (start_rank or _start_process)([*options, folder], variables)
+            rank_by_pid[pid] = rank
+            if received:
+                _signal_all(rank_by_pid, received[0])  # this rank was not there yet when the signal came
+        exits = _wait_for_all(rank_by_pid)
     finally:
-        _tell(running, signal.SIGKILL)  # ranks are left here only after an exception
-        for number, handler in before.items():
+        _signal_all(rank_by_pid, signal.SIGKILL)  # ranks are left here only after an exception
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
-    failed = [(rank, code) for rank, code in codes if code]
-    if not failed:
+    return _report(exits)
+
+
+class _RankExit(NamedTuple):
+    """The end of a rank."""
+
+    rank: int
+    code: int
+    """Exit code, or minus a signal's number."""
+
+
+def _report(exits: Sequence[_RankExit]) -> int:
+    """Print the ranks that failed, and return this process's exit code."""
+    failures = [rank_exit for rank_exit in exits if rank_exit.code]
+    if not failures:
         return 0
     print("local: the ranks that failed, the first one first:", file=sys.stderr)
-    for rank, code in failed:
+    for rank, code in failures:
         print(f"local: rank {rank} ended with exit code {code}", file=sys.stderr)
     sys.stderr.flush()
-    first = failed[0][1]
-    return first if first > 0 else 128 - first
+    first_code = failures[0].code
+    return first_code if first_code > 0 else 128 - first_code
 
 
 def _variables(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """The variables that tell a rank its place. A single rank gets none, and so opens no port."""
+    """Return the variables by which a rank knows its number. A single rank gets none, and so opens no port."""
     if ranks == 1:
         return {}
-    numbers = TORCH.telling(rank, ranks, rank)
+    numbers = TORCH.variables(rank, ranks, rank)
     return numbers | {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def _new_process(arguments: list[str], variables: Mapping[str, str]) -> int:
+def _start_process(arguments: list[str], variables: Mapping[str, str]) -> int:
     return os.posix_spawn(sys.executable, [sys.executable, *arguments], variables)
 
 
-def _ended(running: dict[int, int]) -> list[tuple[int, int]]:
-    """Waits for all ranks; returns (rank, exit code, or minus a signal's number) in the order in which they ended."""
-    codes: list[tuple[int, int]] = []
+class _Deadline(NamedTuple):
+    """A stage in the end of the ranks that are left, once one has failed."""
+
+    number: signal.Signals | None
+    """The signal that they get."""
+    seconds: float | None
+    """The time that they have then; None: any."""
+
+
+_DEADLINES = (
+    _Deadline(None, _LAST_WORDS_SECONDS),
+    _Deadline(signal.SIGTERM, _GRACE_SECONDS),
+    _Deadline(signal.SIGKILL, None),
+)
+
+
+def _wait_for_all(rank_by_pid: dict[int, int]) -> list[_RankExit]:
+    """Wait for all ranks, and end the others once one has failed.
+
+    Args:
+        rank_by_pid: the ranks that run; those that end leave it.
+
+    Returns:
+        The ends of the ranks, in the order in which they ended.
+    """
+    exits: list[_RankExit] = []
 
     def reap(options: int) -> bool:
+        """Note the end of a child, which need not be a rank; False where `options` has WNOHANG and none has ended."""
         pid, status = os.waitpid(-1, options)
-        if pid in running:
-            codes.append((running.pop(pid), os.waitstatus_to_exitcode(status)))
+        if pid in rank_by_pid:
+            exits.append(_RankExit(rank_by_pid.pop(pid), os.waitstatus_to_exitcode(status)))
         return pid != 0
 
     # Sleep until something ends: this process must not take time from the ranks.
-    while running and not any(code for _, code in codes):
+    while rank_by_pid and not any(rank_exit.code for rank_exit in exits):
         reap(0)
-    for number, seconds in ((None, _LAST_WORDS_SECONDS), (signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
-        if not running:
+    for deadline in _DEADLINES:
+        if not rank_by_pid:
             break
-        if number == signal.SIGKILL:
+        if deadline.number == signal.SIGKILL:
             print("local: SIGKILL to the ranks that did not heed SIGTERM", file=sys.stderr, flush=True)
-        if number is not None:
-            _tell(running, number)
-        end = None if seconds is None else time.monotonic() + seconds
-        while running and (end is None or time.monotonic() < end):
+        if deadline.number is not None:
+            _signal_all(rank_by_pid, deadline.number)
+        end = None if deadline.seconds is None else time.monotonic() + deadline.seconds
+        while rank_by_pid and (end is None or time.monotonic() < end):
             if not reap(os.WNOHANG):
                 time.sleep(_LOOK_SECONDS)
-    return codes
+    return exits
 
 
-def _tell(running: Mapping[int, int], number: int) -> None:
-    for pid in list(running):
+def _signal_all(rank_by_pid: Mapping[int, int], number: int) -> None:
+    for pid in list(rank_by_pid):
         os.kill(pid, number)
         # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
         os.kill(pid, signal.SIGCONT)

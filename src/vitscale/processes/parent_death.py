@@ -14,7 +14,7 @@ _PR_SET_NAME = 15
 
 
 def end_with_parent(parent: int) -> bool:
-    """Asks the kernel to SIGKILL this process when the thread that started it ends; children do not inherit this.
+    """Ask the kernel to SIGKILL this process when the thread that started it ends; children do not inherit this.
 
     Returns:
         Whether `parent` is still this process's parent. If it died before the call, nobody sends the signal.
@@ -24,12 +24,12 @@ def end_with_parent(parent: int) -> bool:
 
 
 def name_process(name: str) -> None:
-    """Gives this process the name that `top` and `ps -o comm` show, of which the kernel keeps 15 bytes."""
+    """Give this process the name that `top` and `ps -o comm` show, of which the kernel keeps 15 bytes."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def main(arguments: list[str]) -> None:
-    """Ties this process to its parent and becomes the command after `--`."""
+    """Tie this process to its parent and becomes the command after `--`."""
     match arguments:
         case [parent, "--", *command] if parent.isdecimal() and command:
             pass

@@ -1,6 +1,9 @@
-"""RESULTS/jobs/NAME.json: what one batch job is to do, shared by the login node and the job.
+"""RESULTS/jobs/NAME.json: the work of one batch job, shared by the login node and the job.
 
 Also looks at batch jobs: asks once for all of them, and writes the outcomes that ended ones have not written.
+
+A job is one job of the batch system, or an array with one run in each element. `element` is the number of an element,
+and None for a job that is no array.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from pydantic import Field
 from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
-from vitscale.runner.one_run import RunContext, RunTask, new_attempt, touched
-from vitscale.schedulers import Cause, Scheduler, Submitter, made
+from vitscale.runner.one_run import RunContext, RunTask, attempt_number, folder_times, new_attempt
+from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.private_values import is_private
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 
 _NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
 
@@ -41,7 +44,7 @@ class BatchTask(Spec):
 
     @property
     def task(self) -> RunTask:
-        """Which run it is."""
+        """The run's trial and repeat."""
         return RunTask(self.trial_id, self.repeat)
 
 
@@ -67,45 +70,51 @@ class JobFile(Spec):
     """Whether nothing more comes of it: its runs have outcomes, or others do them. A job that starts now leaves."""
 
     def context(self, record: StudyRecord, results: Path) -> RunContext:
-        """The context that its runs share."""
+        """Return the context that its runs share. `record` is that of study.json in the folder `results`."""
         return RunContext(record, self.measure, self.launch, self.slurm, Path(self.study_folder), results)
 
     def submitter(self) -> Submitter:
-        """The batch system that it was submitted to.
+        """Return the batch system that it was submitted to.
 
         Raises:
             RequestError: it is not installed any more.
             StoreError: it takes no jobs.
         """
-        scheduler = made(self.scheduler, self.launch, self.slurm, None, Path(self.study_folder) / "study.toml")
+        study_path = Path(self.study_folder) / "study.toml"
+        scheduler = make_scheduler(self.scheduler, self.launch, self.slurm, node=None, study_path=study_path)
         if not isinstance(scheduler, Submitter):
             raise StoreError(f"the job {self.name} was submitted to {shown(self.scheduler)}, which takes no jobs")
         return scheduler
 
     def write(self, results: Path) -> None:
-        """Replaces the job's file in one go."""
+        """Replace the job's file in one go; others cannot read it where the study's variables hold secrets."""
         folder = results / "jobs"
         folder.mkdir(exist_ok=True)
-        private = any(is_private(name, value) for name, value in self.launch.environment.items())
-        write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1), private=private)
+        has_secrets = any(is_private(name, value) for name, value in self.launch.environment.items())
+        write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1), private=has_secrets)
 
     def elsewhere(self, results: Path) -> bool:
-        """Whether it writes to another folder, of which `results` is a copy. One that is reached by two paths is one,
-        and where the other path leads nowhere from here, nobody can tell."""
+        """Whether it writes to another folder, of which `results` is a copy.
+
+        A folder that is reached by two paths is one folder. Where the job's path leads nowhere from here, nobody can
+        say, and the answer is False.
+        """
+        if self.results is None:
+            return False
         try:
-            return self.results is not None and not results.samefile(self.results)
+            return not results.samefile(self.results)
         except OSError:
             return False
 
     def tasks_of(self, element: int | None) -> tuple[BatchTask, ...]:
-        """The runs of one element of an array; all runs where `element` is None."""
+        """Return the runs of one element of an array; all runs where `element` is None."""
         if element is None:
             return self.tasks
         return self.tasks[element : element + 1]
 
 
 def read_job(results: Path, name: str) -> JobFile:
-    """One job's file.
+    """Read one job's file.
 
     Raises:
         StoreError: there is no such job, or its file cannot be read.
@@ -121,13 +130,14 @@ def read_job(results: Path, name: str) -> JobFile:
 
 
 def open_jobs(results: Path) -> list[JobFile]:
-    """All jobs that are not closed.
+    """Return all jobs of a results folder that are not closed, by name.
 
     Raises:
         StoreError: a file cannot be read.
     """
     names = sorted(path.stem for path in (results / "jobs").glob("vitscale-*.json"))
-    return [job for job in (read_job(results, name) for name in names) if not job.closed]
+    jobs = [read_job(results, name) for name in names]
+    return [job for job in jobs if not job.closed]
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,10 @@ class RunState:
 
 
 def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
-    """The state of a run, from its attempts in this job: each transient failure is followed by another attempt.
+    """Return the state of a run, from its attempts in this job.
+
+    Each transient failure is followed by another attempt, up to `retries` of them: the last attempt that has begun
+    counts.
 
     Raises:
         StoreError: an outcome cannot be read.
@@ -159,63 +172,68 @@ def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
 
 
 def run_states(results: Path, job: JobFile) -> dict[RunTask, RunState]:
-    """How far a job has come with each of its runs."""
+    """Return how far a job has come with each of its runs."""
     return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
 def waiting(results: Path, job: JobFile) -> set[RunTask]:
-    """The runs of a job that have no outcome yet."""
+    """Return the runs of a job that have no outcome yet."""
     return {task for task, state in run_states(results, job).items() if state.outcome is None}
 
 
 def drivers_lock(
     results: Path, name: str, element: int | None, *, patience_seconds: float
 ) -> AbstractContextManager[TextIO | None]:
-    """The lock of the driver of a job, or of one element of an array; None where it was not free in time.
+    """Take the lock of the driver of a job, or of one element of an array; None where it was not free in time.
 
     The driver holds it while it lives, so that nobody else settles its runs.
     """
-    part = "" if element is None else f"-{element}"
-    return file_lock(results / "jobs" / f"{name}{part}.lock", patience_seconds)
+    suffix = "" if element is None else f"-{element}"
+    return file_lock(results / "jobs" / f"{name}{suffix}.lock", patience_seconds)
 
 
 def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], cause: Cause) -> None:
-    """Gives each run without an outcome one with this cause: the run that was under way and those that never began.
+    """Give each run without an outcome one with this cause: the run that was under way and those that never began.
 
     The next `vitscale run` does them again. Runs of trials that have left the study are passed over.
     """
     for task in tasks:
         state = run_state(context.results, task, context.measure.retries)
-        if state.outcome is not None or task.trial_id not in context.record.trials:
+        is_of_study = task.trial_id in context.record.trials
+        if state.outcome is not None or not is_of_study:
             continue
         folder = state.folder
         if not folder.exists():
-            attempt = int(folder.name.rpartition("-a")[2])
-            folder = new_attempt(context, task.task, attempt)
-        write_outcome(folder, _outcome(folder, cause))
+            folder = new_attempt(context, task.task, attempt_number(folder.name))
+        write_outcome(folder, _outcome_with(cause, folder))
 
 
-def _outcome(folder: Path, cause: Cause) -> Outcome:
-    """An outcome for a run's folder; its time is from the first to the last change in the folder."""
-    began, seconds = touched(folder)
+def _outcome_with(cause: Cause, folder: Path) -> Outcome:
+    """Return an outcome for a run's folder; its time is from the first to the last change in the folder."""
+    times = folder_times(folder)
     return Outcome(
         kind=cause.kind,
         reason=cause.reason,
         detail=log_tail(folder / "log.txt"),
         host=cause.host,
         external=True,
-        started_unix_seconds=began,
-        wall_seconds=seconds,
+        started_unix_seconds=times.first_unix_seconds,
+        wall_seconds=times.seconds,
     )
 
 
 FIRST_LOOK_SECONDS = 0.5
+"""Pause after the first look at the batch system; each further one is `LOOK_GROWTH` times as long."""
 LATEST_LOOK_SECONDS = 30.0
+"""The longest pause between two looks."""
 LOOK_GROWTH = 1.3
 _SECOND_LOOK_SECONDS = 1.0
+"""Pause before a second look where the batch system does not know a job."""
 _LAST_WORDS_SECONDS = 30.0
+"""How long the driver of a job that is over may go on writing its outcomes."""
 
 Say = Callable[[str], None]
+"""Prints one line for the user."""
 States = Mapping[tuple[str, int | None], JobState]
 """States of jobs, by (name of the job, element of its array)."""
 Answer = TypeVar("Answer")
@@ -224,34 +242,38 @@ Answer = TypeVar("Answer")
 def patiently(
     scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
-    """The batch system's answer; waits while it is silent, and says so once."""
-    seconds, silent = FIRST_LOOK_SECONDS, False
+    """Return the batch system's answer to `question`; waits while it is silent, and says so once."""
+    pause_seconds = FIRST_LOOK_SECONDS
+    was_silent = False
     while True:
         try:
             answer = question()
         except SchedulerSilentError as error:
-            if not silent:
+            if not was_silent:
                 say(f"waiting for {scheduler.title}: {error}")
-            silent = True
-            pause(seconds)
-            seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
+            was_silent = True
+            pause(pause_seconds)
+            pause_seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * pause_seconds)
         else:
-            if silent:
+            if was_silent:
                 say(f"{scheduler.title} answers again")
             return answer
 
 
 def look(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States:
-    """What the batch system knows of these jobs; those that it has forgotten are missing, after a second look."""
-    states = _states(submitter, jobs)
-    if any(_forgotten(job, waiting(results, job), states) for job in jobs):
+    """Return the states of these jobs; those that the batch system has forgotten are missing, after a second look."""
+    states = _known_states(submitter, jobs)
+    if any(_has_forgotten_part(job, waiting(results, job), states) for job in jobs):
         time.sleep(_SECOND_LOOK_SECONDS)
-        states = {**states, **_states(submitter, jobs)}
+        states = {**states, **_known_states(submitter, jobs)}
     return states
 
 
 def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: States) -> JobFile:
-    """Writes the outcomes that a job's ended parts have not written; closes it where nothing more will come.
+    """Write the outcomes that a job's ended parts have not written; close it where nothing more will come.
+
+    Returns:
+        The job, with `closed` as it is now.
 
     Raises:
         StoreError: the study cannot be read.
@@ -259,45 +281,74 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
     study = read_study(results)
     if study is None:
         raise StoreError(f"{results} has jobs, but no study.json")
-    left, live = waiting(results, job), False
+    context = job.context(study, results)
+    without_outcome = waiting(results, job)
+    is_live = False
     for element in elements(job):
-        missing = [task for task in job.tasks_of(element) if task.task in left]
+        missing = [task for task in job.tasks_of(element) if task.task in without_outcome]
+        if not missing:
+            continue
         state = states.get((job.name, element))
         if state is not None and not state.over:
-            live = live or bool(missing)
-        elif missing:
-            named = f"{job.job_id}_{element}" if element is not None else f"{job.job_id}"
-            # The driver of a job on a node that failed may still be writing its own outcome.
-            with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
-                if state is None and _never_began(results, job, element, states):
-                    cause = Cause("failed", f"cancelled before it began (job {named})")
-                else:
-                    cause = submitter.cause(state.job_id if state else named, _nodes(results, job, missing))
-                write_missing_outcomes(job.context(study, results), missing, cause)
-    return job if live else close(results, job)
+            is_live = True
+            continue
+        # The driver of a job on a node that failed may still be writing its own outcome.
+        with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
+            cause = _cause_of_end(submitter, results, job, element, missing, states)
+            write_missing_outcomes(context, missing, cause)
+    return job if is_live else close(results, job)
+
+
+def _cause_of_end(
+    submitter: Submitter,
+    results: Path,
+    job: JobFile,
+    element: int | None,
+    missing: Sequence[BatchTask],
+    states: States,
+) -> Cause:
+    """Return why a job, or one element of it, ended before its runs `missing` had outcomes."""
+    state = states.get((job.name, element))
+    job_id = f"{job.job_id}" if element is None else f"{job.job_id}_{element}"
+    if state is None and _never_began(results, job, element, states):
+        return Cause("failed", f"cancelled before it began (job {job_id})")
+    return submitter.cause(state.job_id if state else job_id, _hosts_of_begun_run(results, job, missing))
 
 
 def close(results: Path, job: JobFile) -> JobFile:
-    """Marks a job as one from which nothing more comes."""
+    """Mark a job as one from which nothing more comes, in its file too; returns it."""
     job = job.model_copy(update={"closed": True})
     job.write(results)
     return job
 
 
 def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
-    """A job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
+    """Return a job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts = Counter[str]()
     for element in elements(job):
-        if (state := states.get((job.name, element))) is not None:
-            word = state.state.lower().replace("_", " ")
-            counts[f"{word} ({state.reason})" if word == "pending" and state.reason else word] += 1
-    told = [f"{count} {text}" if job.array else text for text, count in counts.items()]
-    kind = "array" if job.array else "job"
-    return f"{kind} {job.job_id}: {', '.join(told) or f'forgotten by {submitter.title}'}"
+        state = states.get((job.name, element))
+        if state is not None:
+            counts[_state_words(state)] += 1
+    if not counts:
+        clauses = [f"forgotten by {submitter.title}"]
+    elif job.array:
+        clauses = [f"{count} {words}" for words, count in counts.items()]
+    else:
+        clauses = list(counts)
+    noun = "array" if job.array else "job"
+    return f"{noun} {job.job_id}: {', '.join(clauses)}"
+
+
+def _state_words(state: JobState) -> str:
+    """Return "running", "out of memory", or "pending (Resources)"."""
+    words = state.state.lower().replace("_", " ")
+    if words == "pending" and state.reason:
+        return f"{words} ({state.reason})"
+    return words
 
 
 def elements(job: JobFile) -> Sequence[int | None]:
-    """The parts of a job that Slurm runs separately."""
+    """Return the parts of a job that Slurm runs separately: 0, 1, ... of an array, None alone for a job."""
     return range(len(job.tasks)) if job.array else [None]
 
 
@@ -306,24 +357,27 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
 
     Slurm makes an element of its own only of one that begins; what is cancelled before leaves no trace.
     """
-    known = any(name == job.name for name, _ in states)
-    return known and element is not None and not any((results / "jobs").glob(f"{job.name}-*_{element}.out"))
+    if element is None:
+        return False
+    is_array_known = any(name == job.name for name, _ in states)
+    return is_array_known and not any((results / "jobs").glob(f"{job.name}-*_{element}.out"))
 
 
-def _forgotten(job: JobFile, left: set[RunTask], states: States) -> bool:
+def _has_forgotten_part(job: JobFile, without_outcome: set[RunTask], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
-    return any(
-        states.get((job.name, element)) is None and any(task.task in left for task in job.tasks_of(element))
-        for element in elements(job)
-    )
+    unknown_tasks: list[BatchTask] = []
+    for element in elements(job):
+        if (job.name, element) not in states:
+            unknown_tasks += job.tasks_of(element)
+    return any(task.task in without_outcome for task in unknown_tasks)
 
 
-def _states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
+def _known_states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
     return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
 
 
-def _nodes(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[str, ...]:
-    """The hosts of the run that was under way; empty where none was."""
+def _hosts_of_begun_run(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[str, ...]:
+    """Return the hosts of the run that was under way; empty where none was."""
     for task in missing:
         header = run_state(results, task, job.measure.retries).folder / "trial.json"
         if header.exists():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, shown
 from vitscale.present.units import counted
 from vitscale.runner import batch_file
-from vitscale.runner.one_run import RunContext, RunTask
+from vitscale.runner.one_run import RunContext, RunTask, next_attempt
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
@@ -33,7 +33,15 @@ class Detached(VitscaleError):
 def submit_outstanding(
     plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
 ) -> Report:
-    """Submits all missing runs that have no live job, and waits for all. The caller holds the folder's lock.
+    """Submit all missing runs that have no live job, and wait for all. The caller holds the folder's lock.
+
+    Args:
+        plan: the study.
+        submitter: batch system that takes the jobs.
+        results: folder of the results.
+        console: for lines and the live display.
+        unfit: trials to skip -> why.
+        retry_failed: do runs again that did not complete.
 
     Raises:
         Detached: on Ctrl-C or a logout; the jobs go on.
@@ -59,7 +67,7 @@ def submit_outstanding(
             def on_outcome(task: RunTask, outcome: Outcome) -> None:
                 nonlocal done
                 done += 1
-                outcomes[task.trial_id, task.repeat] = outcome
+                outcomes[task] = outcome
                 progress.end(plan.record.trials[task.trial_id], outcome)
 
             progress.expect(len(todo), added.most())
@@ -72,34 +80,39 @@ def submit_outstanding(
 
 
 def refuse_live_jobs(results: Path) -> None:
-    """Refuses to go on while jobs are live: a driver that is no job must not write beside them.
+    """Refuse to go on while jobs are live: a driver that is no job must not write beside them.
 
     Raises:
         StoreError: there are live jobs.
     """
-    if jobs := live_jobs(results):
+    job_ids = live_jobs(results)
+    if job_ids:
         raise StoreError(
-            f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(jobs[:8])}",
+            f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(job_ids[:8])}",
             next_step="Wait for them with --scheduler slurm, cancel them (scancel), or give another folder with -o",
         )
 
 
 def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunTask]) -> list[str]:
-    """The scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
+    """Return the scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
         RequestError: a value of the study cannot stand in a script.
     """
-    jobs = new_jobs(context, submitter, tasks, {}, lambda: "0" * 8, _most_elements(submitter, None))
-    return [submitter.script(asked_for(context, job)) for job in jobs]
+    most_elements = _most_elements(submitter, say=None)
+    jobs = new_jobs(context, submitter, tasks, attempts={}, digits=lambda: "0" * 8, most_elements=most_elements)
+    return [submitter.script(job_request(context, job)) for job in jobs]
 
 
 def live_jobs(results: Path) -> list[str]:
-    """Numbers of the jobs that may still write to `results`; all open ones where their batch system is silent."""
-    live = []
-    own = [job for job in batch_file.open_jobs(results) if not job.elsewhere(results)]
-    for _, group in groupby(sorted(own, key=lambda job: job.scheduler), lambda job: job.scheduler):
-        jobs = list(group)
+    """Return the numbers of jobs that may still write to `results`; of a silent batch system all open ones."""
+    jobs_by_scheduler: dict[str, list[batch_file.JobFile]] = {}
+    for job in batch_file.open_jobs(results):
+        if not job.elsewhere(results):
+            jobs_by_scheduler.setdefault(job.scheduler, []).append(job)
+
+    live: list[batch_file.JobFile] = []
+    for _, jobs in sorted(jobs_by_scheduler.items()):
         try:
             states = jobs[0].submitter().states([job.name for job in jobs])
         except SchedulerMissingError:
@@ -107,13 +120,13 @@ def live_jobs(results: Path) -> list[str]:
         except SchedulerError:
             live += jobs
         else:
-            under_way = {state.name for state in states if not state.over}
-            live += [job for job in jobs if job.name in under_way]
+            live_names = {state.name for state in states if not state.over}
+            live += [job for job in jobs if job.name in live_names]
     return [job.job_id or job.name for job in live]
 
 
 def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
-    """Closes the jobs of earlier calls that have ended, and writes outcomes that they have not. Live jobs stay open.
+    """Close the jobs of earlier calls that have ended, and write outcomes that they have not. Live jobs stay open.
 
     Raises:
         StoreError: a job's file cannot be read.
@@ -127,16 +140,26 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
             jobs.append(job)
     states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
     for job in jobs:
-        known = next((state for (name, _), state in states.items() if name == job.name), None)
-        if job.job_id is None and known is not None:
-            # The call that submitted the job ended before it could write down its number.
-            job = job.model_copy(update={"job_id": known.array_id})
-            job.write(results)
+        if job.job_id is None:
+            job = _with_job_id(results, job, states)
         if job.job_id is None:
             # Never submitted, or long gone. If it starts after all, it finds itself closed.
             batch_file.close(results, job)
         else:
             batch_file.settle_ended(submitter, results, job, states)
+
+
+def _with_job_id(results: Path, job: batch_file.JobFile, states: batch_file.States) -> batch_file.JobFile:
+    """Return the job with its number, in its file too, where the batch system knows its name; else the job as it is.
+
+    The call that submitted it ended before it could write down the number.
+    """
+    for (name, _), state in states.items():
+        if name == job.name:
+            job = job.model_copy(update={"job_id": state.array_id})
+            job.write(results)
+            return job
+    return job
 
 
 def submit_and_watch(
@@ -146,10 +169,10 @@ def submit_and_watch(
     say: batch_file.Say,
     on_outcome: Callable[[RunTask, Outcome], None],
 ) -> None:
-    """Submits the runs that no live job holds, and returns when every task has its outcome.
+    """Submit the runs that no live job holds, and return when every task has its outcome.
 
     Args:
-        context: what the study's runs share.
+        context: values that the study's runs share.
         submitter: batch system that takes the jobs.
         tasks: the outstanding runs.
         say: prints one line for the user.
@@ -159,93 +182,156 @@ def submit_and_watch(
         SchedulerError: a job is refused; the others are submitted, and go on.
         RequestError: a value of the study cannot stand in a script.
     """
-    results, wanted = context.results, set(tasks)
-    jobs = []
-    for job in batch_file.open_jobs(results):
-        left = batch_file.waiting(results, job)
-        if not left:
-            batch_file.close(results, job)  # its last run has ended since `settle` looked
-        elif wanted & left:
-            jobs.append(job)
-    held = {task for job in jobs for task in batch_file.waiting(results, job)}
-    new = [task for task in tasks if task not in held]
-    most_elements = _most_elements(submitter, say) if new else 1
-    attempts = RunIndex(results).attempts
-    coming = list(new_jobs(context, submitter, new, attempts, lambda: secrets.token_hex(4), most_elements))
-
-    refused: dict[str, list[str]] = {}
-
-    def submit_more() -> None:
-        most = context.measure.parallel_runs
-        while coming and (most is None or sum(_at_a_time(results, job) for job in (*jobs, coming[0])) <= most):
-            job = coming.pop(0)
-            try:
-                jobs.append(submitted(context, submitter, job, say))
-            except SchedulerMissingError:
-                raise
-            except SchedulerError as error:  # of this shape of world: another may be taken
-                refused.setdefault(str(error), []).append(_shape(context, job))
-        if refused and not coming:
-            raise SchedulerError(" ".join(f"{', '.join(shapes)}: {said}" for said, shapes in refused.items()))
-
+    results = context.results
+    jobs = _jobs_with_any_of(results, set(tasks))
+    submitted_before: set[RunTask] = set()
+    for job in jobs:
+        submitted_before |= batch_file.waiting(results, job)
+    new_tasks = [task for task in tasks if task not in submitted_before]
+    most_elements = _most_elements(submitter, say) if new_tasks else 1
+    coming = new_jobs(
+        context,
+        submitter,
+        new_tasks,
+        attempts=RunIndex(results).attempts,
+        digits=lambda: secrets.token_hex(4),
+        most_elements=most_elements,
+    )
+    submission = _Submission(context, submitter, say, jobs, list(coming))
     try:
         for job in jobs:
-            to_come = counted(len(batch_file.waiting(results, job)), "run")
-            say(f"job {job.job_id} was submitted before: {to_come} to come")
-        submit_more()
-        _watch(submitter, results, jobs, wanted, say, on_outcome, submit_more)
+            runs_to_come = counted(len(batch_file.waiting(results, job)), "run")
+            say(f"job {job.job_id} was submitted before: {runs_to_come} to come")
+        submission.submit_more()
+        _watch(submission, set(tasks), on_outcome)
     except SchedulerError as error:
         if jobs:
-            raise type(error)(f"{error} {_go_on(jobs)}") from None
+            raise type(error)(f"{error} {_how_to_go_on(jobs)}") from None
         raise
 
 
-def _watch(
-    submitter: Submitter,
-    results: Path,
-    jobs: list[batch_file.JobFile],
-    wanted: set[RunTask],
-    say: batch_file.Say,
-    on_outcome: Callable[[RunTask, Outcome], None],
-    submit_more: Callable[[], None],
-) -> None:
-    """Looks at all jobs together, ever less often. Jobs that have ended leave `jobs`, and more may be submitted."""
-    told: dict[str, str] = {}
-    seconds = batch_file.FIRST_LOOK_SECONDS
+def _jobs_with_any_of(results: Path, tasks: set[RunTask]) -> list[batch_file.JobFile]:
+    """Return the open jobs in which one of the runs has no outcome yet; closes those whose last run has ended."""
+    jobs = []
+    for job in batch_file.open_jobs(results):
+        waiting = batch_file.waiting(results, job)
+        if not waiting:
+            batch_file.close(results, job)  # its last run has ended since `settle` looked
+        elif tasks & waiting:
+            jobs.append(job)
+    return jobs
+
+
+class _Submission:
+    """The jobs of one call: those that are live, and those that are still to be submitted."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        submitter: Submitter,
+        say: batch_file.Say,
+        jobs: list[batch_file.JobFile],
+        coming: list[batch_file.JobFile],
+    ) -> None:
+        """`jobs`: live ones; the submitted ones are added to it. `coming`: those to submit."""
+        self.results = context.results
+        self.submitter = submitter
+        self.say = say
+        self.jobs = jobs
+        self._context = context
+        self._coming = coming
+        self._refused: dict[str, list[str]] = {}
+        """The batch system's words -> shapes of worlds that it refused with them."""
+
+    def submit_more(self) -> None:
+        """Submit jobs for as long as `measure.parallel_runs` allows.
+
+        Raises:
+            SchedulerError: none is left to submit, and one of them was refused.
+        """
+        while self._coming and self._may_submit(self._coming[0]):
+            job = self._coming.pop(0)
+            try:
+                self.jobs.append(submitted(self._context, self.submitter, job, self.say))
+            except SchedulerMissingError:
+                raise
+            except SchedulerError as error:  # of this shape of world: another may be taken
+                self._refused.setdefault(str(error), []).append(_shape(self._context, job))
+        if self._refused and not self._coming:
+            refusals = [f"{', '.join(shapes)}: {words}" for words, shapes in self._refused.items()]
+            raise SchedulerError(" ".join(refusals))
+
+    def _may_submit(self, job: batch_file.JobFile) -> bool:
+        limit = self._context.measure.parallel_runs
+        if limit is None:
+            return True
+        return sum(_most_at_a_time(self.results, other) for other in (*self.jobs, job)) <= limit
+
+
+def _watch(submission: _Submission, tasks: set[RunTask], on_outcome: Callable[[RunTask, Outcome], None]) -> None:
+    """Look at all jobs together, ever less often, until none is live; more are submitted as others end.
+
+    Args:
+        submission: the jobs; those that have ended leave its list.
+        tasks: runs whose outcomes are reported; emptied as they are.
+        on_outcome: called with each run's outcome.
+    """
+    results = submission.results
+    submitter = submission.submitter
+    jobs = submission.jobs
+    say = submission.say
+    last_lines: dict[str, str] = {}
+    pause_seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
         # States first: once a job is over, the outcomes read afterwards are all that will come.
         states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
         for job in list(jobs):
-            closed = batch_file.settle_ended(submitter, results, job, states).closed
+            is_closed = batch_file.settle_ended(submitter, results, job, states).closed
             for task, state in batch_file.run_states(results, job).items():
-                if state.outcome is not None and task in wanted:
-                    wanted.discard(task)
+                if state.outcome is not None and task in tasks:
+                    tasks.discard(task)
                     on_outcome(task, state.outcome)
-            if closed:
+            if is_closed:
                 jobs.remove(job)
-            elif (line := batch_file.line_of(submitter, job, states)) != told.get(job.name):
-                told[job.name] = line
+                continue
+            line = batch_file.line_of(submitter, job, states)
+            if line != last_lines.get(job.name):
+                last_lines[job.name] = line
                 say(line)
-        submit_more()
+        submission.submit_more()
         if jobs:
-            time.sleep(seconds)
-            seconds = min(batch_file.LATEST_LOOK_SECONDS, batch_file.LOOK_GROWTH * seconds)
+            time.sleep(pause_seconds)
+            pause_seconds = min(batch_file.LATEST_LOOK_SECONDS, batch_file.LOOK_GROWTH * pause_seconds)
 
 
-def _at_a_time(results: Path, job: batch_file.JobFile) -> int:
-    """How many of the job's runs may run at the same time from now on."""
-    left = len(batch_file.waiting(results, job))
-    return min(left, (job.measure.parallel_runs or left) if job.array else 1)
+def _most_at_a_time(results: Path, job: batch_file.JobFile) -> int:
+    """Return how many of the job's runs may run at the same time from now on."""
+    waiting = len(batch_file.waiting(results, job))
+    if not job.array:
+        return min(waiting, 1)
+    return min(waiting, job.measure.parallel_runs or waiting)
 
 
 def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
-    """How many elements one array may have; what is usual where that is refused, or nobody waits for it (no `say`)."""
+    """Return how many elements one array may have; the usual number where the batch system refuses to answer.
+
+    `say`: None: do not wait while it is silent, and take the usual number then too.
+    """
     if not submitter.arrays:
         return 1
     try:
-        return batch_file.patiently(submitter, submitter.most_elements, say) if say else submitter.most_elements()
+        if say is None:
+            return submitter.most_elements()
+        return batch_file.patiently(submitter, submitter.most_elements, say)
     except SchedulerError:
         return Submitter.most_elements(submitter)
+
+
+class _Shape(NamedTuple):
+    """Runs of one shape ask for the same hosts, and can be elements of one array."""
+
+    world: World
+    on_gpus: bool
 
 
 def new_jobs(
@@ -256,22 +342,31 @@ def new_jobs(
     digits: Callable[[], str],
     most_elements: int,
 ) -> Iterator[batch_file.JobFile]:
-    """One job, or one array, for each shape of world; tasks keep their order."""
-    groups: dict[tuple[World, bool], list[batch_file.BatchTask]] = {}
+    """Yield one job, or arrays of at most `most_elements` runs, for each shape of world; tasks keep their order.
+
+    Args:
+        context: values that the study's runs share.
+        submitter: batch system that takes the jobs.
+        tasks: the runs.
+        attempts: highest attempt number in use, by (trial, repeat).
+        digits: makes the eight hexadecimal digits by which a job's name differs from all others.
+        most_elements: of one array.
+    """
+    tasks_by_shape: dict[_Shape, list[batch_file.BatchTask]] = {}
     for task in tasks:
-        attempt = attempts.get((task.trial_id, task.repeat), -1) + 1
-        shape = (context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
-        groups.setdefault(shape, []).append(
-            batch_file.BatchTask(trial_id=task.trial_id, repeat=task.repeat, attempt=attempt)
+        shape = _Shape(context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
+        batch_task = batch_file.BatchTask(
+            trial_id=task.trial_id, repeat=task.repeat, attempt=next_attempt(attempts, task)
         )
-    array = submitter.arrays
-    for (world, _), group in groups.items():
-        most = most_elements if array else len(group)
-        for first in range(0, len(group), most):
+        tasks_by_shape.setdefault(shape, []).append(batch_task)
+    is_array = submitter.arrays
+    for shape, batch_tasks in tasks_by_shape.items():
+        most = most_elements if is_array else len(batch_tasks)
+        for first in range(0, len(batch_tasks), most):
             yield batch_file.JobFile(
-                name=f"vitscale-{world.nodes}x{world.ranks_per_node}-{digits()}",
-                array=array,
-                tasks=tuple(group[first : first + most]),
+                name=f"vitscale-{shape.world.nodes}x{shape.world.ranks_per_node}-{digits()}",
+                array=is_array,
+                tasks=tuple(batch_tasks[first : first + most]),
                 study_folder=str(context.folder),
                 launch=context.launch,
                 slurm=context.slurm,
@@ -285,8 +380,8 @@ def _on_gpus(context: RunContext, trial_id: str) -> bool:
     return context.record.trials[trial_id].train.device == "cuda"
 
 
-def asked_for(context: RunContext, job: batch_file.JobFile) -> BatchJob:
-    """What the job's script asks for."""
+def job_request(context: RunContext, job: batch_file.JobFile) -> BatchJob:
+    """Return what the job's script asks for."""
     trial_id = job.tasks[0].trial_id
     return BatchJob(
         name=job.name,
@@ -302,21 +397,23 @@ def asked_for(context: RunContext, job: batch_file.JobFile) -> BatchJob:
 def submitted(
     context: RunContext, submitter: Submitter, job: batch_file.JobFile, say: batch_file.Say
 ) -> batch_file.JobFile:
-    """Submits a job; its file is written before, and its number after, so that a crash between never makes two jobs.
+    """Submit a job and return it with its number.
+
+    Its file is written before, and its number after, so that a crash between never makes two jobs.
 
     Raises:
         SchedulerError: the job is refused, and nothing of it is kept.
         RequestError: a value of the study cannot stand in a script.
     """
-    text = submitter.script(asked_for(context, job))
+    text = submitter.script(job_request(context, job))
     job.write(context.results)
     script = context.results / "jobs" / f"{job.name}.sh"
     write_record(script, text)
 
     def job_id() -> str:
         # An earlier answer may have been lost: the job may already exist.
-        known = [state.array_id for state in submitter.states([job.name])]
-        return known[0] if known else submitter.submit(script)
+        existing_ids = [state.array_id for state in submitter.states([job.name])]
+        return existing_ids[0] if existing_ids else submitter.submit(script)
 
     try:
         job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
@@ -325,31 +422,35 @@ def submitted(
             path.unlink()
         raise
     job.write(context.results)
-    what = "array" if job.array else "job"
+    noun = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{what} {job.job_id} submitted: {runs} on {_shape(context, job)}")
+    say(f"{noun} {job.job_id} submitted: {runs} on {_shape(context, job)}")
     return job
 
 
 def _shape(context: RunContext, job: batch_file.JobFile) -> str:
-    """The world of a job's runs in words: "2 x 4 ranks"."""
+    """Return the world of a job's runs in words: "2 x 4 ranks"."""
     world = context.record.trials[job.tasks[0].trial_id].world
     return f"{world.nodes} x {world.ranks_per_node} ranks"
 
 
 def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
+    """Return the error for a call that was interrupted while these jobs were open."""
     if not jobs:
         return Detached("interrupted: nothing was submitted.")
-    told = [_go_on(jobs)] if any(job.job_id is not None for job in jobs) else []
-    if asked := [job.name for job in jobs if job.job_id is None]:
-        told.append(
-            f"Whether {', '.join(asked)} was submitted too is not known: squeue --name={','.join(asked)} shows it, and "
-            "the same command again finds it"
+    sentences = []
+    unanswered_names = [job.name for job in jobs if job.job_id is None]
+    if len(unanswered_names) < len(jobs):
+        sentences.append(_how_to_go_on(jobs))
+    if unanswered_names:
+        sentences.append(
+            f"Whether {', '.join(unanswered_names)} was submitted too is not known: "
+            f"squeue --name={','.join(unanswered_names)} shows it, and the same command again finds it"
         )
-    return Detached(f"no longer watching. {' '.join(told)}")
+    return Detached(f"no longer watching. {' '.join(sentences)}")
 
 
-def _go_on(jobs: Sequence[batch_file.JobFile]) -> str:
+def _how_to_go_on(jobs: Sequence[batch_file.JobFile]) -> str:
     numbers = " ".join(job.job_id for job in jobs if job.job_id is not None)
     return (
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "

@@ -18,7 +18,7 @@ from vitscale.present.data import dotted
 from vitscale.present.units import listed
 from vitscale.store.results import StudyRecord
 from vitscale.study.file import overridden
-from vitscale.trial.trial import HOW_FOUND, Trial, WindowSpec
+from vitscale.trial.trial import LOCATION_FIELDS, Trial, WindowSpec
 
 _MOST_LISTED = 3
 _LAUNCH_FIELDS = ("launcher", "threads_per_rank")
@@ -145,7 +145,7 @@ def _affects_trials(field: str) -> bool:
     if section == "launch":
         return key in _LAUNCH_FIELDS
     if section == "data":
-        return key not in HOW_FOUND
+        return key not in LOCATION_FIELDS
     return section not in ("slurm", "node")
 
 
@@ -259,7 +259,7 @@ def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change
 def _fields(trial: Trial) -> dict[str, Any]:
     """Field, as a study names it -> value, of all that a trial's identity covers."""
     content = trial.model_dump(mode="json")
-    for field in HOW_FOUND:
+    for field in LOCATION_FIELDS:
         del content["data"][field]
     window = content.pop("window")
     return dotted(content | {"measure": window})

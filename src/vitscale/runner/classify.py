@@ -53,7 +53,7 @@ def outcome_of(evidence: RunEvidence) -> Outcome:
     verdict = RunVerdict("completed", "")
     if not evidence.completed:
         verdict = next(said for judge in JUDGES if (said := judge(evidence)) is not None)
-    groups = evidence.layout.groups_of(verdict.rank) if evidence.layout and verdict.rank is not None else ""
+    groups = evidence.layout.groups_in_words(verdict.rank) if evidence.layout and verdict.rank is not None else ""
     guilty = ending.statuses.get(verdict.rank) if verdict.rank is not None else None
     return Outcome(
         kind=verdict.kind,
@@ -102,7 +102,7 @@ def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
     lost = sorted(
         (status.ended_seconds or 0.0, rank)
         for rank, status in statuses.items()
-        if status.disconnection is not None and rank not in evidence.told
+        if status.disconnection is not None and rank not in evidence.ranks_with_an_end
     )
     never_heard = any(code > 0 and rank not in statuses for rank, code in evidence.reports.codes)
     if not lost or never_heard:
@@ -126,7 +126,7 @@ def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
         return _silent_host(status.host, there, evidence)
     if code is not None and code < 0:
         return _by_signal(rank, -code, evidence)
-    if code is None and not evidence.reports.whole:
+    if code is None and not evidence.reports.lists_all_failures:
         return RunVerdict("failed", f"rank {rank} ended without a word before its work was done", rank, evidence.tail)
     reason = f"rank {rank} ended with exit code {code or 0} before its work was done"
     return RunVerdict("failed", reason, rank, evidence.tail)
@@ -137,11 +137,13 @@ def _silent_rank(evidence: RunEvidence) -> RunVerdict | None:
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
     for rank, code in evidence.codes:
-        if -code in _FIRST_CAUSES and rank not in evidence.told:
+        if -code in _FIRST_CAUSES and rank not in evidence.ranks_with_an_end:
             return _by_signal(rank, -code, evidence)
-    if evidence.reports.whole:
+    if evidence.reports.lists_all_failures:
         # torchrun lists every rank that failed or that it then ended: the others left by themselves.
-        for rank in sorted(set(range(evidence.world_size)) - evidence.told - {rank for rank, _ in evidence.codes}):
+        for rank in sorted(
+            set(range(evidence.world_size)) - evidence.ranks_with_an_end - {rank for rank, _ in evidence.codes}
+        ):
             reason = f"rank {rank} ended with exit code 0 before its work was done"
             return RunVerdict("failed", reason, rank, evidence.tail)
     return None

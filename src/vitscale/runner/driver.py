@@ -18,7 +18,7 @@ from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import patiently
-from vitscale.runner.one_run import RunTask, refuse_elsewhere, run_task, skip_reason
+from vitscale.runner.one_run import RunTask, next_attempt, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
@@ -26,7 +26,7 @@ from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import DISK_FULL_ERRORS, RunIndex, free_reserves, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
-from vitscale.store.results import Outcome
+from vitscale.store.results import Outcome, StudyRecord
 from vitscale.trial.trial import Trial
 
 
@@ -59,7 +59,7 @@ class Interrupted(VitscaleError):
 
 
 def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Report:
-    """Does a study's missing runs.
+    """Do a study's missing runs, or submit them and wait, and report on all of the study's runs.
 
     Raises:
         RequestError: the data is damaged, or what ranks need is not installed; nothing was started or written.
@@ -71,7 +71,7 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
     refuse_elsewhere(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
     results = results.absolute()
-    made = [folder for folder in (results, *results.parents) if not folder.exists()]
+    new_folders = [folder for folder in (results, *results.parents) if not folder.exists()]
     try:
         results.mkdir(parents=True, exist_ok=True)
         # SIGTERM and a closed terminal end the study as Ctrl-C does: in order, with no process left.
@@ -79,14 +79,15 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
             _refuse_deleted_lock(results, lock)
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
-            _decode_data(plan, results, made, console)
+            _decode_data(plan, results, new_folders, console)
             _write_study(results, plan)
             match plan.scheduler:
                 case Submitter() as submitter:
                     from vitscale.runner.batch_jobs import submit_outstanding
 
-                    again = options.retry_failed
-                    return submit_outstanding(plan, submitter, results, console, options.unfit, retry_failed=again)
+                    return submit_outstanding(
+                        plan, submitter, results, console, options.unfit, retry_failed=options.retry_failed
+                    )
                 case Placement() as placement:
                     if (results / "jobs").is_dir():
                         from vitscale.runner.batch_jobs import refuse_live_jobs
@@ -100,8 +101,10 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
                 next_step="What is written is whole; free space, or delete files where it takes no more of them, and "
                 "run the same command again",
             ) from error
-        what = f"results folder {shown(str(results))} cannot be written: {error.strerror or error}"
-        raise StoreError(what, next_step="Give a folder you may write to with -o") from error
+        raise StoreError(
+            f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
+            next_step="Give a folder you may write to with -o",
+        ) from error
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."
@@ -109,41 +112,50 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
 
 
 def _write_study(results: Path, plan: Plan) -> None:
-    """Records the study. Fewer repeats than were measured of every trial take nothing back of that."""
-    held, record = read_study(results), plan.record
-    if held is not None and held.repeats > record.repeats:
-        alike = {name: getattr(held, name) for name in ("repeats", "text", "overrides", "vitscale")}
-        done = RunIndex(results).finished
-        if record.model_copy(update=alike) == held and all(
-            (trial, repeat) in done for trial in held.trials for repeat in range(held.repeats)
-        ):
-            record = held
+    """Record the study. Fewer repeats than were measured of every trial take nothing back of that."""
+    stored = read_study(results)
+    record = plan.record
+    if stored is not None and stored.repeats > record.repeats and _has_all_runs(stored, results):
+        may_differ = {name: getattr(stored, name) for name in ("repeats", "text", "overrides", "vitscale")}
+        if record.model_copy(update=may_differ) == stored:
+            record = stored
     write_study(results, record)
 
 
-def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) -> None:
-    """Decodes the images once, so that damage shows before anything starts and no run's time includes decoding.
+def _has_all_runs(study: StudyRecord, results: Path) -> bool:
+    """Whether every repeat of every trial has its outcome."""
+    finished = RunIndex(results).finished
+    runs = [(trial_id, repeat) for trial_id in study.trials for repeat in range(study.repeats)]
+    return all(run in finished for run in runs)
 
-    Where images are damaged, removes the folders `made` for the results, innermost first.
+
+def _decode_data(plan: Plan, results: Path, new_folders: list[Path], console: Console) -> None:
+    """Decode the images once, so that damage shows before anything starts and no run's time includes decoding.
+
+    Where images are damaged, removes the folders that were made for the results, innermost first.
+
+    Raises:
+        RequestError: images are damaged.
     """
+    datasets = {
+        trial.data.model_copy(update={"fraction": 1.0})
+        for trial in plan.record.trials.values()
+        if trial.train.script is None
+    }
     try:
         with decoding_progress(console) as progress:
-            for data in {
-                trial.data.model_copy(update={"fraction": 1.0})
-                for trial in plan.record.trials.values()
-                if trial.train.script is None
-            }:
+            for data in datasets:
                 sources.prepare(data, progress)
     except RequestError:
-        if made:
+        if new_folders:
             (results / "lock").unlink()
-        for folder in made:
+        for folder in new_folders:
             folder.rmdir()
         raise
 
 
 def _refuse_deleted_lock(results: Path, lock: int) -> None:
-    """Refuses to begin another run where somebody has removed the lock: another driver may hold a new one.
+    """Refuse to begin another run where somebody has removed the lock: another driver may hold a new one.
 
     Args:
         results: folder of the results.
@@ -153,24 +165,26 @@ def _refuse_deleted_lock(results: Path, lock: int) -> None:
         StoreError: the lock in the folder is another file, or there is none, or no folder.
     """
     try:
-        kept = os.path.samestat(os.fstat(lock), (results / "lock").stat())
+        is_our_lock = os.path.samestat(os.fstat(lock), (results / "lock").stat())
     except FileNotFoundError:
-        kept = False
-    if not kept and not results.exists():
+        is_our_lock = False
+    if is_our_lock:
+        return
+    if not results.exists():
         raise StoreError(
             f"results folder {shown(str(results))} is gone: it was moved or deleted during the study",
             next_step="Put it back where it was, and run the same command again",
         )
-    if not kept:
-        raise StoreError(
-            f"the file 'lock' of {shown(str(results))} was deleted: another `vitscale run` may be writing there now",
-            next_step="Leave that file alone, and run the same command again once no other writes there",
-        )
+    raise StoreError(
+        f"the file 'lock' of {shown(str(results))} was deleted: another `vitscale run` may be writing there now",
+        next_step="Leave that file alone, and run the same command again once no other writes there",
+    )
 
 
 def _run_outstanding(
     plan: Plan, placement: Placement, results: Path, options: RunOptions, console: Console, lock: int
 ) -> Report:
+    """Do the missing runs on hosts that are there now. Args: lock: descriptor of the folder's lock."""
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
@@ -178,97 +192,159 @@ def _run_outstanding(
     refuse_damaged(results, index)
     for name in index.unpacked:
         free_reserves(results / "runs" / name)
-    todo = outstanding(plan, index, retry_failed=options.retry_failed)
-    outcomes = existing_outcomes(plan, index, todo)
-    context = plan.in_folder(results)
-    todo = skip_unfit(context, todo, options.unfit, index, outcomes)
-    added = AddedRuns(plan, results, outcomes, todo)
-    lineup = Lineup(plan, placement, todo, added)
-    done, ended, over = 0, "", ""
-    gone: Cause | None = None
-    spent = GpuHours(plan, index, results)
-    unpacked = sum(outcome is not None for outcome in index.unpacked.values())
-    under_way: dict[Future[Outcome], RunTask] = {}
+    runs = _StudyRuns(plan, placement, results, options, console, lock, index)
+    with (
+        PreparedProcesses(runs.say_why_not_forked, runs.upcoming_trials) as prepared,
+        StudyProgress(console) as progress,
+        _threads(runs.lineup.most, runs.context.interrupted) as threads,
+    ):
+        return runs.do_all(prepared, progress, threads)
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def pause(seconds: float) -> None:
-        if context.interrupted.wait(seconds):
+class _StudyRuns:
+    """The runs of a study that one driver does: which are under way, and what has come of the others."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        placement: Placement,
+        results: Path,
+        options: RunOptions,
+        console: Console,
+        lock: int,
+        index: RunIndex,
+    ) -> None:
+        """`lock`: descriptor of the folder's lock. `index`: the runs that are in the folder. Else as of `run`."""
+        self.context = plan.in_folder(results)
+        self._plan = plan
+        self._placement = placement
+        self._results = results
+        self._console = console
+        self._lock = lock
+        self._attempts = index.attempts
+        todo = outstanding(plan, index, retry_failed=options.retry_failed)
+        self._outcomes = existing_outcomes(plan, index, todo)
+        self._todo = skip_unfit(self.context, todo, options.unfit, index, self._outcomes)
+        self._added = AddedRuns(plan, results, self._outcomes, self._todo)
+        self.lineup = Lineup(plan, placement, self._todo, self._added)
+        self._spent = GpuHours(plan, index, results)
+        self._unpacked = sum(outcome is not None for outcome in index.unpacked.values())
+        """Finished runs that lie in folders of their own, as far as it is known without another look."""
+        self._under_way: dict[Future[Outcome], RunTask] = {}
+        """Runs in threads; empty where runs go one after another."""
+        self._done = 0
+        self._lost_cause: Cause | None = None
+        """Why the hosts take no more runs; None while they do."""
+        self._end_reason = ""
+        """Why no further run can begin, the study's budget apart; empty while runs can."""
+
+    def do_all(
+        self, prepared: PreparedProcesses, progress: StudyProgress, threads: ThreadPoolExecutor | None
+    ) -> Report:
+        """Do the runs, side by side where there are threads.
+
+        Raises:
+            AllocationOverError: the hosts take no more runs.
+            DiskFullError: the disk filled up.
+            StoreError: the folder's lock is gone.
+        """
+        budget_refusal = self._begin_runs(prepared, progress, threads)
+        while self._under_way:
+            for future in wait(self._under_way, return_when=FIRST_COMPLETED).done:
+                self._note_end(self._under_way.pop(future), future.result(), progress)
+            budget_refusal = self._begin_runs(prepared, progress, threads)
+        if self._end_reason and self._lost_cause is not None:
+            raise AllocationOverError(
+                self._end_reason,
+                next_step="No further run was begun, and what is written is whole: the same command in a new "
+                "allocation goes on",
+            )
+        if self._end_reason:
+            raise DiskFullError(self._end_reason, next_step="What is written is whole")
+        if self._unpacked >= PACK_RUNS:
+            pack_finished(self._results)
+        return Report(self._done, self._outcomes, budget_refusal)
+
+    def _begin_runs(
+        self, prepared: PreparedProcesses, progress: StudyProgress, threads: ThreadPoolExecutor | None
+    ) -> str:
+        """Begin, or without threads do, runs until none may begin.
+
+        Returns:
+            Why the study's budget (`measure.max_gpu_hours`) lets no further run begin; empty where it does.
+        """
+        while not self._end_reason:
+            next_run = self.lineup.next()
+            if next_run is None:
+                return ""
+            cause = self._lost()
+            if cause is not None:
+                self._end_reason = cause.reason
+                return ""
+            task, placement = next_run
+            budget_refusal = self._spent.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
+            if budget_refusal:
+                return budget_refusal
+            _refuse_deleted_lock(self._results, self._lock)
+            self.lineup.begin(task, placement)
+            progress.expect(max(0, len(self._todo) - self._done), self._added.most())
+            attempt = next_attempt(self._attempts, task)
+            skipped = skip_reason(self.context, task, attempt, self._outcomes)
+            if skipped is not None:
+                self._note_end(task, skipped, progress)
+                continue
+            on_progress = progress.begin(self._plan.record.trials[task.trial_id], task.repeat)
+            if threads is None:
+                outcome = run_task(self.context, placement, task, attempt, on_progress, prepared, self._lost)
+                self._note_end(task, outcome, progress)
+            else:
+                future = threads.submit(run_task, self.context, placement, task, attempt, on_progress, None, self._lost)
+                self._under_way[future] = task
+        return ""
+
+    def _note_end(self, task: RunTask, outcome: Outcome, progress: StudyProgress) -> None:
+        """Count a run that has ended, and pack the finished ones once there are enough."""
+        self.lineup.end(task, outcome)
+        self._outcomes[task] = outcome
+        self._spent.add(task.trial_id, outcome)
+        progress.end(self._plan.record.trials[task.trial_id], outcome)
+        self._done += 1
+        if outcome.external:
+            self._end_reason = outcome.reason
+            return
+        self._unpacked += 1
+        if self._unpacked >= PACK_RUNS:
+            pack_finished(self._results)
+            self._unpacked = 0  # those that stay are looked at again once as many more have ended
+
+    def upcoming_trials(self) -> list[Trial]:
+        """Return the trials of the runs that have no outcome yet."""
+        return [self._plan.record.trials[task.trial_id] for task in self._todo if task not in self._outcomes]
+
+    def say_why_not_forked(self, reason: str) -> None:
+        """Print why ranks are started anew."""
+        self._say(f"  ranks are started anew, not as forks: {reason}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def _pause(self, seconds: float) -> None:
+        if self.context.interrupted.wait(seconds):
             raise KeyboardInterrupt
 
-    def lost() -> Cause | None:
-        """Why the hosts take no more runs; waits for the answer. No step can start before it comes, either."""
-        nonlocal gone
-        gone = gone or patiently(placement, placement.lost, say, pause)
-        return gone
-
-    def upcoming() -> list[Trial]:
-        return [plan.record.trials[task.trial_id] for task in todo if (task.trial_id, task.repeat) not in outcomes]
-
-    def has_ended(task: RunTask, outcome: Outcome) -> None:
-        nonlocal done, over, unpacked
-        lineup.end(task, outcome)
-        outcomes[task.trial_id, task.repeat] = outcome
-        spent.add(task.trial_id, outcome)
-        progress.end(plan.record.trials[task.trial_id], outcome)
-        done += 1
-        if outcome.external:
-            over = outcome.reason
-            return
-        unpacked += 1
-        if unpacked >= PACK_RUNS:
-            pack_finished(results)
-            unpacked = 0  # those that stay are looked at again once as many more have ended
-
-    with (
-        PreparedProcesses(lambda why: say(f"  ranks are started anew, not as forks: {why}"), upcoming) as prepared,
-        StudyProgress(console) as progress,
-        _threads(lineup.most, context.interrupted) as threads,
-    ):
-        while True:
-            ended = ""
-            while not over and (begins := lineup.next()) is not None:
-                if (cause := lost()) is not None:
-                    over = cause.reason
-                    break
-                task, where = begins
-                if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
-                    break
-                _refuse_deleted_lock(results, lock)
-                lineup.begin(task, where)
-                progress.expect(max(0, len(todo) - done), added.most())
-                attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
-                outcome = skip_reason(context, task, attempt, outcomes)
-                if outcome is not None:
-                    has_ended(task, outcome)
-                    continue
-                on_progress = progress.begin(plan.record.trials[task.trial_id], task.repeat)
-                if threads is None:
-                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared, lost))
-                else:
-                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress, None, lost)] = task
-            if not under_way:
-                break
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                has_ended(under_way.pop(future), future.result())
-        if over and gone is not None:
-            step = (
-                "No further run was begun, and what is written is whole: the same command in a new allocation goes on"
-            )
-            raise AllocationOverError(over, next_step=step)
-        if over:
-            raise DiskFullError(over, next_step="What is written is whole")
-        if unpacked >= PACK_RUNS:
-            pack_finished(results)
-    return Report(done, outcomes, ended)
+    def _lost(self) -> Cause | None:
+        """Return why the hosts take no more runs; waits for the answer. No step can start before it comes, either."""
+        if self._lost_cause is None:
+            self._lost_cause = patiently(self._placement, self._placement.lost, self._say, self._pause)
+        return self._lost_cause
 
 
 @contextmanager
 def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExecutor | None]:
-    """A pool with a thread for each of `most` runs; None for one. An exception ends all runs under way in order.
+    """Give a pool with a thread for each of `most` runs; None for one. An exception ends all runs under way in order.
 
     Threads stay until all runs have ended: when a thread ends, the kernel ends the processes that it has started.
+    `interrupted` is set by an exception, and ends the runs.
     """
     if most == 1:
         yield None
@@ -280,16 +356,16 @@ def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExec
         interrupted.set()
         raise
     finally:
-        ended = False
-        while not ended:
+        have_ended = False
+        while not have_ended:
             with suppress(KeyboardInterrupt):  # a second Ctrl-C leaves no ranks behind
                 threads.shutdown()
-                ended = True
+                have_ended = True
 
 
 @contextmanager
 def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[None]:
-    """Makes these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored.
+    """Make these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored.
 
     A thread besides the main one, such as that of a notebook's server, gets no signals: there nothing is changed.
     """
@@ -302,9 +378,9 @@ def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    earlier_handlers = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""All that is known of a run that has ended, from which its outcome is judged.
+"""The evidence that a run leaves when it ends, from which its outcome is judged.
 
 Reads what launchers print about ranks that failed: exit codes by rank, each launcher in its own words.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitscale.base.files import open_regular
 from vitscale.processes.heartbeat_server import RankStatus
@@ -58,37 +58,60 @@ _SSH = re.compile(
 )
 
 
+class RankExit(NamedTuple):
+    """A rank's end, as its launcher reports it."""
+
+    rank: int
+    code: int
+    """Exit code, or minus a signal's number: -9 for SIGKILL."""
+
+
+class UnreachedHost(NamedTuple):
+    """A host that ssh could not reach."""
+
+    host: str
+    words: str
+    """ssh's own."""
+
+
 @dataclass(frozen=True)
 class Reports:
-    """What one run's launchers have printed about failures."""
+    """Failures of a run that its launchers have printed."""
 
-    codes: tuple[tuple[int, int], ...]
-    """(rank, exit code, or minus a signal's number); the rank that the launcher takes for the cause comes first."""
-    whole: bool
+    codes: tuple[RankExit, ...]
+    """The rank that the launcher takes for the cause comes first."""
+    lists_all_failures: bool
     """Whether `codes` has every rank that failed: then the others left by themselves."""
     launcher_killed: bool
     """Whether the launcher has sent SIGKILL itself."""
     out_of_memory: bool
     """Whether Slurm says that the kernel ended a rank for memory."""
-    unreached: tuple[tuple[str, str], ...]
-    """(host, ssh's words) of hosts that could not be reached."""
+    unreached: tuple[UnreachedHost, ...]
 
 
-def read(log: str) -> Reports:
-    """Reads what launchers printed; `log` is untrusted."""
+def read_reports(log: str) -> Reports:
+    """Read what launchers printed; `log` is untrusted."""
     # torchrun lists the root cause last.
-    codes = [(int(m["rank"]), int(m["code"])) for m in _TORCHRUN.finditer(log)][::-1]
-    codes += [(int(m["rank"]), int(m["code"])) for m in _LOCAL.finditer(log)]
-    codes += [(int(m["rank"]), -int(m["code"])) for m in _MPI_SIGNAL.finditer(log)]
-    codes += [(int(m["rank"]), int(m["code"])) for m in _MPI_EXIT.finditer(log)]
-    codes += [(int(m["rank"]), -_SIGNALS[m["name"]] if m["name"] else int(m["code"])) for m in _SRUN.finditer(log)]
+    codes = [RankExit(int(match["rank"]), int(match["code"])) for match in _TORCHRUN.finditer(log)][::-1]
+    codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _LOCAL.finditer(log)]
+    codes += [RankExit(int(match["rank"]), -int(match["code"])) for match in _MPI_SIGNAL.finditer(log)]
+    codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _MPI_EXIT.finditer(log)]
+    codes += [RankExit(int(match["rank"]), _srun_code(match)) for match in _SRUN.finditer(log)]
+    unreached = [UnreachedHost(match["host"] or match["name"], match["words"].strip()) for match in _SSH.finditer(log)]
     return Reports(
         codes=tuple(dict.fromkeys(codes)),
-        whole=_TORCHRUN_LIST in log or _LOCAL_LIST in log,
+        lists_all_failures=_TORCHRUN_LIST in log or _LOCAL_LIST in log,
         launcher_killed=_TORCHRUN_KILLED in log or _LOCAL_KILLED in log,
         out_of_memory=_SLURM_OUT_OF_MEMORY.search(log) is not None,
-        unreached=tuple((m["host"] or m["name"], m["words"].strip()) for m in _SSH.finditer(log)),
+        unreached=tuple(unreached),
     )
+
+
+def _srun_code(match: re.Match[str]) -> int:
+    """Return the exit code in a line of srun (`_SRUN`), or minus the number of the signal that it names."""
+    if match["name"]:
+        return -_SIGNALS[match["name"]]
+    return int(match["code"])
 
 
 _LOG_TAIL_BYTES = 64_000
@@ -102,7 +125,7 @@ Stop = Literal["hang", "timeout", "lost"]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, as the driver saw it from outside."""
+    """The end of a run, as the driver saw it from outside."""
 
     exit_code: int | None
     """Exit code of the launcher; None where the driver had to end it."""
@@ -128,12 +151,12 @@ class Ending:
 
 
 RankEnd = RankRecord | CheckedRank
-"""What a rank recorded, whether it trains or checks."""
+"""The record of a rank that trains, or that checks."""
 
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What ended a run."""
+    """The cause of a run's end."""
 
     kind: OutcomeKind
     reason: str
@@ -146,7 +169,7 @@ class RunVerdict:
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """What a run has left behind: what the driver saw, its folder, and its launcher's words."""
+    """The evidence that a run leaves: what the driver saw, its folder, and its launcher's words."""
 
     ending: Ending
     ranks: Sequence[RankEnd]
@@ -166,20 +189,22 @@ class RunEvidence:
     @cached_property
     def reports(self) -> Reports:
         """What launchers say in `tail` about ranks that failed."""
-        return read(self.tail)
+        return read_reports(self.tail)
 
     @cached_property
-    def codes(self) -> tuple[tuple[int, int], ...]:
-        """(rank, exit code, or minus a signal's number), from launchers' reports.
+    def codes(self) -> tuple[RankExit, ...]:
+        """The ends of ranks that launchers report.
 
         For a single rank without a report it is the launcher's own exit code.
         """
-        if not self.reports.codes and self.world_size == 1 and self.ending.exit_code:
-            return ((0, self.ending.exit_code),)
-        return self.reports.codes
+        if self.reports.codes:
+            return self.reports.codes
+        if self.world_size == 1 and self.ending.exit_code:
+            return (RankExit(0, self.ending.exit_code),)
+        return ()
 
     @cached_property
-    def told(self) -> frozenset[int]:
+    def ranks_with_an_end(self) -> frozenset[int]:
         """The ranks that recorded an error, or that they did all their work."""
         return frozenset(record.rank for record in self.ranks if record.error is not None or record.ended)
 
@@ -192,17 +217,21 @@ class RunEvidence:
     @property
     def completed(self) -> bool:
         """Whether every rank has done its work, none recorded an error, and the launcher ended with exit code 0."""
-        return not self.unfinished and not any(record.error for record in self.ranks) and self.ending.exit_code == 0
+        has_error = any(record.error for record in self.ranks)
+        return not self.unfinished and not has_error and self.ending.exit_code == 0
 
 
-# What torch's C++ says beside others, as "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] ...".
-_TORCHS = re.compile(r"\[?[IWE]\d{4} ")
+# Lines of torch's C++ among others, as "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] ...".
+_TORCH_CHATTER = re.compile(r"\[?[IWE]\d{4} ")
 
 
 def last_words(log: str) -> str:
-    """The last line of a log that is none of torch's chatter; empty where there is none."""
-    lines = (line.strip() for line in reversed(log.splitlines()))
-    return next((line for line in lines if line and not _TORCHS.match(line)), "")
+    """Return the last line of a log that is none of torch's chatter; empty where there is none."""
+    for line in reversed(log.splitlines()):
+        words = line.strip()
+        if words and not _TORCH_CHATTER.match(words):
+            return words
+    return ""
 
 
 def lost_peer(error: ErrorLine) -> bool:
@@ -216,7 +245,7 @@ def own_cause(record: RankEnd) -> bool:
 
 
 def log_tail(log: Path) -> str:
-    """The last 64,000 bytes of what launcher and ranks printed."""
+    """Return the last 64,000 bytes of what launcher and ranks printed; empty where the file cannot be read."""
     try:
         with open_regular(log) as file:
             file.seek(0, 2)

@@ -1,4 +1,10 @@
-"""How long a plan's runs are expected to take: from measurements, else roughly from FLOPs."""
+"""Expected times of a plan's runs: from measurements, else roughly from FLOPs.
+
+From a results folder, a trial whose step was measured has that step; any other is predicted from the nearest of the
+series that train the same. Start-up, evaluations and the end of a run are added where they were measured. Trials that
+no results say anything of get an order of magnitude from the matrix-multiply rate that a stored check of their hosts
+measured.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import this_machine
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evaluating import measured_step
-from vitscale.prediction.evidence import MeasuredPoint, Series, evidence_of
+from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series, evidence_of
 from vitscale.prediction.finishing import with_start_up
 from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
@@ -32,9 +38,9 @@ from vitscale.store.checks import CheckRecord, latest
 from vitscale.trial.trial import DeviceName, Precision, Trial
 
 ROUGHLY = "order of magnitude"
-_SHARE_OF_MATMUL = 1 / 3
+_MATMUL_SHARE = 1 / 3
 """Share of the matrix-multiply rate that training reaches; the interval is from a ninth to all of it."""
-_NOTHING_TO_GO_BY = (
+_NO_EVIDENCE = (
     "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts on its device and "
     "in its precision"
 )
@@ -59,36 +65,66 @@ class Expectations:
 
     by_trial: Mapping[str, Expected] = field(default_factory=dict)
     origin: str = ""
-    """What the expectations rest on."""
+    """The results or checks that the expectations rest on, in words."""
     price_per_gpu_hour: float | None = None
     unread: tuple[Unread, ...] = ()
-    """What cannot be read of the results that they rest on."""
+    """Parts that cannot be read of the results that they rest on."""
 
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
-    ) -> tuple[Estimate, int, Estimate] | None:
-        """(seconds of all runs one after another, number of runs, GPU-hours); None where no run's time is known.
+    ) -> ExpectedTotal | None:
+        """Return the time of all runs together; None where no run's time is known.
 
         The runs are those that are certain (`Plan.certain_runs`). Trials `without` and runs (trial, repeat) that are
         `done` are left out.
-
-        The intervals' ends are added up too, as if all runs were slow or fast together.
         """
-        seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
+        if not self.by_trial:
+            return None
+        seconds = _IntervalSum()
+        gpu_hours = _IntervalSum()
+        runs = 0
         for run in plan.certain_runs:
-            own = self.by_trial[run[0]].seconds if self.by_trial else None
-            if own is None or run[0] in without or run in done:
+            expected = self.by_trial[run.trial_id].seconds
+            if expected is None or run.trial_id in without or run in done:
                 continue
             runs += 1
-            ranks = plan.record.trials[run[0]].world.size
-            for n, end in enumerate((own.value, *own.ends)):
-                seconds[n] += end
-                hours[n] += ranks * end / 3600
-        return (of_a_run(*seconds), runs, of_a_run(*hours)) if runs else None
+            low, high = expected.ends
+            ranks = plan.record.trials[run.trial_id].world.size
+            seconds.add(expected.value, low, high)
+            gpu_hours.add(ranks * expected.value / 3600, ranks * low / 3600, ranks * high / 3600)
+        if not runs:
+            return None
+        return ExpectedTotal(seconds.estimate(), runs, gpu_hours.estimate())
+
+
+class ExpectedTotal(NamedTuple):
+    """The time of several runs together."""
+
+    seconds: Estimate
+    """One run after another."""
+    runs: int
+    gpu_hours: Estimate
+
+
+class _IntervalSum:
+    """A sum of values whose intervals' ends are added up too, as if all runs were slow or fast together."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._low = 0.0
+        self._high = 0.0
+
+    def add(self, value: float, low: float, high: float) -> None:
+        self._value += value
+        self._low += low
+        self._high += high
+
+    def estimate(self) -> Estimate:
+        return of_a_run(self._value, self._low, self._high)
 
 
 def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
-    """How long each trial is expected to take.
+    """Return how long each trial is expected to take.
 
     Args:
         plan: the study.
@@ -98,122 +134,201 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
     Raises:
         StoreError: `results` was given, and holds no results.
     """
-    own = Path("results") / plan.record.name
-    known, origin, unread = _from_results(plan, own if results is None else results, needed=results is not None)
-    missing = [trial_id for trial_id in plan.record.trials if trial_id not in known or known[trial_id].seconds is None]
-    if missing and (rough := _from_flops(plan, missing)) is not None:
-        known |= rough[0]
-        origin = "; ".join(part for part in (origin, rough[1]) if part)
-    unavailable = Expected(None, "", _NOTHING_TO_GO_BY)
-    by_trial = {trial_id: known.get(trial_id, unavailable) for trial_id in plan.record.trials}
-    return Expectations(by_trial, origin, price_per_gpu_hour, unread)
+    default_folder = Path("results") / plan.record.name
+    source = _from_results(plan, default_folder if results is None else results, needed=results is not None)
+    by_trial = dict(source.by_trial)
+    origins = [source.origin]
+    missing = [
+        trial_id for trial_id in plan.record.trials if trial_id not in by_trial or by_trial[trial_id].seconds is None
+    ]
+    rough = _from_flops(plan, missing) if missing else None
+    if rough is not None:
+        by_trial |= rough.by_trial
+        origins.append(rough.origin)
+    unavailable = Expected(None, "", _NO_EVIDENCE)
+    return Expectations(
+        {trial_id: by_trial.get(trial_id, unavailable) for trial_id in plan.record.trials},
+        "; ".join(filter(None, origins)),
+        price_per_gpu_hour,
+        source.unread,
+    )
 
 
-class _FromResults(NamedTuple):
-    """What a results folder tells of a plan's trials."""
+class _Source(NamedTuple):
+    """Expected times from one source."""
 
-    known: dict[str, Expected]
-    origin: str
-    unread: tuple[Unread, ...]
+    by_trial: dict[str, Expected]
+    origin: str = ""
+    """The source in words; empty where it has no times."""
+    unread: tuple[Unread, ...] = ()
 
 
-def _from_results(plan: Plan, results: Path, *, needed: bool) -> _FromResults:
+class _StepTime(NamedTuple):
+    """Seconds of one step of a trial."""
+
+    seconds: Estimate
+    known_by: str
+    """measured, interpolated, extrapolated or prior-driven."""
+
+
+def _from_results(plan: Plan, results: Path, *, needed: bool) -> _Source:
+    """Return the times that a results folder gives; none where it holds no results, and is not `needed`.
+
+    Raises:
+        StoreError: it is needed, and holds no results.
+    """
     if not needed and not (results / "study.json").is_file():
-        return _FromResults({}, "", ())
+        return _Source({})
     try:
         analysed = analysis.analyse_folder(results)
     except StoreError:
         if needed:
             raise
-        return _FromResults({}, "", ())
+        return _Source({})
     evidence = evidence_of(results, analysed)
     if not evidence.series:
-        return _FromResults({}, "", analysed.unread)
+        return _Source({}, unread=analysed.unread)
+    steps = _step_times(plan, evidence, results)
+    points = [point for series in evidence.series for point in series.points]
+    by_trial = {}
+    for trial_id, step in steps.items():
+        if isinstance(step, _StepTime):
+            by_trial[trial_id] = _run_time(plan, trial_id, points, step)
+        else:
+            by_trial[trial_id] = Expected(None, "", reason=step)
+    return _Source(by_trial, f"predicted from {results}", analysed.unread)
+
+
+def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _StepTime | str]:
+    """Return the time of a step of each trial, or why it is not known."""
     fitted = fit(evidence)
-    groups: dict[str, list[str]] = {}
-    steps: dict[str, tuple[Estimate, str] | str] = {}
+    steps: dict[str, _StepTime | str] = {}
+    trials_by_series: dict[str, list[str]] = {}
     for trial_id, trial in plan.record.trials.items():
-        own = measured_like(evidence.series, trial)
-        alike = [point for point in own if Candidate.of(point.trial) == Candidate.of(trial)]
-        if alike and not trial.train.micro_batches:
-            steps[trial_id] = measured_step(own, alike[0]), "measured"
-        elif (near := _nearest(evidence.series, trial)) is None:
+        points = measured_like(evidence.series, trial)
+        same_configuration = [point for point in points if Candidate.of(point.trial) == Candidate.of(trial)]
+        if same_configuration and not trial.train.micro_batches:
+            steps[trial_id] = _StepTime(measured_step(points, same_configuration[0]), "measured")
+            continue
+        nearest = _nearest_series(evidence.series, trial)
+        if nearest is None:
             steps[trial_id] = f"{results} holds no run of this model, data and training"
         else:
-            groups.setdefault(near.name, []).append(trial_id)
-    for series, members in groups.items():
-        steps |= _predicted(plan, fitted, series, members)
-    points = [point for measured_series in evidence.series for point in measured_series.points]
-    known = {
-        trial_id: Expected(None, "", step) if isinstance(step, str) else _run(plan, trial_id, points, *step)
-        for trial_id, step in steps.items()
-    }
-    return _FromResults(known, f"predicted from {results}", analysed.unread)
+            trials_by_series.setdefault(nearest.name, []).append(trial_id)
+    for series_name, trial_ids in trials_by_series.items():
+        steps |= _predicted_steps(plan, fitted, series_name, trial_ids)
+    return steps
 
 
-def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:
-    alike = [candidate for candidate in series if workload(candidate.points[-1].trial) == workload(trial)]
-    return ComparableSeries(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
+def _nearest_series(all_series: Sequence[Series], trial: Trial) -> Series | None:
+    """Return the series of the same work whose configuration is the nearest; None where there is none of that work."""
+    same_work = [series for series in all_series if workload(series.points[-1].trial) == workload(trial)]
+    if not same_work:
+        return None
+    return ComparableSeries(same_work[0], tuple(same_work)).nearest(Candidate.of(trial))
 
 
-def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, tuple[Estimate, str] | str]:
+def _predicted_steps(plan: Plan, fitted: Fitted, series_name: str, trial_ids: list[str]) -> dict[str, _StepTime | str]:
+    """Return the time of a step of each trial as predicted from one series, or why it cannot be predicted."""
+    candidates = [Candidate.of(plan.record.trials[trial_id]) for trial_id in trial_ids]
     try:
-        evaluated = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])
+        evaluated = evaluate_all(fitted, series_name, candidates)
     except RequestError as error:
-        return dict.fromkeys(members, str(error))
-    steps = [evaluated.step.at(n) for n in range(len(members))]
-    return {
-        trial_id: "its step cannot be predicted" if math.isnan(step.value) else (step, label)
-        for trial_id, step, label in zip(members, steps, evaluated.labels, strict=True)
-    }
+        return dict.fromkeys(trial_ids, str(error))
+    steps: dict[str, _StepTime | str] = {}
+    for position, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
+        seconds = evaluated.step.at(position)
+        if math.isnan(seconds.value):
+            steps[trial_id] = "its step cannot be predicted"
+        else:
+            steps[trial_id] = _StepTime(seconds, label)
+    return steps
 
 
-def _run(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: Estimate, label: str) -> Expected:
-    """What one run is expected to take, with its start-up, of which the first step is part, evaluations and its end."""
+def _run_time(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: _StepTime) -> Expected:
+    """Return the time of one run, with its start-up, of which the first step is part, evaluations and its end.
+
+    `points`: all measured points, from which start-up and evaluations are taken.
+    """
     trial = plan.record.trials[trial_id]
-    of_epoch, count = plan.steps_of(trial_id)
-    starts = start_up(points, trial, beside_later_steps)
-    evaluated = count / of_epoch * evaluation_seconds(points, trial) if starts is not None else 0.0
-    ends = [(count - (starts is not None)) * seconds + evaluated for seconds in (step.value, *step.future_ends)]
-    seconds = of_a_run(*with_start_up(starts.seconds if starts else None, *ends))
-    return Expected(seconds, label, "", "" if starts is not None else trial.launcher)
+    steps = plan.steps_of(trial_id)
+    start_up_forecast = start_up(points, trial, beside_later_steps)
+    if start_up_forecast is None:
+        step_count = steps.per_run
+        evaluations = 0.0
+    else:
+        step_count = steps.per_run - 1
+        evaluations = steps.per_run / steps.per_epoch * evaluation_seconds(points, trial)
+    steps_and_evaluations = [
+        step_count * seconds + evaluations for seconds in (step.seconds.value, *step.seconds.future_ends)
+    ]
+    start_up_seconds = start_up_forecast.seconds if start_up_forecast else None
+    return Expected(
+        of_a_run(*with_start_up(start_up_seconds, *steps_and_evaluations)),
+        step.known_by,
+        without_start_up="" if start_up_forecast is not None else trial.launcher,
+    )
 
 
-def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:
-    """Times at a third of the matrix-multiply rate that a check measured, without transfers and start-up."""
-    largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
-    hosts = tuple(host.name for host in plan.scheduler.hosts(largest))
+class _Arithmetic(NamedTuple):
+    """The arithmetic of a trial's matrix products: a check says nothing of another one."""
+
+    device: DeviceName
+    precision: Precision
+
+
+def _from_flops(plan: Plan, trial_ids: list[str]) -> _Source | None:
+    """Return times at a third of the matrix-multiply rate that a check measured, without transfers and start-up.
+
+    None where no check of the plan's hosts is known.
+    """
+    hosts = _names_in_checks(plan)
     if not hosts:
-        if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
-            return None  # no check is known of a machine that [node] describes
-        hosts = (socket.gethostname(),)
-    checks: dict[tuple[DeviceName, Precision], CheckRecord | None] = {}
-    expected = {}
+        return None
+    checks: dict[_Arithmetic, CheckRecord | None] = {}
+    by_trial = {}
     for trial_id in trial_ids:
         trial = plan.record.trials[trial_id]
-        kind = trial.train.device, trial.train.precision
-        if kind not in checks:
-            checks[kind] = _check_of(hosts, *kind)
-        if (check := checks[kind]) is None:
-            continue
-        rate = statistics.median(_rates(check, *kind))
-        flops = flops_per_image(trial)
-        if isinstance(flops, str):
-            expected[trial_id] = Expected(None, "", flops)
-            continue
-        _, count = plan.steps_of(trial_id)
-        # Each stage of a pipeline stands still while the pipeline fills and drains.
-        working = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
-        least = count * trial.global_batch / trial.world.size * flops / rate / working
-        expected[trial_id] = Expected(
-            of_a_run(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
-        )  # fmt: skip
-    used = sorted({check.started_unix_seconds for check in checks.values() if check is not None})
-    if not used:
+        arithmetic = _Arithmetic(trial.train.device, trial.train.precision)
+        if arithmetic not in checks:
+            checks[arithmetic] = _check_of(hosts, *arithmetic)
+        check = checks[arithmetic]
+        if check is not None:
+            rate = statistics.median(_rates(check, *arithmetic))
+            by_trial[trial_id] = _rough_time(plan, trial_id, rate)
+    check_times = sorted({check.started_unix_seconds for check in checks.values() if check is not None})
+    if not check_times:
         return None
-    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(started)) for started in used)
-    how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {' and '.join(days)}"
-    return expected, f"{how}, start-up and transfers left out"
+    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(started)) for started in check_times)
+    origin = (
+        f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {' and '.join(days)}, "
+        "start-up and transfers left out"
+    )
+    return _Source(by_trial, origin)
+
+
+def _names_in_checks(plan: Plan) -> tuple[str, ...]:
+    """Return the names by which stored checks know the plan's hosts; empty where no check can be of them."""
+    largest_world = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
+    hosts = tuple(host.name for host in plan.scheduler.hosts(largest_world))
+    if hosts:
+        return hosts
+    if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
+        return ()  # no check is known of a machine that [node] describes
+    return (socket.gethostname(),)
+
+
+def _rough_time(plan: Plan, trial_id: str, flops_per_second: float) -> Expected:
+    """Return the time of a run whose ranks multiply matrices at this rate, each for itself."""
+    trial = plan.record.trials[trial_id]
+    flops = flops_per_image(trial)
+    if isinstance(flops, str):
+        return Expected(None, "", reason=flops)
+    steps = plan.steps_of(trial_id).per_run
+    # Each stage of a pipeline stands still while the pipeline fills and drains.
+    working_share = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
+    shortest = steps * trial.global_batch / trial.world.size * flops / flops_per_second / working_share
+    return Expected(of_a_run(shortest / _MATMUL_SHARE, shortest, shortest / _MATMUL_SHARE**2), ROUGHLY)
 
 
 _PRODUCTS: Mapping[Precision, tuple[str, ...]] = {
@@ -226,11 +341,13 @@ _PRODUCTS: Mapping[Precision, tuple[str, ...]] = {
 
 
 def _check_of(hosts: tuple[str, ...], device: DeviceName, precision: Precision) -> CheckRecord | None:
-    """The newest of the user's own checks of these hosts that multiplied matrices as trials of this kind do."""
+    """Return the newest of the user's own checks of these hosts that multiplied matrices as trials of this kind do."""
     return latest(None, hosts, lambda check: bool(_rates(check, device, precision)))
 
 
 def _rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:
-    """FLOP/s of matrix products on its ranks; empty for another device or another arithmetic."""
-    lines = [rank.matmul for rank in check.ranks if check.request.device == device]
+    """Return the FLOP/s of matrix products on its ranks; empty for another device or another arithmetic."""
+    if check.request.device != device:
+        return []
+    lines = [rank.matmul for rank in check.ranks]
     return [line.flops_per_second for line in lines if line is not None and line.dtype in _PRODUCTS[precision]]

@@ -8,23 +8,25 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitscale.base.files import open_regular
 from vitscale.errors import StoreError, shown
 from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
+from vitscale.runner.one_run import RunTask
 from vitscale.runner.progress import describe
 from vitscale.runner.todo import may_be_added
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
 from vitscale.store.records import ModelLine, RankRecord, ResourcesLine, StartLine
-from vitscale.store.results import StudyRecord
+from vitscale.store.results import Outcome, StudyRecord
 from vitscale.trial.trial import Trial, samples_used
 
 _FRESH_SECONDS = 60.0
@@ -32,6 +34,7 @@ _FRESH_SECONDS = 60.0
 _PIECE_BYTES = 256 << 10
 """Bytes read from each end of a rank's file, so that even a run of a million steps takes no longer to read."""
 _RATE_STEPS = 20
+"""Steps from whose median the rate is worked out."""
 _STEADY = 0.05
 """Largest relative change of step time that still counts as steady."""
 
@@ -63,7 +66,7 @@ class RunningRun:
 
 @dataclass(frozen=True)
 class StudyView:
-    """What runs, what is left, and what came last."""
+    """The runs under way, the work that is left, and the outcome that came last."""
 
     study: str
     driver: Driver
@@ -87,7 +90,7 @@ class StudyView:
 
 
 def study_view(results: Path, now_seconds: float) -> StudyView:
-    """Reads a study's state once.
+    """Read a study's state once.
 
     Args:
         results: the folder.
@@ -99,49 +102,93 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     folder = folder_of(results)
     study = read_study(folder)
     if study is None:
-        what = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
-        raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` writes to")
+        raise StoreError(
+            f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
+            next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` writes to",
+        )
     index = RunIndex(folder)
-    wanted = {(trial, repeat) for trial in study.trials for repeat in range(study.repeats)}
-    finished = {key: own for key, own in index.finished.items() if key[0] in study.trials}
-    left = [key for key in wanted if key not in finished or finished[key][1].external]
-    holder = _lock_holder(folder / "lock")
-    again = {key for key, (_, outcome) in finished.items() if outcome.external}
+    finished = {run: last for run, last in index.finished.items() if RunTask(*run).trial_id in study.trials}
+    outcomes = {run: outcome for run, (_, outcome) in finished.items()}
+    again = {run for run, outcome in outcomes.items() if outcome.external}
+    runs = _planned_runs(study)
+    remaining = [run for run in runs if run not in outcomes or run in again]
+    lock_holder = _lock_holder(folder / "lock")
     # Which trials' runs are enough is in their lines, which are read only where nothing else tells what is left.
-    more = may_be_added(study, finished, again, folder if not left and holder is None else None)
+    needs_lines = not remaining and lock_holder is None
+    addable = may_be_added(study, finished, again, results=folder if needs_lines else None)
     open_runs = sorted(_open_runs(folder, index, study, now_seconds), key=lambda run: run.silent_seconds)
-    fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
-    # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
-    running = fresh or (tuple(open_runs[:1]) if holder is not None else ())
-    if holder is None and running and _drivers_gone(folder, running):
-        running = ()  # their files are fresh, and their driver is not there any more
-    driver: Driver = (
-        "runs" if holder is not None else "runs elsewhere" if running else "gone" if left or more else "none left to do"
-    )
-    last, ago = "", None
-    if finished:
-        ends = {key: outcome.started_unix_seconds + outcome.wall_seconds for key, (_, outcome) in finished.items()}
-        (trial_id, repeat), ended = max(ends.items(), key=lambda each: each[1])
-        outcome = finished[trial_id, repeat][1]
-        why = f": {outcome.reason}" if outcome.reason else ""
-        took = seconds(outcome.wall_seconds)
-        last = f"{outcome.kind} in {took}: {describe(study.trials[trial_id])}, repeat {repeat + 1}{why}"
-        ago = max(0.0, now_seconds - ended)
+    running = _running_runs(folder, open_runs, lock_holder)
+    last = _last_outcome(study, outcomes)
     return StudyView(
         study=study.name,
-        driver=driver,
-        driver_process=holder,
-        done=len(wanted) - len(left),
-        runs=len(wanted),
-        may_be_added=len(more),
-        outcomes=dict(Counter(outcome.kind for _, outcome in finished.values())),
-        left_seconds=_left_seconds(left, finished),
+        driver=_driver_state(lock_holder, running, has_work=bool(remaining or addable)),
+        driver_process=lock_holder,
+        done=len(runs) - len(remaining),
+        runs=len(runs),
+        may_be_added=len(addable),
+        outcomes=dict(Counter(outcome.kind for outcome in outcomes.values())),
+        left_seconds=_remaining_seconds(remaining, outcomes),
         running=running,
         interrupted=len(open_runs) - len(running),
-        last=last,
-        last_seconds_ago=ago,
+        last=last.words if last is not None else "",
+        last_seconds_ago=max(0.0, now_seconds - last.end_unix_seconds) if last is not None else None,
         damaged=tuple(index.damaged),
     )
+
+
+def _planned_runs(study: StudyRecord) -> list[RunTask]:
+    """Return the study's runs without those that `measure.target_ci` may add."""
+    runs: list[RunTask] = []
+    for trial_id in study.trials:
+        runs += [RunTask(trial_id, repeat) for repeat in range(study.repeats)]
+    return runs
+
+
+def _running_runs(folder: Path, open_runs: Sequence[RunningRun], lock_holder: int | None) -> tuple[RunningRun, ...]:
+    """Return the open runs that are alive, or whose driver is.
+
+    Args:
+        folder: of the results.
+        open_runs: runs without an outcome, the newest sign of life first.
+        lock_holder: process id of the driver on this host; None: there is none.
+    """
+    fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
+    if lock_holder is not None:
+        # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
+        return fresh or tuple(open_runs[:1])
+    if fresh and _drivers_gone(folder, fresh):
+        return ()  # their files are fresh, and their driver is not there any more
+    return fresh
+
+
+def _driver_state(lock_holder: int | None, running: Sequence[RunningRun], *, has_work: bool) -> Driver:
+    """Return where the study's driver is. Args: has_work: whether a run is left to do, or may be added."""
+    if lock_holder is not None:
+        return "runs"
+    if running:
+        return "runs elsewhere"
+    return "gone" if has_work else "none left to do"
+
+
+class _LastOutcome(NamedTuple):
+    words: str
+    end_unix_seconds: float
+
+
+def _last_outcome(study: StudyRecord, outcomes: Mapping[tuple[str, int], Outcome]) -> _LastOutcome | None:
+    """Return the outcome of the run that ended last; None before the first."""
+    if not outcomes:
+        return None
+    end_by_run = {run: outcome.started_unix_seconds + outcome.wall_seconds for run, outcome in outcomes.items()}
+    last_run = max(end_by_run, key=lambda run: end_by_run[run])
+    trial_id, repeat = last_run
+    outcome = outcomes[last_run]
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    words = (
+        f"{outcome.kind} in {seconds(outcome.wall_seconds)}: {describe(study.trials[trial_id])}, "
+        f"repeat {repeat + 1}{reason}"
+    )
+    return _LastOutcome(words, end_by_run[last_run])
 
 
 def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
@@ -149,26 +196,30 @@ def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     if (folder / "jobs").is_dir():
         return False
     try:
-        began = [launch_file.read(folder / "runs" / run.run) for run in running]
+        launches = [launch_file.read(folder / "runs" / run.run) for run in running]
     except (OSError, ValueError):
         return False
-    here = launch_file.host_id()
-    if not here:  # no /proc, so nothing is known of other processes
+    own_host_id = launch_file.host_id()
+    if not own_host_id:  # no /proc, so nothing is known of other processes
         return False
-    return all(
-        launch is not None and launch.host_id == here and not Path(f"/proc/{launch.driver_pid}").exists()
-        for launch in began
-    )
+    for launch in launches:
+        is_of_this_host = launch is not None and launch.host_id == own_host_id
+        if launch is None or not is_of_this_host or Path(f"/proc/{launch.driver_pid}").exists():
+            return False
+    return True
 
 
 def _lock_holder(lock: Path) -> int | None:
-    """The process of this host that holds a lock, from the kernel's list: trying the lock would take it."""
+    """Return the process of this host that holds a lock, from the kernel's list: trying the lock would take it.
+
+    A line of /proc/locks, as proc(5) has it: "1: FLOCK ADVISORY WRITE 4321 08:01:1234 0 EOF" (process, device:inode).
+    """
     try:
         state = lock.stat()
-        held = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
+        device_and_inode = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
         for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
             fields = line.split()
-            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == held:
+            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == device_and_inode:
                 return int(fields[4])
     except (OSError, ValueError):
         pass
@@ -176,7 +227,7 @@ def _lock_holder(lock: Path) -> int | None:
 
 
 def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: float) -> Iterator[RunningRun]:
-    """The last attempt of each run that has no outcome."""
+    """Yield the last attempt of each run that has no outcome."""
     for name, outcome in index.unpacked.items():
         match = RUN_FOLDER.fullmatch(name)
         if outcome is not None or match is None or match["trial"] not in study.trials:
@@ -187,49 +238,80 @@ def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: f
 
 
 def _open_run(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
-    changed = [folder.stat().st_mtime] if folder.is_dir() else []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        try:
-            changed.append(path.lstat().st_mtime)
-        except OSError:  # a draft that was renamed just now
-            continue
-    begin, end = _pieces(folder / "rank-0.jsonl")
-    raw_steps = [raw for raw in end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
+    """Return the state of one attempt, from the ends of rank 0's record and the times of all its files."""
+    last_change = _last_change(folder)
+    rank_lines = _read_ends(folder / "rank-0.jsonl")
+    raw_steps = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
     steps = parse_steps(b"".join(raw_steps))
-    counted_steps = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
-    others = [line for raw in (*begin, *end) if not raw.startswith(STEP_PREFIX) and (line := _parsed(raw)) is not None]
-    start = next((line for line in others if isinstance(line, StartLine)), None)
-    model = next((line for line in others if isinstance(line, ModelLine)), None)
-    used = [line.gpu for line in others if isinstance(line, ResourcesLine) and line.gpu is not None]
-    rate, trend = pace(counted_steps)
+    measured_seconds = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
+    start: StartLine | None = None
+    model: ModelLine | None = None
+    gpu_utilisation: float | None = None
+    for record in _other_records(rank_lines):
+        if isinstance(record, StartLine) and start is None:
+            start = record
+        if isinstance(record, ModelLine) and model is None:
+            model = record
+        if isinstance(record, ResourcesLine) and record.gpu is not None:
+            gpu_utilisation = record.gpu.utilisation
+    rate, trend = pace(measured_seconds)
     return RunningRun(
         run=folder.name,
         trial=describe(trial),
         repeat=repeat,
         hosts=(start.environment.host,) if start is not None else (),
         step=steps[-1].step + 1 if steps else None,
-        steps=_steps(trial, model.train_samples if model is not None else None),
+        steps=_total_steps(trial, model.train_samples if model is not None else None),
         steps_per_second=rate,
         trend=trend,
-        gpu_utilisation=used[-1].utilisation if used else None,
-        silent_seconds=max(0.0, now_seconds - max(changed, default=now_seconds)),
+        gpu_utilisation=gpu_utilisation,
+        silent_seconds=max(0.0, now_seconds - last_change) if last_change is not None else 0.0,
     )
 
 
-def pace(step_seconds: Sequence[float]) -> tuple[float | None, float | None]:
-    """Steps per second from the median of the last 20, and the share by which these take longer than all before them.
+def _last_change(folder: Path) -> float | None:
+    """Return when the folder or a file in it was last changed, in Unix time; None where there is no folder."""
+    if not folder.is_dir():
+        return None
+    last = folder.stat().st_mtime
+    for path in folder.iterdir():
+        try:
+            last = max(last, path.lstat().st_mtime)
+        except OSError:  # a draft that was renamed just now
+            continue
+    return last
 
-    None where there are too few steps.
-    """
-    last, before = step_seconds[-_RATE_STEPS:], step_seconds[:-_RATE_STEPS]
-    typical = statistics.median(last) if last else 0.0
-    if typical <= 0:
-        return None, None
-    earlier = statistics.median(before) if len(before) >= _RATE_STEPS else 0.0
-    return 1 / typical, typical / earlier - 1 if earlier > 0 else None
+
+def _other_records(rank_lines: _FileEnds) -> Iterator[Any]:
+    """Yield the records in the lines that are no steps; broken and incomplete lines are passed over."""
+    for raw in (*rank_lines.begin, *rank_lines.end):
+        record = None if raw.startswith(STEP_PREFIX) else _parsed(raw)
+        if record is not None:
+            yield record
 
 
-def _steps(trial: Trial, train_samples: int | None) -> int | None:
+class StepPace(NamedTuple):
+    """The pace of a run's latest steps. None: too few steps."""
+
+    steps_per_second: float | None
+    trend: float | None
+    """Share by which the latest steps take longer (above 0) or shorter than all before them."""
+
+
+def pace(step_seconds: Sequence[float]) -> StepPace:
+    """Return the pace of the last 20 steps, by their median, against the median of at least 20 steps before them."""
+    latest = step_seconds[-_RATE_STEPS:]
+    earlier = step_seconds[:-_RATE_STEPS]
+    latest_median = statistics.median(latest) if latest else 0.0
+    if latest_median <= 0:
+        return StepPace(None, None)
+    earlier_median = statistics.median(earlier) if len(earlier) >= _RATE_STEPS else 0.0
+    trend = latest_median / earlier_median - 1 if earlier_median > 0 else None
+    return StepPace(1 / latest_median, trend)
+
+
+def _total_steps(trial: Trial, train_samples: int | None) -> int | None:
+    """Return the optimizer steps of a whole run; None where it does not say how many images it trains on."""
     if trial.window.steps is not None:
         return trial.window.steps + trial.window.warmup_steps
     if train_samples is None or not trial.train.epochs:
@@ -237,89 +319,127 @@ def _steps(trial: Trial, train_samples: int | None) -> int | None:
     return trial.steps_per_epoch(samples_used(train_samples, trial.data.fraction)) * trial.train.epochs
 
 
-def _pieces(path: Path) -> tuple[list[bytes], list[bytes]]:
-    """The whole lines at the beginning and at the end of a file; a short file's are all in the second list."""
+class _FileEnds(NamedTuple):
+    """Whole lines at the begin and at the end of a file; a short file's are all in `end`."""
+
+    begin: list[bytes]
+    end: list[bytes]
+
+
+def _read_ends(path: Path) -> _FileEnds:
+    """Read `_PIECE_BYTES` from each end of a regular file; no lines where it is none, or cannot be read."""
     if path.is_symlink() or not path.is_file():
-        return [], []
+        return _FileEnds([], [])
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            first = file.read(_PIECE_BYTES)
+            begin = file.read(_PIECE_BYTES)
             if size <= _PIECE_BYTES:
-                return [], first.splitlines(keepends=True)
+                return _FileEnds([], begin.splitlines(keepends=True))
             file.seek(max(_PIECE_BYTES, size - _PIECE_BYTES))
-            return first.splitlines(keepends=True)[:-1], file.read(_PIECE_BYTES).splitlines(keepends=True)[1:]
+            end = file.read(_PIECE_BYTES)
     except OSError:
-        return [], []
+        return _FileEnds([], [])
+    # The last line of the first piece and the first of the last one are parts of lines.
+    return _FileEnds(begin.splitlines(keepends=True)[:-1], end.splitlines(keepends=True)[1:])
 
 
 def _parsed(raw: bytes) -> Any:
-    """The record in a line; None where the line is broken or not yet complete."""
+    """Return the record in a line; None where the line is broken or not yet complete."""
     try:
         return RankRecord.parse(raw)
     except (ValueError, RecursionError):
         return None
 
 
-def _left_seconds(left: Sequence[tuple[str, int]], finished: Any) -> float | None:
-    took: dict[str, list[float]] = {}
-    for (trial, _), (_, outcome) in finished.items():
+def _remaining_seconds(remaining: Sequence[RunTask], outcomes: Mapping[tuple[str, int], Outcome]) -> float | None:
+    """Return how long the remaining runs will take, from the mean time of each trial's runs, or of all.
+
+    None where no run has ended yet.
+    """
+    if not remaining:
+        return 0.0
+    times_by_trial: dict[str, list[float]] = {}
+    for (trial_id, _), outcome in outcomes.items():
         if outcome.kind != "skipped":
-            took.setdefault(trial, []).append(outcome.wall_seconds)
-    if not took or not left:
-        return None if left else 0.0
-    overall = statistics.fmean(value for own in took.values() for value in own)
-    return sum(statistics.fmean(took[trial]) if trial in took else overall for trial, _ in left)
+            times_by_trial.setdefault(trial_id, []).append(outcome.wall_seconds)
+    if not times_by_trial:
+        return None
+    mean_of_all = statistics.fmean(chain.from_iterable(times_by_trial.values()))
+    mean_by_trial = {trial_id: statistics.fmean(times) for trial_id, times in times_by_trial.items()}
+    return sum(mean_by_trial.get(run.trial_id, mean_of_all) for run in remaining)
 
 
 def view_fields(view: StudyView) -> dict[str, Any]:
-    """The view as JSON fields."""
+    """Return the view as JSON fields."""
     return asdict(view)
 
 
 def view_document(view: StudyView, results: Path) -> Document:
-    """The view as a document of a few lines."""
-    others = ", ".join(f"{count} {kind}" for kind, count in sorted(view.outcomes.items()) if kind != "completed")
-    head = f"{view.study}: {view.done} of {counted(view.runs, 'run')} done" + (f" ({others})" if others else "")
-    if view.done < view.runs:
-        left = "time left unknown yet" if view.left_seconds is None else f"about {seconds(view.left_seconds)} left"
-        head += f"; {left}"
-    if view.may_be_added:
-        head += f"; up to {counted(view.may_be_added, 'more run')} may be added (measure.target_ci)"
-    drivers = {
-        "runs": f"Driver: process {view.driver_process} of this host.",
-        "runs elsewhere": "Driver: on another host, or a batch job.",
-        "gone": f"The driver is gone: no process of this host holds {results}, and no run gives a sign."
-        + " The same vitscale run goes on." * (not view.damaged),
-        "none left to do": "Nothing is left to do.",
-    }
-    told = [_running(run) for run in view.running]
-    told += [f"put it back from a copy, or delete it to do its runs again: {damaged}" for damaged in view.damaged]
+    """Return the view as a document of a few lines."""
+    bullets = [_running_words(run) for run in view.running]
+    bullets += [f"put it back from a copy, or delete it to do its runs again: {damaged}" for damaged in view.damaged]
     if view.interrupted and not view.damaged:  # a pack may hold them, finished
-        told.append(f"{counted(view.interrupted, 'run')} interrupted, to be done again")
+        bullets.append(f"{counted(view.interrupted, 'run')} interrupted, to be done again")
     if view.last:
-        told.append(f"last, {seconds(view.last_seconds_ago)} ago: {view.last}")
+        bullets.append(f"last, {seconds(view.last_seconds_ago)} ago: {view.last}")
     tone: Any = "bad" if view.driver == "gone" else ""
-    return Document("", (Paragraph(head), Paragraph(drivers[view.driver], tone), Bullets(tuple(told))))
+    return Document(
+        "", (Paragraph(_progress_words(view)), Paragraph(_driver_words(view, results), tone), Bullets(tuple(bullets)))
+    )
 
 
-def _running(run: RunningRun) -> str:
-    where = f" on {listed(run.hosts)}" if run.hosts else ""
-    parts = [f"{run.trial}, repeat {run.repeat + 1}{where}: "]
+def _progress_words(view: StudyView) -> str:
+    """Return "example: 4 of 6 runs done (1 oom); about 40.0 s left"."""
+    words = f"{view.study}: {view.done} of {counted(view.runs, 'run')} done"
+    not_completed = [f"{count} {kind}" for kind, count in sorted(view.outcomes.items()) if kind != "completed"]
+    if not_completed:
+        words += f" ({', '.join(not_completed)})"
+    if view.done < view.runs:
+        time_left = "time left unknown yet" if view.left_seconds is None else f"about {seconds(view.left_seconds)} left"
+        words += f"; {time_left}"
+    if view.may_be_added:
+        words += f"; up to {counted(view.may_be_added, 'more run')} may be added (measure.target_ci)"
+    return words
+
+
+def _driver_words(view: StudyView, results: Path) -> str:
+    """Return a sentence on where the driver is."""
+    match view.driver:
+        case "runs":
+            return f"Driver: process {view.driver_process} of this host."
+        case "runs elsewhere":
+            return "Driver: on another host, or a batch job."
+        case "gone":
+            sentence = f"The driver is gone: no process of this host holds {results}, and no run gives a sign."
+            return sentence if view.damaged else f"{sentence} The same vitscale run goes on."
+        case "none left to do":
+            return "Nothing is left to do."
+
+
+def _running_words(run: RunningRun) -> str:
+    """Return "vit-ti16 ddp, 4 ranks, batch 8, repeat 1 on node1: step 41 of 96, 10 steps/s, steady"."""
+    hosts = f" on {listed(run.hosts)}" if run.hosts else ""
+    parts = [f"{run.trial}, repeat {run.repeat + 1}{hosts}: "]
     if run.step is None:
         parts.append("starting")
     else:
-        parts.append(f"step {run.step:,}" + (f" of {run.steps:,}" if run.steps else ""))
+        total_steps = f" of {run.steps:,}" if run.steps else ""
+        parts.append(f"step {run.step:,}{total_steps}")
     if run.steps_per_second is not None:
         parts.append(f", {run.steps_per_second:.3g} steps/s")
     if run.trend is not None:
-        direction = "slower" if run.trend > 0 else "faster"
-        parts.append(
-            ", steady" if abs(run.trend) <= _STEADY else f", {percent(abs(run.trend))} {direction} than before"
-        )
+        parts.append(f", {_trend_words(run.trend)}")
     if run.gpu_utilisation is not None:
         parts.append(f", GPU {percent(run.gpu_utilisation)}")
     if run.silent_seconds > _FRESH_SECONDS / 2:
         parts.append(f"; no sign for {seconds(run.silent_seconds)}")
     return "".join(parts)
+
+
+def _trend_words(trend: float) -> str:
+    if abs(trend) <= _STEADY:
+        return "steady"
+    direction = "slower" if trend > 0 else "faster"
+    return f"{percent(abs(trend))} {direction} than before"

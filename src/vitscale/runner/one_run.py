@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.base import program
 from vitscale.base.distribution import install_command
@@ -24,7 +25,7 @@ from vitscale.engines.packages import missing_packages, needed_by
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
-from vitscale.machine.hardware import this_machine
+from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, can_bind, is_this_machine
 from vitscale.present.units import counted
 from vitscale.processes import launch_file
@@ -44,9 +45,11 @@ _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
-_THREADS, _SEARCH_PATH = "OMP_NUM_THREADS", "PYTHONPATH"
-_FIRST_PORT, _PORTS = 20_000, 12_000
-"""First port and number of ports for rank 0: below those that Linux gives to connections (32768 and up)."""
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
+_SEARCH_PATH_VARIABLE = "PYTHONPATH"
+_FIRST_PORT = 20_000
+"""The first port for rank 0; with `_PORT_COUNT` all are below those that Linux gives to connections (32768 and up)."""
+_PORT_COUNT = 12_000
 
 
 FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
@@ -56,21 +59,24 @@ FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
 def launch_plan(
     scheduler: Scheduler, section: LaunchSection, launcher: str, world: World, run_folder: Path, module: str
 ) -> Spawn:
-    """The exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
+    """Return the exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
 
     Raises:
         RequestError: launcher, scheduler and world do not go together, the hosts do not suffice, or the study sets
             another number of threads of the ranks by a variable.
     """
-    if section.environment.get(_THREADS, str(world.threads_per_rank)) != str(world.threads_per_rank):
+    planned_threads = str(world.threads_per_rank)
+    if section.environment.get(_THREADS_VARIABLE, planned_threads) != planned_threads:
         raise RequestError(
-            f"[launch.environment] sets {_THREADS}, which each rank has from the threads that it is planned with",
+            f"[launch.environment] sets {_THREADS_VARIABLE}, which each rank has from the threads that it is planned "
+            "with",
             next_step="Set launch.threads_per_rank instead",
         )
     hosts = scheduler.hosts(world)
-    chosen = launcher_named(launcher, world, hosts)
-    if (reason := scheduler.refuses(launcher, world)) is not None:
-        raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {reason}")
+    launcher_instance = launcher_named(launcher, world, hosts)
+    refusal = scheduler.refuses(launcher, world)
+    if refusal is not None:
+        raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {refusal}")
     spawn = Spawn(
         commands=(python_module(module, str(run_folder), interpreter=scheduler.python),),
         run_folder=run_folder,
@@ -78,40 +84,65 @@ def launch_plan(
         master_port=_port(run_folder, hosts),
         interface=section.interface,
     )
-    return scheduler.adapt(launched(launcher, chosen, world, spawn))
+    return scheduler.adapt(launched(launcher, launcher_instance, world, spawn))
 
 
 def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
-    """Refuses, before anything begins, to start ranks on this machine where it lacks what they need.
+    """Refuse, before anything begins, to start ranks on this machine where it lacks what they need.
 
     It may offer less than was planned with ([node]), or lack packages that the ranks import.
+
+    Args:
+        scheduler: where the ranks would run; other hosts, or a job, may have what this machine lacks.
+        engines: names of the engines that the ranks train with.
 
     Raises:
         RequestError: something is missing; for packages the message names the extra that brings them, or
             whose engine needs them.
     """
     if scheduler.default_launcher != LOCAL:
-        return  # other hosts, or a job, may have what this machine lacks
-    planned, here = scheduler.machine(), this_machine()
-    if planned.cores > here.cores or len(planned.gpus) > len(here.gpus):
-        told, offered = (
-            f"{counted(each.cores, 'core')} and {counted(len(each.gpus), 'GPU')}" for each in (planned, here)
-        )
-        raise RequestError(
-            f"[node] describes {told}, and this machine offers {offered}: it can be planned here, and not run",
-            next_step="Run it on that machine, or name it in launch.hostfile",
-        )
-    engines = tuple(engines)
-    if missing := missing_packages(engines):
-        are = "is" if len(missing) == 1 else "are"
-        theirs = {package: needed_by(package, engines) for package in missing}
-        steps = [f"Install {package}, which engine '{by[0]}' of {by[1]} needs" for package, by in theirs.items() if by]
-        if None in theirs.values():
-            steps.append(f"Run {install_command('train')}. All verbs but run, train, check and lab do without it")
-        raise RequestError(
-            f"ranks on this machine need {' and '.join(missing)}, which {are} not installed",
-            next_step=". ".join(steps),
-        )
+        return
+    _refuse_smaller_machine(scheduler.machine())
+    _refuse_missing_packages(tuple(engines))
+
+
+def _refuse_smaller_machine(planned: Machine) -> None:
+    """Raise RequestError where this machine has fewer cores or GPUs than the planned one."""
+    here = this_machine()
+    if planned.cores <= here.cores and len(planned.gpus) <= len(here.gpus):
+        return
+    raise RequestError(
+        f"[node] describes {_cores_and_gpus(planned)}, and this machine offers {_cores_and_gpus(here)}: it can be "
+        "planned here, and not run",
+        next_step="Run it on that machine, or name it in launch.hostfile",
+    )
+
+
+def _cores_and_gpus(machine: Machine) -> str:
+    """Return "8 cores and 2 GPUs"."""
+    return f"{counted(machine.cores, 'core')} and {counted(len(machine.gpus), 'GPU')}"
+
+
+def _refuse_missing_packages(engines: tuple[str, ...]) -> None:
+    """Raise RequestError where packages that ranks import are not installed here."""
+    missing = missing_packages(engines)
+    if not missing:
+        return
+    steps = []
+    needs_train_extra = False
+    for package in missing:
+        engine = needed_by(package, engines)
+        if engine is None:
+            needs_train_extra = True
+        else:
+            name, distribution = engine
+            steps.append(f"Install {package}, which engine '{name}' of {distribution} needs")
+    if needs_train_extra:
+        steps.append(f"Run {install_command('train')}. All verbs but run, train, check and lab do without it")
+    verb = "is" if len(missing) == 1 else "are"
+    raise RequestError(
+        f"ranks on this machine need {' and '.join(missing)}, which {verb} not installed", next_step=". ".join(steps)
+    )
 
 
 def start_ranks(
@@ -123,7 +154,7 @@ def start_ranks(
     import_folders: Sequence[Path] = (),
     ready: FindPrepared | None = None,
 ) -> Job:
-    """Starts a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
+    """Start a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
 
     Args:
         spawn: from `launch_plan`.
@@ -137,30 +168,22 @@ def start_ranks(
         OSError: a file cannot be written, or a program cannot be started.
         RequestError: a host has no address, or the prepared process is gone.
     """
-    settings = _settings(section) | dict(environment)
-    # The study's search path comes before the user's, and not in place of it.
-    if paths := [each[_SEARCH_PATH] for each in (section.environment, environment) if each.get(_SEARCH_PATH)]:
-        settings[_SEARCH_PATH] = os.pathsep.join(paths)
+    settings = _rank_settings(section, environment)
     spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
-    prepared = Ready()
-    if spawn.from_prepared and ready is not None:
-        prepared = ready(ranks_environment(spawn.environment, spawn.drop_variables), spawn.cwd, spawn.log)
-        if prepared.cold is not None:
-            with spawn.log.open("a", encoding="utf-8") as said:
-                said.write(f"local: ranks are started anew: {prepared.cold}\n")
-    remote = [host.name for host in spawn.hosts if not is_this_machine(host.name)]
-    heartbeats = HeartbeatServer(spawn.token, "" if remote else "127.0.0.1")
+    prepared = _prepared_process(spawn, ready)
+    remote_hosts = _remote_hosts(spawn)
+    heartbeats = HeartbeatServer(spawn.token, "" if remote_hosts else "127.0.0.1")
     try:
         for name, text in spawn.files:
             write_record(spawn.run_folder / name, text)
-        own = _address_towards(remote[0]) if remote else "127.0.0.1"
+        own_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
         file = LaunchFile(
             token=spawn.token,
             commands=spawn.commands,
             hosts=tuple(host.name for host in spawn.hosts),
             master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
             master_port=spawn.master_port,
-            lifeline=f"{own}:{heartbeats.port}",
+            lifeline=f"{own_address}:{heartbeats.port}",
             environment=settings,
             study_variables=tuple(section.environment),
             import_folders=tuple(map(str, import_folders)),
@@ -181,12 +204,42 @@ def start_ranks(
         raise
 
 
+def _rank_settings(section: LaunchSection, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of every rank: the user's for libraries, the study's, and above all `environment`.
+
+    The study's search path for modules comes before the one in `environment`, and not in place of it.
+    """
+    settings = _settings(section) | dict(environment)
+    search_paths = [variables.get(_SEARCH_PATH_VARIABLE) for variables in (section.environment, environment)]
+    non_empty_paths = [path for path in search_paths if path]
+    if non_empty_paths:
+        settings[_SEARCH_PATH_VARIABLE] = os.pathsep.join(non_empty_paths)
+    return settings
+
+
+def _prepared_process(spawn: Spawn, ready: FindPrepared | None) -> Ready:
+    """Return the process that the ranks are forked from; the run's log says why, where there is none to be had."""
+    if not spawn.from_prepared or ready is None:
+        return Ready()
+    prepared = ready(ranks_environment(spawn.environment, spawn.drop_variables), spawn.cwd, spawn.log)
+    if prepared.cold is not None:
+        with spawn.log.open("a", encoding="utf-8") as log:
+            log.write(f"local: ranks are started anew: {prepared.cold}\n")
+    return prepared
+
+
+def _remote_hosts(spawn: Spawn) -> tuple[str, ...]:
+    """Return the names of a run's hosts other than this machine."""
+    return tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
+
+
 def _settings(section: LaunchSection) -> dict[str, str]:
-    """The user's settings for libraries that are meant for every rank, and those of the study."""
-    passed_on = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
-    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    interface = dict.fromkeys(names, section.interface) if section.interface is not None else {}
-    return passed_on | interface | section.environment
+    """Return the user's settings for libraries that are meant for every rank, and those of the study."""
+    settings = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
+    if section.interface is not None:
+        settings["NCCL_SOCKET_IFNAME"] = section.interface
+        settings["GLOO_SOCKET_IFNAME"] = section.interface
+    return settings | section.environment
 
 
 def _is_passed_on(name: str) -> bool:
@@ -197,15 +250,16 @@ def _is_passed_on(name: str) -> bool:
 
 
 def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
-    """A port for rank 0, free where that can be seen from here.
+    """Return a port for rank 0, free where that can be seen from here.
 
     It differs by run, attempt and results folder: two drivers may do the same study at the same time.
     """
-    first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
+    folder_hash = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4])
+    first = folder_hash % _PORT_COUNT
     # A launcher may put this machine first (mpirun).
     is_elsewhere = bool(hosts) and not any(is_this_machine(host.name) for host in hosts)
-    for n in range(100):
-        port = _FIRST_PORT + (first + n) % _PORTS
+    for tries in range(100):
+        port = _FIRST_PORT + (first + tries) % _PORT_COUNT
         if is_elsewhere or can_bind("", port):
             return port
     return _FIRST_PORT + first
@@ -215,32 +269,46 @@ _UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfi
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address as `host` sees it. Nothing is sent: the kernel is asked for its route."""
+    """Return this machine's address as `host` sees it. Nothing is sent: the kernel is asked for its route.
+
+    Raises:
+        RequestError: no address of the host is known.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: an empty or an overlong part between two dots
-        why = error.strerror if isinstance(error, OSError) else "no such name"
-        raise RequestError(f"host {host} cannot be found: {why or error}", next_step=_UNKNOWN_NAME) from None
+        reason = error.strerror if isinstance(error, OSError) else "no such name"
+        raise RequestError(f"host {host} cannot be found: {reason or error}", next_step=_UNKNOWN_NAME) from None
 
 
 RANK_MODULE = "vitscale.worker"
-"""What every rank runs."""
+"""The module that every rank runs."""
 
 
-@dataclass(frozen=True)
-class RunTask:
-    """One run that is to be done."""
+class RunTask(NamedTuple):
+    """One run that is to be done. It equals (trial id, repeat), the key of runs in `RunIndex` and in mappings."""
 
     trial_id: str
     repeat: int
+    """Counted from 0."""
+
+
+def attempt_number(folder_name: str) -> int:
+    """Return the number of the attempt in a run folder's name: 2 in "4f6a01c2-r0-a2"."""
+    return int(folder_name.rpartition("-a")[2])
+
+
+def next_attempt(attempts: Mapping[tuple[str, int], int], task: tuple[str, int]) -> int:
+    """Return the number of a run's next attempt, 0 for its first. Args: attempts: as in `RunIndex`."""
+    return attempts.get(task, -1) + 1
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all runs of a study share."""
+    """Values that all runs of a study share."""
 
     record: StudyRecord
     measure: MeasureSection
@@ -253,21 +321,30 @@ class RunContext:
     """When set, runs under way in other threads are to be ended, as by Ctrl-C."""
 
     def run_folder(self, task: RunTask, attempt: int) -> Path:
-        """The folder of one attempt at a run."""
+        """Return the folder of one attempt at a run."""
         return self.results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
 
 
 def new_attempt(
     context: RunContext, task: RunTask, attempt: int, command: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
 ) -> Path:
-    """Makes the folder of one attempt, with what its trial.json says.
+    """Make the folder of one attempt with its trial.json, and return it.
+
+    Args:
+        context: values that the study's runs share.
+        task: which run.
+        attempt: its number, from 0.
+        command: the first command that starts its ranks; empty for a run that is not started.
+        hosts: names of its hosts.
 
     Raises:
         OSError: it exists, or there is no room.
     """
     trial = context.record.trials[task.trial_id]
     # The time to an accuracy depends on the seed. The time of a step does not, and there equal work is wanted.
-    seed = trial.train.seed + (task.repeat if trial.train.target_accuracy is not None else 0)
+    seed = trial.train.seed
+    if trial.train.target_accuracy is not None:
+        seed += task.repeat
     header = RunHeader(
         trial_id=task.trial_id,
         repeat=task.repeat,
@@ -285,9 +362,16 @@ def new_attempt(
 def skip_reason(
     context: RunContext, task: RunTask, attempt: int, outcomes: Mapping[tuple[str, int], Outcome]
 ) -> Outcome | None:
-    """Skips and records a run whose trial has run out of memory in another repeat; None where it has not."""
-    earlier = [o for (trial_id, repeat), o in outcomes.items() if trial_id == task.trial_id and repeat != task.repeat]
-    if not any(outcome.kind == "oom" for outcome in earlier):
+    """Skip and record a run whose trial has run out of memory in another repeat; None where it has not.
+
+    `outcomes`: those of finished runs, by (trial, repeat).
+    """
+    ran_out_of_memory = any(
+        outcome.kind == "oom"
+        for (trial_id, repeat), outcome in outcomes.items()
+        if trial_id == task.trial_id and repeat != task.repeat
+    )
+    if not ran_out_of_memory:
         return None
     outcome = unstarted("skipped", "another repeat of this trial ran out of memory")
     write_outcome(new_attempt(context, task, attempt), outcome)
@@ -303,12 +387,12 @@ def run_task(
     prepared: PreparedProcesses | None = None,
     lost: Callable[[], Cause | None] = lambda: None,
 ) -> Outcome:
-    """Does one run, and repeats it up to `measure.retries` times after transient failures.
+    """Do one run, and repeat it up to `measure.retries` times after transient failures; return the last outcome.
 
     Every attempt keeps its folder.
 
     Args:
-        context: what the study's runs share.
+        context: values that the study's runs share.
         placement: where it runs.
         task: which run.
         attempt: number of the first attempt.
@@ -317,68 +401,117 @@ def run_task(
         lost: asks `Placement.lost` of a run that did not complete, until there is an answer: what the end of an
             allocation does to ranks is no failure of theirs.
     """
-    trial = context.record.trials[task.trial_id]
-    variables = ranks_variables(trial.world)
-    beside = _import_folders(trial, context.folder)
-    # A script has imports of its own, which may do anything: it starts as a new process.
-    ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
     for number in range(attempt, attempt + context.measure.retries + 1):
         folder = context.run_folder(task, number)
-        spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
-        new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
-        try:
-            ending = watch(
-                start_ranks(
-                    spawn, placement, context.launch, environment=variables, import_folders=beside, ready=ready
-                ),
-                folder,
-                hang_seconds=context.measure.hang_seconds,
-                timeout_seconds=context.measure.timeout_seconds,
-                on_progress=on_progress,
-                prints=trial.train.script is not None,
-                interrupted=context.interrupted,
-            )
-        except RequestError as error:
-            # A host's name could not be resolved just now: the other runs need not suffer for it.
-            outcome = unstarted("failed", str(error), transient=True)
-        else:
-            away = tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
-            outcome = outcome_of(RunEvidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
-            if trial.train.script is not None and outcome.kind == "completed":
-                from vitscale.importers.left_behind import take_in
-
-                take_in(folder, trial)
-        if outcome.kind != "completed" and (cause := lost()) is not None:
-            told = {"kind": cause.kind, "reason": cause.reason, "host": cause.host}
-            outcome = outcome.model_copy(update=told | {"rank": None, "external": True, "transient": False})
+        outcome = _attempt_outcome(context, placement, task, number, on_progress, prepared)
+        cause = lost() if outcome.kind != "completed" else None
+        if cause is not None:
+            outcome = _outcome_of_lost_placement(outcome, cause)
         write_outcome(folder, outcome)
         if not outcome.transient:
             break
     return outcome
 
 
+def _attempt_outcome(
+    context: RunContext,
+    placement: Placement,
+    task: RunTask,
+    number: int,
+    on_progress: Callable[[int, str], None],
+    prepared: PreparedProcesses | None,
+) -> Outcome:
+    """Make one attempt in a new folder, from its start to its end, and return its outcome, which is not yet written.
+
+    Arguments as of `run_task`; `number` is that of this attempt.
+    """
+    trial = context.record.trials[task.trial_id]
+    is_script = trial.train.script is not None
+    # A script has imports of its own, which may do anything: it starts as a new process.
+    ready = None if prepared is None or is_script else partial(prepared.ready, task.trial_id, trial)
+    import_folders = _import_folders(trial, context.folder)
+    folder = context.run_folder(task, number)
+    spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
+    new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
+    try:
+        job = start_ranks(
+            spawn,
+            placement,
+            context.launch,
+            environment=ranks_variables(trial.world),
+            import_folders=import_folders,
+            ready=ready,
+        )
+        ending = watch(
+            job,
+            folder,
+            hang_seconds=context.measure.hang_seconds,
+            timeout_seconds=context.measure.timeout_seconds,
+            on_progress=on_progress,
+            prints=is_script,
+            interrupted=context.interrupted,
+        )
+    except RequestError as error:
+        # A host's name could not be resolved just now: the other runs need not suffer for it.
+        return unstarted("failed", str(error), transient=True)
+    ranks = read_ranks(folder)
+    outcome = outcome_of(RunEvidence(ending, ranks, trial.world.size, folder, trial.layout, _remote_hosts(spawn)))
+    if is_script and outcome.kind == "completed":
+        from vitscale.importers.left_behind import take_in
+
+        take_in(folder, trial)
+    return outcome
+
+
+def _outcome_of_lost_placement(outcome: Outcome, cause: Cause) -> Outcome:
+    """Return the outcome with the loss of the hosts as its cause, which is no failure of the trial."""
+    changes = {
+        "kind": cause.kind,
+        "reason": cause.reason,
+        "host": cause.host,
+        "rank": None,
+        "external": True,
+        "transient": False,
+    }
+    return outcome.model_copy(update=changes)
+
+
 def _import_folders(trial: Trial, study_folder: Path) -> list[Path]:
-    """Folders in which a trial's ranks look for a user's modules: none where the study names no code of the user's."""
+    """Return the folders in which a trial's ranks look for a user's modules; empty where the study names none."""
     if trial.train.script is not None:
         return [study_folder]  # its own folder comes first, as Python has it, and the current one has no part
-    return [Path.cwd(), study_folder] if trial.model.factory is not None else []
+    if trial.model.factory is not None:
+        return [Path.cwd(), study_folder]
+    return []
 
 
 def ranks_variables(world: World) -> dict[str, str]:
-    """The variables of every rank of a world: number of threads, and the user's own search path for modules."""
-    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.environ.get(_SEARCH_PATH, "")}
-    return {name: value for name, value in variables.items() if value}
+    """Return the variables of every rank of a world: number of threads, and the user's own search path for modules."""
+    variables = {_THREADS_VARIABLE: str(world.threads_per_rank)}
+    search_path = os.environ.get(_SEARCH_PATH_VARIABLE, "")
+    if search_path:
+        variables[_SEARCH_PATH_VARIABLE] = search_path
+    return variables
 
 
-def touched(folder: Path) -> tuple[float, float]:
-    """When a run's folder was first and last changed, as (seconds since 1970, seconds from then to the last)."""
+class FolderTimes(NamedTuple):
+    """The time in which a run's folder was changed, for a run that has no outcome to say how long it took."""
+
+    first_unix_seconds: float
+    """When it was first changed."""
+    seconds: float
+    """Time from the first change to the last."""
+
+
+def folder_times(folder: Path) -> FolderTimes:
+    """Return when the files of a run's folder were first changed, and how long until the last change."""
     changes = [path.lstat().st_mtime for path in folder.iterdir()]
-    began = min(changes, default=time.time())
-    return began, max(changes, default=began) - began
+    first = min(changes, default=time.time())
+    return FolderTimes(first, max(changes, default=first) - first)
 
 
 def unstarted(kind: OutcomeKind, reason: str, *, transient: bool = False, external: bool = False) -> Outcome:
-    """The outcome of a run whose ranks were never started."""
+    """Return the outcome of a run whose ranks were never started."""
     return Outcome(
         kind=kind,
         reason=reason,

@@ -1,4 +1,4 @@
-"""What a plan says of its trials before they run: memory and whether it suffices, time, GPU-hours, money."""
+"""Estimates of a plan's trials before they run: memory and whether it suffices, time, GPU-hours, money."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from vitscale.prediction.memory.forecast import forecast, forecast_bytes, memory
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
-from vitscale.runner.expectation import ROUGHLY, Expectations
+from vitscale.runner.expectation import ROUGHLY, Expectations, Expected, ExpectedTotal
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import LocalHost
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import DeviceName, TrainSpec, Trial
 
-_ROOM_FOR_ALL_ELSE = 4 * 10**9
+_MARGIN_BYTES = 4 * 10**9
 """Bytes that must be free beside twice the forecast for a trial to fit for certain."""
-_WILL_NOT, _MAY_NOT = 0.5, 0.05
-"""Chances of running out of memory from which a trial is said not to fit, and perhaps not to fit."""
+_WILL_NOT_FIT = 0.5
+"""Chance of running out of memory from which a trial is said not to fit."""
+_MAY_NOT_FIT = 0.05
+"""Chance of running out of memory from which a trial is said perhaps not to fit."""
 _LARGEST_IMAGE = 8192
 
 
@@ -44,47 +46,55 @@ class MemoryFit:
     @property
     def unfit(self) -> bool:
         """Whether it more likely than not does not fit."""
-        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT
+        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT_FIT
 
     @property
     def unsure(self) -> bool:
         """Whether it probably fits, but may not."""
-        return self.oom_chance is not None and _MAY_NOT <= self.oom_chance < _WILL_NOT
+        return self.oom_chance is not None and _MAY_NOT_FIT <= self.oom_chance < _WILL_NOT_FIT
 
     @property
     def reason(self) -> str:
         """Why it is unfit, for a record."""
-        forecast, capacity = (filesize.decimal(size or 0) for size in (self.forecast_bytes, self.capacity_bytes))
+        forecast = filesize.decimal(self.forecast_bytes or 0)
+        capacity = filesize.decimal(self.capacity_bytes or 0)
         return (
             f"will not fit in memory: forecast {forecast} of tensors on a rank that has {capacity} "
             f"(chance {self.oom_chance or 0.0:.0%})"
         )
 
 
+class _DeviceUse(NamedTuple):
+    """Trials with the same use of devices have the same memory for a rank."""
+
+    device: DeviceName
+    ranks_per_node: int
+
+
 def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
-    """Each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
+    """Return each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
 
     Args:
         plan: the study.
         capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
             run on this machine, a rank's share of its memory.
     """
-    capacities: dict[tuple[str, int], int | None] = {}
+    capacities: dict[_DeviceUse, int | None] = {}
     fits_by_inputs: dict[str, MemoryFit] = {}
     fits = {}
     for trial_id, trial in plan.record.trials.items():
         inputs = _memory_key(trial)
         if inputs not in fits_by_inputs:
-            place = (trial.train.device, trial.world.ranks_per_node)
-            if place not in capacities:
-                capacities[place] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-            fits_by_inputs[inputs] = _fit(trial, capacities[place])
+            use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
+            if use not in capacities:
+                capacities[use] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
+            fits_by_inputs[inputs] = _fit(trial, capacities[use])
         fits[trial_id] = fits_by_inputs[inputs]
     return fits
 
 
 def _memory_key(trial: Trial) -> str:
-    """A text that is equal for trials that have the same forecast."""
+    """Return a text that is equal for trials that have the same forecast."""
     return memory_inputs(trial).model_dump_json()
 
 
@@ -100,8 +110,15 @@ class LargestImages(NamedTuple):
     """The same with activation checkpointing."""
 
 
+class _ImageGroup(NamedTuple):
+    """Trials in one group have the same memory, image size and activation checkpointing apart."""
+
+    memory_key: str
+    capacity_bytes: int | None
+
+
 def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> list[LargestImages]:
-    """The largest `model.image_size` that fits, where a study varies it or one of its trials may not fit.
+    """Return the largest `model.image_size` that fits, where a study varies it or one of its trials may not fit.
 
     Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
     fitting unless it more likely than not does not fit.
@@ -110,60 +127,69 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     all_fit = not any(fit.unfit or fit.unsure for fit in fits.values())
     if len(image_sizes) < 2 and all_fit:
         return []
-    alike: dict[tuple[str, int | None], list[str]] = {}
+    ids_by_group: dict[_ImageGroup, list[str]] = {}
     for trial_id, trial in trials.items():
-        if trial_id in fits and fits[trial_id].oom_chance is not None and trial.model.patch_size is not None:
-            capacity = fits[trial_id].capacity_bytes
-            alike.setdefault((_memory_key(_of_size(trial, 1, checkpointing=False)), capacity), []).append(trial_id)
+        fit = fits.get(trial_id)
+        if fit is not None and fit.oom_chance is not None and trial.model.patch_size is not None:
+            memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
+            ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
     largest = []
-    for (_, capacity), trial_ids in alike.items():
-        several = len({trials[trial_id].model.image_size for trial_id in trial_ids}) > 1
-        if several or any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids):
+    for group, trial_ids in ids_by_group.items():
+        sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
+        may_not_fit = any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids)
+        if len(sizes) > 1 or may_not_fit:
             trial = trials[trial_ids[0]]
-            sizes = [_largest(trial, capacity, checkpointing=again) for again in (False, True)]
-            largest.append(LargestImages(tuple(trial_ids), trial, *sizes))
+            kept = _largest_image(trial, group.capacity_bytes, checkpointing=False)
+            recomputed = _largest_image(trial, group.capacity_bytes, checkpointing=True)
+            largest.append(LargestImages(tuple(trial_ids), trial, kept, recomputed))
     return largest
 
 
-def _largest(trial: Trial, capacity: int | None, *, checkpointing: bool) -> int | None:
-    unit = (trial.model.patch_size or 1) << (len(trial.model.depths or (1,)) - 1)
-    fitting, too_large = 0, _LARGEST_IMAGE // unit + 1
+def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
+    """Return the largest image size that fits, found by halving the interval; None where none does."""
+    stages = len(trial.model.depths or (1,))
+    unit = (trial.model.patch_size or 1) << (stages - 1)
+    fitting = 0
+    too_large = _LARGEST_IMAGE // unit + 1
     while too_large - fitting > 1:
         middle = (fitting + too_large) // 2
-        if _fit(_of_size(trial, middle * unit, checkpointing=checkpointing), capacity).unfit:
+        sized_trial = _with_image_size(trial, middle * unit, checkpointing=checkpointing)
+        if _fit(sized_trial, capacity_bytes).unfit:
             too_large = middle
         else:
             fitting = middle
     return fitting * unit or None
 
 
-def _of_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
+def _with_image_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
     model = trial.model.model_copy(update={"image_size": image_size})
     train = trial.train.model_copy(update={"activation_checkpointing": checkpointing})
     return trial.model_copy(update={"model": model, "train": train})
 
 
 def unfit(fits: Mapping[str, MemoryFit]) -> dict[str, str]:
-    """Trials that will not fit -> why."""
+    """Return trials that will not fit -> why."""
     return {trial_id: fit.reason for trial_id, fit in fits.items() if fit.unfit}
 
 
-def _fit(trial: Trial, capacity: int | None) -> MemoryFit:
+def _fit(trial: Trial, capacity_bytes: int | None) -> MemoryFit:
     forecast = forecast_bytes(trial)
-    if forecast is None or capacity is None:
-        return MemoryFit(forecast, capacity, None)
-    if 2 * forecast + _ROOM_FOR_ALL_ELSE < capacity:
-        return MemoryFit(forecast, capacity, 0.0)
-    return MemoryFit(forecast, capacity, float(oom_chance(forecast, capacity, trial.train.device)))
+    if forecast is None or capacity_bytes is None:
+        return MemoryFit(forecast, capacity_bytes, oom_chance=None)
+    if 2 * forecast + _MARGIN_BYTES < capacity_bytes:
+        return MemoryFit(forecast, capacity_bytes, oom_chance=0.0)
+    chance = oom_chance(forecast, capacity_bytes, trial.train.device)
+    return MemoryFit(forecast, capacity_bytes, oom_chance=float(chance))
 
 
 def _capacity(plan: Plan, trial: Trial) -> int | None:
+    """Return the bytes of memory that a rank of the trial has; None where the plan's hosts do not say."""
     if trial.train.device == "cuda":
         try:
-            known = [gpu.memory_bytes for gpu in plan.scheduler.machine().gpus if gpu.memory_bytes is not None]
+            gpus = plan.scheduler.machine().gpus
         except RequestError:
             return None
-        return min(known, default=None)
+        return min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None)
     if not isinstance(plan.scheduler, LocalHost) or plan.scheduler.machine() != this_machine():
         return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
@@ -195,29 +221,32 @@ class PlanEstimate:
         return any(expected.seconds is not None for expected in self.expected.by_trial.values())
 
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
-        """One trial's cells, by column; only columns in which some trial has a value."""
+        """Return one trial's cells, by column; only columns in which some trial has a value."""
         fit = self.fits.get(trial_id)
         # A dash where the model must be built to know.
         cells = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
         if self._shows_fits:
-            known = fit is not None and fit.oom_chance is not None
-            cells["fits"] = (
-                units.UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
-            )
-        if not self._shows_times:
-            return cells
-        own = self.expected.by_trial[trial_id]
-        about = "~" if own.known_by == ROUGHLY else ""
+            cells["fits"] = _fits_word(fit)
+        if self._shows_times:
+            cells |= self._time_cells(self.expected.by_trial[trial_id], ranks=trial.world.size)
+        return cells
+
+    def _time_cells(self, expected: Expected, *, ranks: int) -> dict[str, str]:
+        """Return the cells of time, GPU-hours and, where a price is known, cost."""
         price = self.expected.price_per_gpu_hour
-        hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
-        cells["time"] = units.UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
-        cells["GPU-h"] = units.UNKNOWN if hours is None else about + units.number(hours)
+        if expected.seconds is None:
+            columns = ["time", "GPU-h"] if price is None else ["time", "GPU-h", "cost"]
+            return dict.fromkeys(columns, units.UNKNOWN)
+        about = "~" if expected.known_by == ROUGHLY else ""
+        seconds = expected.seconds.value
+        hours = seconds * ranks / 3600
+        cells = {"time": about + units.seconds(seconds), "GPU-h": about + units.number(hours)}
         if price is not None:
-            cells["cost"] = units.UNKNOWN if hours is None else about + units.money(hours * price)
+            cells["cost"] = about + units.money(hours * price)
         return cells
 
     def lines(self, plan: Plan) -> list[str]:
-        """What all runs together take, and whether memory suffices; the most important lines first."""
+        """Return lines on what all runs together take, and whether memory suffices; the most important ones first."""
         return [
             *self._time_lines(plan),
             *self._memory_lines(),
@@ -233,20 +262,22 @@ class PlanEstimate:
             for group in largest[:_MOST_LARGEST]
         ]
         more = len(largest) - len(lines)
-        return [*lines, f"(and of {more} more configurations: --json has them)"] if more else lines
+        if more:
+            lines.append(f"(and of {more} more configurations: --json has them)")
+        return lines
 
     def _unavailable_lines(self, plan: Plan) -> list[str]:
-        """A line on the trials whose memory arithmetic does not tell, and why."""
+        """Return a line on the trials whose memory arithmetic does not give, and why."""
         forecast_ids = {trial_id for trial_id, fit in self.fits.items() if fit.forecast_bytes is not None}
-        others = [trial for trial_id, trial in plan.record.trials.items() if trial_id not in forecast_ids]
-        reasons = [reason for reason in map(unavailable, others) if reason]
+        without_forecast = [trial for trial_id, trial in plan.record.trials.items() if trial_id not in forecast_ids]
+        reasons = [reason for reason in map(unavailable, without_forecast) if reason]
         if not reasons:
             return []
         trials = f"{len(reasons)} of {len(plan.record.trials)} trials"
         return [f"memory of {trials}: unavailable: {'; '.join(dict.fromkeys(reasons))}"]
 
     def largest_json(self, plan: Plan) -> list[dict[str, Any]]:
-        """What `largest_images` finds; null where no size fits."""
+        """Return what `largest_images` finds, for the JSON; null where no size fits."""
         return [
             {
                 "trials": list(group.trial_ids),
@@ -257,128 +288,171 @@ class PlanEstimate:
         ]
 
     def _memory_lines(self) -> list[str]:
+        """Return a line on how many trials fit in a rank's memory; none where that is unknown of all."""
         capacities = {fit.capacity_bytes for fit in self.fits.values()}
-        known = sorted(size for size in capacities if size is not None)
-        if not known or all(fit.oom_chance is None for fit in self.fits.values()):
-            return []  # `_unavailable` says why
-        sizes = " or ".join(map(units.size, known))
+        known_capacities = sorted(size for size in capacities if size is not None)
+        if not known_capacities or all(fit.oom_chance is None for fit in self.fits.values()):
+            return []  # `_unavailable_lines` says why
+        sizes = " or ".join(map(units.size, known_capacities))
         unfit = sum(fit.unfit for fit in self.fits.values())
         unsure = sum(fit.unsure for fit in self.fits.values())
         unknown = sum(fit.oom_chance is None for fit in self.fits.values())
-        remedy = "" if self.skipped else " (--skip-unfit leaves them out)"
-        told = [
-            f"{unfit} of {len(self.fits)} trials will not fit{remedy}" if unfit else "",
-            f"{unsure} may not" if unsure else "",
-            f"of {unknown} it is unknown" if unknown else "",
-        ]
-        return [f"a rank has {sizes}: " + ("; ".join(filter(None, told)) or "all trials fit")]
+        clauses = []
+        if unfit:
+            remedy = "" if self.skipped else " (--skip-unfit leaves them out)"
+            clauses.append(f"{unfit} of {len(self.fits)} trials will not fit{remedy}")
+        if unsure:
+            clauses.append(f"{unsure} may not")
+        if unknown:
+            clauses.append(f"of {unknown} it is unknown")
+        return [f"a rank has {sizes}: " + ("; ".join(clauses) or "all trials fit")]
 
     def _time_lines(self, plan: Plan) -> list[str]:
-        whole = self.expected.total(plan, self.skipped, self.done)
-        reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
-        left = [trial_id for trial_id, repeat in plan.certain_runs if (trial_id, repeat) not in self.done]
-        if whole is None and not left:
-            return []
-        if whole is None:
-            return [f"expected time: unavailable: {reasons[0]}"] if reasons else []
-        seconds, runs, hours = whole
+        """Return lines on the time of all runs that are to be done, and on what it does not include."""
+        total = self.expected.total(plan, self.skipped, self.done)
+        reasons = [expected.reason for expected in self.expected.by_trial.values() if expected.seconds is None]
+        remaining = [run for run in plan.certain_runs if run not in self.done]
+        if total is None:
+            return [f"expected time: unavailable: {reasons[0]}"] if remaining and reasons else []
+        lines = [self._total_line(total)]
+        launchers = sorted({expected.without_start_up for expected in self.expected.by_trial.values()} - {""})
+        if launchers:
+            lines.append(f"not in it: start-up under {' and '.join(launchers)}, where none was measured")
+        skipped = sum(run.trial_id in self.skipped for run in remaining)
+        if skipped:
+            lines.append(f"not in it: {skipped} runs that are skipped")
+        if self.most_added(plan, plan.fewest_repeats):
+            lines.append(f"not in it: runs beyond {plan.fewest_repeats} a trial, which measure.target_ci may add")
+        unknown = len(remaining) - total.runs - skipped
+        if unknown and reasons:
+            lines.append(f"not in it: {unknown} runs, unavailable: {reasons[0]}")
+        return lines
+
+    def _total_line(self, total: ExpectedTotal) -> str:
         price = self.expected.price_per_gpu_hour
-        cost = "" if price is None else f", cost {_between(hours.times(price), units.money)}"
-        line = (
-            f"expected: {units.counted(runs, 'run')} one after another {_between(seconds, units.seconds)}, "
-            f"{_between(hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+        cost = ""
+        if price is not None:
+            cost = f", cost {_between(total.gpu_hours.times(price), units.money)}"
+        return (
+            f"expected: {units.counted(total.runs, 'run')} one after another {_between(total.seconds, units.seconds)}, "
+            f"{_between(total.gpu_hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
         )
-        skipped = sum(trial_id in self.skipped for trial_id in left)
-        unknown = len(left) - runs - skipped
-        fewest = plan.fewest_repeats
-        beyond = f"not in it: runs beyond {fewest} a trial, which measure.target_ci may add"
-        launchers = sorted({own.without_start_up for own in self.expected.by_trial.values()} - {""})
-        return [
-            line,
-            *([f"not in it: start-up under {' and '.join(launchers)}, where none was measured"] if launchers else []),
-            *([f"not in it: {skipped} runs that are skipped"] if skipped else []),
-            *([beyond] if self.most_added(plan, fewest) else []),
-            *([f"not in it: {unknown} runs, unavailable: {reasons[0]}"] if unknown and reasons else []),
-        ]
 
     def most_added(self, plan: Plan, repeats: int) -> int:
-        """Most runs that `measure.target_ci` may add to the first `repeats` of each trial."""
-        trials = plan.record.trials.keys() - self.skipped
-        rounds = range(repeats, plan.record.max_repeats or 0)
-        return sum((trial_id, repeat) not in self.done for trial_id in trials for repeat in rounds)
+        """Return the most runs that `measure.target_ci` may add to the first `repeats` of each trial."""
+        added_repeats = range(repeats, plan.record.max_repeats or 0)
+        runs = 0
+        for trial_id in plan.record.trials.keys() - self.skipped:
+            runs += sum((trial_id, repeat) not in self.done for repeat in added_repeats)
+        return runs
 
     def _known_by(self) -> str:
-        labels = [own.known_by for own in self.expected.by_trial.values() if own.seconds is not None]
-        counted = [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
-        return f"{'trial' if len(labels) == 1 else 'trials'}: {', '.join(counted)}"
+        """Return "trials: 2 measured, 1 extrapolated"."""
+        labels = [expected.known_by for expected in self.expected.by_trial.values() if expected.seconds is not None]
+        counts = [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
+        noun = "trial" if len(labels) == 1 else "trials"
+        return f"{noun}: {', '.join(counts)}"
 
     def as_json(self, trial_id: str, trial: Trial) -> dict[str, Any]:
-        """One trial's estimates for the JSON; unavailable values are null."""
-        fit = self.fits.get(trial_id)
-        fields: dict[str, Any] = {
-            "memory_bytes": forecast_bytes(trial) if fit is None else fit.forecast_bytes,
-            "memory_capacity_bytes": None if fit is None else fit.capacity_bytes,
-            "oom_chance": None if fit is None else fit.oom_chance,
-            "fits": None if fit is None or fit.oom_chance is None else not fit.unfit,
-        }
-        own = self.expected.by_trial.get(trial_id)
-        hours = None if own is None or own.seconds is None else own.seconds.times(trial.world.size / 3600)
+        """Return one trial's estimates for the JSON; unavailable values are null."""
+        fields = self._memory_fields(trial_id, trial)
+        expected = self.expected.by_trial.get(trial_id) or Expected(None, "")
+        hours = None
+        if expected.seconds is not None:
+            hours = expected.seconds.times(trial.world.size / 3600)
         return (
             fields
-            | estimate_fields("expected_seconds", None if own is None else own.seconds)
+            | estimate_fields("expected_seconds", expected.seconds)
             | estimate_fields("gpu_hours", hours)
             | estimate_fields("cost", self._cost(hours))
-            | {"known_by": (own.known_by or None) if own is not None else None}
-            | {"expected_reason": (own.reason or None) if own is not None else None}
+            | {"known_by": expected.known_by or None}
+            | {"expected_reason": expected.reason or None}
         )
 
+    def _memory_fields(self, trial_id: str, trial: Trial) -> dict[str, Any]:
+        fit = self.fits.get(trial_id)
+        if fit is None:
+            fit = MemoryFit(forecast_bytes(trial), capacity_bytes=None, oom_chance=None)
+        return {
+            "memory_bytes": fit.forecast_bytes,
+            "memory_capacity_bytes": fit.capacity_bytes,
+            "oom_chance": fit.oom_chance,
+            "fits": None if fit.oom_chance is None else not fit.unfit,
+        }
+
     def total_json(self, plan: Plan) -> dict[str, Any] | None:
-        """Sums over all runs that are to be done; null where nothing is known of any."""
-        whole = self.expected.total(plan, self.skipped, self.done)
-        if whole is None:
+        """Return sums over all runs that are to be done, for the JSON; null where nothing is known of any."""
+        total = self.expected.total(plan, self.skipped, self.done)
+        if total is None:
             return None
-        seconds, runs, hours = whole
         return (
-            {"runs": runs, "origin": self.expected.origin}
-            | estimate_fields("seconds", seconds)
-            | estimate_fields("gpu_hours", hours)
-            | estimate_fields("cost", self._cost(hours))
+            {"runs": total.runs, "origin": self.expected.origin}
+            | estimate_fields("seconds", total.seconds)
+            | estimate_fields("gpu_hours", total.gpu_hours)
+            | estimate_fields("cost", self._cost(total.gpu_hours))
         )
 
     def _cost(self, hours: Estimate | None) -> Estimate | None:
         price = self.expected.price_per_gpu_hour
-        return None if hours is None or price is None else hours.times(price)
+        if hours is None or price is None:
+            return None
+        return hours.times(price)
 
 
 NOTHING_KNOWN = PlanEstimate()
 
 
+class _LargestBuckets(NamedTuple):
+    """The largest buckets at their default size that are most of what a rank holds, and whose they are."""
+
+    bytes: int
+    train: TrainSpec
+
+
 def buckets_note(trials: Mapping[str, Trial]) -> str:
-    """A note where buckets at their default size are most of what a rank holds; empty elsewhere."""
-    most, of_most = 0, None
+    """Return a note where buckets at their default size are most of what a rank holds; empty elsewhere."""
+    largest = _largest_default_buckets(trials)
+    if largest is None:
+        return ""
+    size = units.size(largest.bytes)
+    title = wrapper_facts(largest.train).title or largest.train.wrapper
+    zero = (largest.train.deepspeed_config or {}).get("zero_optimization")
+    if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
+        return f"up to {size} of it are {title}'s buckets: make reduce_bucket_size smaller in the DeepSpeed file"
+    return f"up to {size} of it are {title}'s buckets at their default size: set train.bucket_mib"
+
+
+def _largest_default_buckets(trials: Mapping[str, Trial]) -> _LargestBuckets | None:
     with_default = [
         trial
         for trial in trials.values()
         if "bucket_mib" in wrapper_facts(trial.train).options and trial.train.bucket_mib is None
     ]
+    largest: _LargestBuckets | None = None
     for trial in {_memory_key(trial): trial for trial in with_default}.values():
-        parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
+        prediction = forecast(trial)
+        parts = prediction.parts if prediction is not None else {}
         buckets = parts.get("buckets", 0)
-        if 2 * buckets > sum(parts.values()):
-            most, of_most = max((most, of_most), (buckets, trial.train), key=lambda size_of: size_of[0])
-    if of_most is None:
-        return ""
-    size, zero = units.size(most), (of_most.deepspeed_config or {}).get("zero_optimization")
-    title = wrapper_facts(of_most).title or of_most.wrapper
-    if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
-        return f"up to {size} of it are {title}'s buckets: make reduce_bucket_size smaller in the DeepSpeed file"
-    return f"up to {size} of it are {title}'s buckets at their default size: set train.bucket_mib"
+        is_most = 2 * buckets > sum(parts.values())
+        if is_most and (largest is None or buckets > largest.bytes):
+            largest = _LargestBuckets(buckets, trial.train)
+    return largest
+
+
+def _fits_word(fit: MemoryFit | None) -> str:
+    """Return "yes", "maybe" or "no"; a dash where it is unknown."""
+    if fit is None or fit.oom_chance is None:
+        return units.UNKNOWN
+    if fit.unfit:
+        return "no"
+    return "maybe" if fit.unsure else "yes"
 
 
 def _pixels(size: int | None) -> str:
     return "none" if size is None else f"{size:,}"
 
 
-def _between(between: Estimate, form: Callable[[float], str]) -> str:
-    low, high = between.ends
-    return f"{form(between.value)} ({form(low)} to {form(high)})"
+def _between(estimate: Estimate, form: Callable[[float], str]) -> str:
+    """Return the value and, in brackets, the ends of its interval: "2.00 h (1.80 h to 2.30 h)"."""
+    low, high = estimate.ends
+    return f"{form(estimate.value)} ({form(low)} to {form(high)})"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale import sources
 from vitscale.base import program
@@ -39,7 +40,7 @@ class Plan:
     tasks: tuple[RunTask, ...]
     """All runs of the study in their random order, done or not, without those that `measure.target_ci` may add."""
     alone: frozenset[RunTask] = frozenset()
-    """Runs that have no other run beside them in a study with runs side by side (`_alone`)."""
+    """Runs that have no other run beside them in a study with runs side by side (`_trials_alone`)."""
 
     @property
     def record(self) -> StudyRecord:
@@ -52,16 +53,16 @@ class Plan:
         return self.context.measure
 
     def in_folder(self, results: Path) -> RunContext:
-        """The context that all runs share, for this results folder."""
+        """Return the context that all runs share, for this results folder."""
         return replace(self.context, results=results, interrupted=threading.Event())
 
-    def steps_of(self, trial_id: str) -> tuple[int, int]:
-        """Optimizer steps of a trial: (in an epoch, in a run)."""
+    def steps_of(self, trial_id: str) -> StepCounts:
+        """Return the optimizer steps of a trial."""
         trial = self.record.trials[trial_id]
-        epoch = trial.steps_per_epoch(samples_used(self.expansion.train_samples[trial_id], trial.data.fraction))
+        per_epoch = trial.steps_per_epoch(samples_used(self.expansion.train_samples[trial_id], trial.data.fraction))
         if trial.window.steps is not None:
-            return epoch, trial.window.steps + trial.window.warmup_steps
-        return epoch, epoch * (trial.train.epochs or 0)
+            return StepCounts(per_epoch, trial.window.steps + trial.window.warmup_steps)
+        return StepCounts(per_epoch, per_epoch * (trial.train.epochs or 0))
 
     @property
     def fewest_repeats(self) -> int:
@@ -70,20 +71,32 @@ class Plan:
         return measure.repeats if measure.target_ci is None else max(measure.repeats, FEWEST_FOR_TARGET)
 
     @property
-    def certain_runs(self) -> tuple[tuple[str, int], ...]:
-        """The runs, as (trial, repeat), that are made unless one fails: the fewest of every trial."""
-        return tuple((trial_id, n) for trial_id in self.record.trials for n in range(self.fewest_repeats))
+    def certain_runs(self) -> tuple[RunTask, ...]:
+        """The runs that are made unless one fails: the fewest of every trial."""
+        runs: list[RunTask] = []
+        for trial_id in self.record.trials:
+            runs += [RunTask(trial_id, repeat) for repeat in range(self.fewest_repeats)]
+        return tuple(runs)
 
     @property
     def most_runs(self) -> int:
         """Most runs there can be, with those that `measure.target_ci` may add."""
         measure = self.measure
-        return len(self.record.trials) * (measure.repeats if measure.target_ci is None else measure.max_repeats)
+        most_repeats = measure.repeats if measure.target_ci is None else measure.max_repeats
+        return len(self.record.trials) * most_repeats
+
+
+class StepCounts(NamedTuple):
+    """Optimizer steps of a trial."""
+
+    per_epoch: int
+    per_run: int
+    """With those of warm-up."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one call did, and the study's state."""
+    """The runs that one call did, and the study's state."""
 
     done_now: int
     outcomes: dict[tuple[str, int], Outcome]
@@ -115,7 +128,7 @@ def plan(
     overlay: Overlay | None = None,
     results: Path | None = None,
 ) -> Plan:
-    """Reads a study and checks it against its hosts and data; starts nothing and writes nothing.
+    """Read a study and check it against its hosts and data; starts nothing and writes nothing.
 
     Args:
         study: the study file's path, or the file read.
@@ -129,56 +142,22 @@ def plan(
         RequestError: the study, the data or the hosts do not allow it.
     """
     file = study if isinstance(study, StudyFile) else StudyFile.read(study, overlay)
-    for named in file.launchers:
-        if named != AUTO:
-            find_launcher(named)
+    for launcher in file.launchers:
+        if launcher != AUTO:
+            find_launcher(launcher)
     scheduler = scheduler_for(file.study, file.path)
-    if isinstance(scheduler, Submitter) and file.study.measure.max_gpu_hours is not None:
+    measure = file.study.measure
+    if isinstance(scheduler, Submitter) and measure.max_gpu_hours is not None:
         raise RequestError(
             "measure.max_gpu_hours is kept by the driver, and the jobs of Slurm run without one",
             next_step="Limit them by slurm.time; or run inside an allocation (salloc), where there is a driver",
         )
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
-    launcher = _launcher_of(begun) or scheduler.default_launcher
-    if launcher == LOCAL and scheduler.default_launcher != LOCAL:
-        launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
-    host = machine or scheduler.machine()
-    threads = threads_of(begun)
-    expansion = expand(file, host, check_data, scheduler.slots(), launcher, threads)
-    if begun is not None and host.node_cores and not begun.trials.keys() & expansion.trials.keys():
-        # Default threads once came from logical cores: a folder begun that way goes on that way.
-        before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher, threads)
-        expansion = before if begun.trials.keys() & before.trials.keys() else expansion
-    hosts = _hosts_of_runs(scheduler, file.study.measure)
-    launch = file.study.launch
-    spawns: dict[tuple[str, World], Spawn] = {}
-    for trial in expansion.trials.values():
-        alike = trial.launcher, trial.world
-        if alike not in spawns:
-            spawns[alike] = launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
-        spawn = spawns[alike]
-        if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
-            own = spawn.hosts[0].name
-            raise RequestError(
-                f"train.rank_speeds are in the order of the hostfile, and {trial.launcher} gives the first ranks to "
-                f"{shown(own)}, this machine",
-                next_step=f"Begin the hostfile with {own}, and the speeds with those of its ranks",
-            )
-    measure = file.study.measure
-    tasks = []
-    first, last = _alone(expansion.trials, measure, hosts)
-    # Seeded, so that a resumed study keeps its order. Random, so that drift favours no trial. In rounds of one run of
-    # each trial, so that drift favours no repeat, and one process can fork the ranks of a whole round.
-    order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
-    for repeat in range(measure.repeats):
-        whole_round = order.sample([*expansion.trials], len(expansion.trials))
-        if repeat == 0:
-            whole_round.sort(key=lambda trial_id: trial_id not in first)
-        elif repeat == measure.repeats - 1:
-            whole_round.sort(key=last.__contains__)
-        tasks += [RunTask(trial_id, repeat) for trial_id in whole_round]
-    alone = {RunTask(trial_id, 0) for trial_id in first} | {RunTask(trial_id, measure.repeats - 1) for trial_id in last}
+    expansion = _expansion(file, machine or scheduler.machine(), scheduler, check_data, begun)
+    hosts = _hosts_of_runs(scheduler, measure)
+    _refuse_impossible_launches(scheduler, file, expansion.trials)
+    alone = _trials_alone(expansion.trials, measure, hosts)
     record = StudyRecord(
         name=file.study.name,
         text=file.text,
@@ -193,12 +172,83 @@ def plan(
         factory_digests=expansion.factory_digests,
         vitscale=program.identity(),
     )
-    context = RunContext(record, measure, launch, file.study.slurm, file.path.parent.absolute(), results)
-    return Plan(context, scheduler, expansion, tuple(tasks), frozenset(alone))
+    context = RunContext(
+        record, measure, file.study.launch, file.study.slurm, folder=file.path.parent.absolute(), results=results
+    )
+    return Plan(
+        context,
+        scheduler,
+        expansion,
+        tasks=tuple(_tasks_in_order(list(expansion.trials), measure, alone)),
+        alone=alone.runs(measure),
+    )
+
+
+def _expansion(
+    file: StudyFile,
+    host: Machine,
+    scheduler: Placement | Submitter,
+    check_data: Callable[[DataSpec], sources.Summary],
+    begun: StudyRecord | None,
+) -> Expansion:
+    """Return the study's trials for this host. A study that was `begun` keeps its launcher and threads."""
+    launcher = _launcher_of(begun) or scheduler.default_launcher
+    if launcher == LOCAL and scheduler.default_launcher != LOCAL:
+        launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
+    slots = scheduler.slots()
+    threads = threads_of(begun)
+    expansion = expand(file, host, check_data, slots, launcher, threads)
+    if begun is None or not host.node_cores or begun.trials.keys() & expansion.trials.keys():
+        return expansion
+    # Default threads once came from logical cores: a folder begun that way goes on that way.
+    earlier_form = expand(file, replace(host, node_cores=()), check_data, slots, launcher, threads)
+    return earlier_form if begun.trials.keys() & earlier_form.trials.keys() else expansion
+
+
+def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFile, trials: Mapping[str, Trial]) -> None:
+    """Refuse trials that their launcher cannot start, or whose ranks it puts on other hosts than their speeds are for.
+
+    Raises:
+        RequestError: a trial cannot be started as it is planned.
+    """
+    spawns: dict[tuple[str, World], Spawn] = {}
+    for trial in trials.values():
+        key = (trial.launcher, trial.world)
+        if key not in spawns:
+            spawns[key] = launch_plan(
+                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE
+            )
+        spawn = spawns[key]
+        if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
+            first_host = spawn.hosts[0].name
+            raise RequestError(
+                f"train.rank_speeds are in the order of the hostfile, and {trial.launcher} gives the first ranks to "
+                f"{shown(first_host)}, this machine",
+                next_step=f"Begin the hostfile with {first_host}, and the speeds with those of its ranks",
+            )
+
+
+def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _TrialsAlone) -> list[RunTask]:
+    """Return all runs of a study in their order: rounds of one run of each trial, each in a random order.
+
+    Seeded, so that a resumed study keeps its order. Random, so that drift favours no trial. In rounds, so that drift
+    favours no repeat, and one process can fork the ranks of a whole round.
+    """
+    tasks: list[RunTask] = []
+    order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
+    last_repeat = measure.repeats - 1
+    for repeat in range(measure.repeats):
+        round_ids = order.sample(trial_ids, len(trial_ids))
+        if repeat == 0:
+            round_ids.sort(key=lambda trial_id: trial_id not in alone.first_round)
+        elif repeat == last_repeat:
+            round_ids.sort(key=lambda trial_id: trial_id in alone.last_round)
+        tasks += [RunTask(trial_id, repeat) for trial_id in round_ids]
+    return tasks
 
 
 def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) -> int:
-    """Number of hosts for runs side by side; 0 where runs go one after another.
+    """Return the number of hosts for runs side by side; 0 where runs go one after another.
 
     Raises:
         RequestError: there is only one host, or two names lead to one.
@@ -219,41 +269,59 @@ _ALONE = 2
 """Most trials of each kind (within one host, over several) with a run alone in the first round, and in the last."""
 
 
-def _alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The trials whose run in the first round is alone, and those whose run in the last round is.
+class _TrialsAlone(NamedTuple):
+    """The trials with a run that has no other beside it: in the first round of runs, and in the last."""
+
+    first_round: frozenset[str]
+    last_round: frozenset[str]
+
+    def runs(self, measure: MeasureSection) -> frozenset[RunTask]:
+        """Return these runs."""
+        first = {RunTask(trial_id, 0) for trial_id in self.first_round}
+        last = {RunTask(trial_id, measure.repeats - 1) for trial_id in self.last_round}
+        return frozenset(first | last)
+
+
+def _trials_alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> _TrialsAlone:
+    """Choose the trials whose run in the first round is alone, and those whose run in the last round is.
 
     These runs have no other beside them, to be compared with the same trial's other runs. Half come first and half
     last, so that steady drift of the machines makes no difference between runs alone and side by side. Trials that take
     so many hosts that no other fits beside them would tell nothing, and are left out.
+
+    `hosts`: number of hosts for runs side by side; 0: there are none, and no run counts as alone.
     """
     first: list[str] = []
     last: list[str] = []
     if measure.repeats > 1:
         order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
-        fewest = min((trial.world.nodes for trial in trials.values()), default=0)
-        beside = {name: trial.world.nodes for name, trial in trials.items() if trial.world.nodes + fewest <= hosts}
-        for group in (
-            [name for name, nodes in beside.items() if nodes == 1],
-            [name for name, nodes in beside.items() if nodes > 1],
-        ):
-            each = min(_ALONE, math.ceil(len(group) / 4))
-            chosen = order.sample(group, min(2 * each, len(group)))
-            first += chosen[:each]
-            last += chosen[each:]
-    return frozenset(first), frozenset(last)
+        fewest_nodes = min((trial.world.nodes for trial in trials.values()), default=0)
+        nodes_by_trial = {
+            name: trial.world.nodes for name, trial in trials.items() if trial.world.nodes + fewest_nodes <= hosts
+        }
+        within_host = [name for name, nodes in nodes_by_trial.items() if nodes == 1]
+        across_hosts = [name for name, nodes in nodes_by_trial.items() if nodes > 1]
+        for group in (within_host, across_hosts):
+            per_round = min(_ALONE, math.ceil(len(group) / 4))
+            selection = order.sample(group, min(2 * per_round, len(group)))
+            first += selection[:per_round]
+            last += selection[per_round:]
+    return _TrialsAlone(frozenset(first), frozenset(last))
 
 
 def begun_study(results: Path, name: str) -> StudyRecord | None:
-    """The record of the study `name` in a folder; None where the folder does not hold that study."""
+    """Return the record of the study `name` in a folder; None where the folder does not hold that study."""
     try:
-        held = read_study(results)
+        stored = read_study(results)
     except VitscaleError:
         return None  # `check_folder` reports it before anything is written there
-    return held if held is not None and held.name == name else None
+    if stored is None or stored.name != name:
+        return None
+    return stored
 
 
 def _launcher_of(begun: StudyRecord | None) -> str | None:
-    """The launcher of a begun study; None where it has none, or more than one."""
+    """Return the launcher of a begun study; None where it has none, or more than one."""
     if begun is None:
         return None
     launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
@@ -261,7 +329,7 @@ def _launcher_of(begun: StudyRecord | None) -> str | None:
 
 
 def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bool) -> None:
-    """Refuses a results folder unless it is new, empty, or already holds this study.
+    """Refuse a results folder unless it is new, empty, or already holds this study.
 
     Raises:
         StoreError: it is no folder, holds something else or another study, or was begun under other versions or data.
@@ -269,25 +337,38 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     entries = _entries(results)
     if not entries:
         return
-    held = read_study(results)
-    if held is None:
-        # A driver that died before it wrote study.json leaves its lock, and at most a hidden draft.
-        # `vitscale check` may have been there first.
-        foreign = [name for name in entries if name not in ("lock", "checks") and not name.startswith(".")]
-        if foreign:
-            raise StoreError(
-                f"{shown(str(results))} is not empty and holds no results of vitscale (it has {shown(foreign[0])}, "
-                "but no study.json)",
-                next_step="Give a new folder with -o",
-            )
+    stored = read_study(results)
+    if stored is None:
+        _refuse_foreign_entries(results, entries)
         return
-    _refuse_another_study(results, held, record)
+    _refuse_another_study(results, stored, record)
+    if not allow_version_change:
+        _refuse_changed_versions(results, stored, record)
+
+
+def _refuse_foreign_entries(results: Path, entries: list[str]) -> None:
+    """Refuse a folder without a study that has anything but what vitscale leaves there before it writes study.json.
+
+    A driver that died before that leaves its lock, and at most a hidden draft. `vitscale check` may have been there
+    first.
+    """
+    foreign = [name for name in entries if name not in ("lock", "checks") and not name.startswith(".")]
+    if foreign:
+        raise StoreError(
+            f"{shown(str(results))} is not empty and holds no results of vitscale (it has {shown(foreign[0])}, "
+            "but no study.json)",
+            next_step="Give a new folder with -o",
+        )
+
+
+def _refuse_changed_versions(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
+    """Refuse a folder with finished runs of other versions of packages than the ones installed now."""
     changed = [
-        f"{name} {held.versions.get(name) or 'absent'} -> {version or 'absent'}"
+        f"{name} {stored.versions.get(name) or 'absent'} -> {version or 'absent'}"
         for name, version in record.versions.items()
-        if name in held.versions and held.versions[name] != version
+        if name in stored.versions and stored.versions[name] != version
     ]
-    if changed and not allow_version_change and RunIndex(results).finished:
+    if changed and RunIndex(results).finished:
         raise StoreError(
             f"{shown(str(results))} was begun under other versions: {', '.join(changed)}",
             next_step="Install those versions, begin a new folder with -o, or go on under the new ones with "
@@ -297,7 +378,11 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
 
 
 def _entries(results: Path) -> list[str] | None:
-    """Names in the folder; None where the folder does not exist."""
+    """Return the names in the folder; None where the folder does not exist.
+
+    Raises:
+        StoreError: it is no folder, or cannot be read.
+    """
     try:
         return sorted(path.name for path in results.iterdir())
     except FileNotFoundError:
@@ -309,30 +394,37 @@ def _entries(results: Path) -> list[str] | None:
         ) from None
 
 
-def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
-    common = set(held.trials) & set(record.trials)
-    if held.name != record.name or not common:
-        causes = changes(held, record) if held.name == record.name else []
-        same = f"other trials under the name {shown(held.name)}{in_brackets(causes)}"
-        what = shown(held.name) if held.name != record.name else same
-        own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
-        raise StoreError(
-            f"{shown(str(results))} holds another study: {what}",
-            next_step="; or ".join([own_folder, *ways_to_continue(causes, held, record)]),
-        )
-    for trial_id in common:
-        before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
-        if before != now:
+def _refuse_another_study(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
+    """Refuse a folder whose study has another name, none of these trials, or other data or models."""
+    common_ids = set(stored.trials) & set(record.trials)
+    if stored.name != record.name:
+        raise _another_study_error(results, shown(stored.name), record, ways=ways_to_continue([], stored, record))
+    if not common_ids:
+        causes = changes(stored, record)
+        description = f"other trials under the name {shown(stored.name)}{in_brackets(causes)}"
+        raise _another_study_error(results, description, record, ways=ways_to_continue(causes, stored, record))
+    for trial_id in common_ids:
+        stored_fingerprint = stored.dataset_fingerprints.get(trial_id)
+        fingerprint = record.dataset_fingerprints.get(trial_id)
+        if stored_fingerprint != fingerprint:
             raise StoreError(
                 f"the data of trial {trial_id} has changed since these results were begun "
-                f"(fingerprint {before}, now {now})",
+                f"(fingerprint {stored_fingerprint}, now {fingerprint})",
                 next_step="Restore the data, or begin a new folder with -o",
             )
-    _refuse_changed_factory(results, held, record)
+    _refuse_changed_factory(results, stored, record)
+
+
+def _another_study_error(results: Path, description: str, record: StudyRecord, *, ways: list[str]) -> StoreError:
+    """Return the error for a folder that holds another study. Args: ways: clauses on how that one can go on."""
+    own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
+    return StoreError(
+        f"{shown(str(results))} holds another study: {description}", next_step="; or ".join([own_folder, *ways])
+    )
 
 
 def _refuse_changed_factory(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
-    """Refuses to go on with another model under the same name: what a factory builds is no part of an identity."""
+    """Refuse to go on with another model under the same name: what a factory builds is no part of an identity."""
     changed = [
         trial_id
         for trial_id, digest in record.factory_digests.items()

@@ -1,4 +1,4 @@
-"""What `vitscale plan` shows."""
+"""The answer of `vitscale plan`: a document, JSON fields, and the commands or batch scripts alone."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis.scaling import split_name
 from vitscale.engines.names import engine_name
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import counted, rough_percent
-from vitscale.runner.one_run import RANK_MODULE, launch_plan
+from vitscale.runner.one_run import RANK_MODULE, RunTask, launch_plan, next_attempt
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
 from vitscale.runner.todo import may_be_added, outstanding, refuse_damaged
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
+from vitscale.store.results import Outcome
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
@@ -31,60 +32,104 @@ _ANY_RUN = Path("RESULTS/runs/TRIAL")
 def plan_document(
     plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
 ) -> doc.Document:
-    """Shows the number of runs and what they take, the trials, and the commands for them.
+    """Show the number of runs and what they take, the trials, and the commands for them.
 
     Args:
         plan: the study.
         estimate: what its trials are expected to take.
         file_findings: findings on the trials' DeepSpeed files (`vitscale.deepspeed_lint.rules.findings_of`).
     """
-    trials, swept = plan.record.trials, _swept(plan)
-    rows = {
-        trial_id: {"model": (trial.model_name or "model"), "swept": swept.get(trial_id, "")}
-        | _row(plan, trial_id, trial)
-        | estimate.cells(trial_id, trial)
-        for trial_id, trial in trials.items()
-    }
-    values = {name: {row[name] for row in rows.values()} for name in next(iter(rows.values()), {})}
-    alike = {name: each.pop() for name, each in values.items() if name in _SAID_ONCE and len(each) == 1}
-    constant = {*alike, *(name for name in _SAID_WHERE_VARIED if len(values.get(name, ())) == 1)}
-    columns = [column for column in _COLUMNS if column.name in values and column.name not in constant]
-    cells = [[doc.Cell(row[c.name]) for c in columns] for row in rows.values()]
-    same = "in all trials: " + ", ".join(f"{name} {value}" for name, value in alike.items())
-    notes = (
-        *([same] if alike else []),
-        "memory: forecast peak of one rank's tensors; libraries and fragmentation come on top",
-        *filter(None, [buckets_note(trials)]),
-        *([_NO_BUCKETS] if any(t.train.gather_bucket_mib and t.train.zero_stage < 3 for t in trials.values()) else []),
-    )
+    trials = plan.record.trials
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
-    # Launcher and world alone decide the commands, and many trials share them.
-    started_alike = {(trial.launcher, trial.world): trial for trial in trials.values()}
-    commands = sorted({shlex.join(each) for trial in started_alike.values() for each in commands_of(plan, trial)})
+    summary = (
+        *_saving_lines(plan),
+        *estimate.lines(plan),
+        *_parameter_lines(trials),
+        *plan.expansion.notes,
+    )
+    findings = [
+        replace(finding, message=f"{finding.message}{_trials_concerned(plan, finding)}") for finding in file_findings
+    ]
     return doc.Document(
         "",
         (
             doc.Paragraph(heading, "strong"),
-            doc.Bullets((*_saving(plan), *estimate.lines(plan), *_parameters(trials), *plan.expansion.notes)),
-            *(replace(own, message=f"{own.message}{_whose(plan, own)}") for own in file_findings),
-            doc.Table(tuple(columns), (doc.RowGroup("", tuple(map(tuple, cells))),), notes),
-            doc.Section("Commands", (doc.Code(tuple(commands)),)),
+            doc.Bullets(summary),
+            *findings,
+            _trial_table(plan, estimate),
+            doc.Section("Commands", (doc.Code(tuple(_command_lines(plan))),)),
         ),
     )
 
 
-def _parameters(trials: Mapping[str, Trial]) -> list[str]:
-    """Lines with the models' numbers of parameters; models with the same number share a line."""
-    models: dict[str, dict[int | None, None]] = {}
+def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
+    """Return a table of the trials; values that all trials share are no columns, and some stand in a note instead."""
+    trials = plan.record.trials
+    swept_values = _swept_values(plan)
+    rows = [
+        {"model": trial.model_name or "model", "swept": swept_values.get(trial_id, "")}
+        | _study_cells(plan, trial_id, trial)
+        | estimate.cells(trial_id, trial)
+        for trial_id, trial in trials.items()
+    ]
+    column_names = list(rows[0]) if rows else []
+    shared: dict[str, str] = {}
+    for name in column_names:
+        values = {row[name] for row in rows}
+        if len(values) == 1:
+            shared[name] = values.pop()
+    noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
+    hidden = noted.keys() | {name for name in shared if name in _HIDDEN_WHERE_SHARED}
+    columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
+    cells = [tuple(doc.Cell(row[column.name]) for column in columns) for row in rows]
+    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cells)),), tuple(_table_notes(trials, noted)))
+
+
+def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
+    notes = []
+    if shared_values:
+        notes.append("in all trials: " + ", ".join(f"{name} {value}" for name, value in shared_values.items()))
+    notes.append("memory: forecast peak of one rank's tensors; libraries and fragmentation come on top")
+    buckets = buckets_note(trials)
+    if buckets:
+        notes.append(buckets)
+    train_specs = [trial.train for trial in trials.values()]
+    if any(train.gather_bucket_mib and train.zero_stage < 3 for train in train_specs):
+        notes.append(_NO_BUCKETS)
+    return notes
+
+
+def _command_lines(plan: Plan) -> list[str]:
+    """Return the different commands of all trials, each as a line for a shell."""
+    # Launcher and world alone decide the commands, and many trials share them.
+    trial_by_start = {(trial.launcher, trial.world): trial for trial in plan.record.trials.values()}
+    lines: set[str] = set()
+    for trial in trial_by_start.values():
+        lines.update(map(shlex.join, commands_of(plan, trial)))
+    return sorted(lines)
+
+
+def _parameter_lines(trials: Mapping[str, Trial]) -> list[str]:
+    """Return lines with the models' numbers of parameters; models with the same number share a line."""
+    counts_by_name: dict[str, dict[int | None, None]] = {}
     # Few different models stand in many trials, and counting one takes long.
-    for name, model in dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values()):
-        models.setdefault(name, {})[model_cost.parameters(model)] = None
-    alike: dict[str, list[str]] = {}
-    for name, counts in models.items():
-        known = " or ".join(f"{count:,}" for count in counts if count is not None)
-        told = f"{known} parameters" if known else "number of parameters unavailable"
-        alike.setdefault(f"{told}, unavailable for some" if known and None in counts else told, []).append(name)
-    return [f"{', '.join(names)}: {told}" for told, names in alike.items()]
+    models = dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values())
+    for name, model in models:
+        counts_by_name.setdefault(name, {})[model_cost.parameters(model)] = None
+    names_by_words: dict[str, list[str]] = {}
+    for name, counts in counts_by_name.items():
+        names_by_words.setdefault(_parameters_in_words(list(counts)), []).append(name)
+    return [f"{', '.join(names)}: {words}" for words, names in names_by_words.items()]
+
+
+def _parameters_in_words(counts: Sequence[int | None]) -> str:
+    """Return "5,717,416 parameters", or "1,000 or 2,000 parameters, unavailable for some"."""
+    known_counts = " or ".join(f"{count:,}" for count in counts if count is not None)
+    if not known_counts:
+        return "number of parameters unavailable"
+    if None in counts:
+        return f"{known_counts} parameters, unavailable for some"
+    return f"{known_counts} parameters"
 
 
 _COLUMNS = (
@@ -99,15 +144,15 @@ _COLUMNS = (
     doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),
 )
-_SAID_WHERE_VARIED = ("model", "image", "activations", "shared model", "swept")
+_HIDDEN_WHERE_SHARED = ("model", "image", "activations", "shared model", "swept")
 """Columns that are left out where all trials have the same value."""
-_SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
+_NOTED_WHERE_SHARED = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that become one line below the table where all trials have the same value."""
 
 
-def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
-    """What the table says of one trial, by column."""
-    epoch, steps = plan.steps_of(trial_id)
+def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
+    """Return one trial's cells that follow from the study alone, by column."""
+    steps = plan.steps_of(trial_id)
     train = trial.train
     return {
         "trial": trial_id,
@@ -121,8 +166,8 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "threads": str(trial.world.threads_per_rank),
         "batch": _batch(train),
         "data": f"{trial.data.fraction:.3g}",
-        "per epoch": str(epoch),
-        "steps": str(steps),
+        "per epoch": str(steps.per_epoch),
+        "steps": str(steps.per_run),
     }
 
 
@@ -131,109 +176,127 @@ _SHOWN = frozenset(
     | {f"train.{name}" for name in ("engine", "accelerate_backend", "zero_stage", "precision", "micro_batch",
                                     "micro_batches", "grad_accum", "global_batch", "activation_checkpointing")}
 )  # fmt: skip
-"""Fields that columns of their own tell."""
+"""Fields that have columns of their own."""
 
 
-def _swept(plan: Plan) -> dict[str, str]:
-    """What else the sweep gives each trial: "learning_rate 0.1, workers 0"."""
-    told: dict[str, str] = {}
+def _swept_values(plan: Plan) -> dict[str, str]:
+    """Return what else the sweep gives each trial: "learning_rate 0.1, workers 0"."""
+    words_by_trial: dict[str, str] = {}
     for curve in plan.record.curves:
-        values = {field: value for field, value in curve.labels.items() if field not in _SHOWN}
-        own = ", ".join(
+        values = [
             f"{field.rpartition('.')[2]} {value}"
-            for field, value in values.items()
-            if not field.startswith(("scaling.", "parallel."))
-        )
-        told |= dict.fromkeys((point.trial_id for point in curve.points), own)
-    return told
+            for field, value in curve.labels.items()
+            if field not in _SHOWN and not field.startswith(("scaling.", "parallel."))
+        ]
+        words_by_trial |= dict.fromkeys((point.trial_id for point in curve.points), ", ".join(values))
+    return words_by_trial
 
 
 def _batch(train: TrainSpec) -> str:
-    """Images per micro-step, of every rank or of each, and the accumulation: "16", "16 x2" or "(20 + 12) x2"."""
-    at_once = in_words(train.micro_batches) if train.micro_batches else str(train.micro_batch)
+    """Return the images per micro-step, of every rank or of each, and the accumulation.
+
+    Example: "16", "16 x2", or "(20 + 12) x2" where two ranks have different shares.
+    """
+    images = in_words(train.micro_batches) if train.micro_batches else str(train.micro_batch)
     if train.grad_accum == 1:
-        return at_once
-    return f"({at_once}) x{train.grad_accum}" if train.micro_batches else f"{at_once} x{train.grad_accum}"
+        return images
+    if train.micro_batches:
+        images = f"({images})"
+    return f"{images} x{train.grad_accum}"
 
 
 def finding_lines(plan: Plan, file_findings: Sequence[doc.Finding]) -> list[str]:
-    """Words what the trials' DeepSpeed files will really do: one line for each finding."""
-    told = []
+    """Return a line for each finding on what the trials' DeepSpeed files will really do."""
+    lines = []
     for finding in file_findings:
-        where = f"{doc.shown_key(finding.about.key)}: " if finding.about.key else ""
-        told.append(f"{finding.severity}: {where}{finding.message}. Fix: {finding.advice}.{_whose(plan, finding)}")
-    return told
+        key = f"{doc.shown_key(finding.about.key)}: " if finding.about.key else ""
+        concerned = _trials_concerned(plan, finding)
+        lines.append(f"{finding.severity}: {key}{finding.message}. Fix: {finding.advice}.{concerned}")
+    return lines
 
 
-def _whose(plan: Plan, finding: doc.Finding) -> str:
-    """Says how many trials the finding concerns, where that is not all."""
-    concerned, trials = len(finding.about.trials), len(plan.record.trials)
+def _trials_concerned(plan: Plan, finding: doc.Finding) -> str:
+    """Return " (2 of 6 trials)": how many trials the finding concerns; empty where it concerns all."""
+    concerned = len(finding.about.trials)
+    trials = len(plan.record.trials)
     return f" ({concerned} of {trials} trials)" if concerned < trials else ""
 
 
 def runs_to_do(plan: Plan, estimate: PlanEstimate) -> int:
-    """Runs that `vitscale run` would start: neither done nor of a trial that is skipped."""
-    return sum(
-        (task.trial_id, task.repeat) not in estimate.done and task.trial_id not in estimate.skipped
-        for task in plan.tasks
-    )
+    """Return the number of runs that `vitscale run` would start: neither done nor of a trial that is skipped."""
+    return sum(task not in estimate.done and task.trial_id not in estimate.skipped for task in plan.tasks)
 
 
 def _runs(plan: Plan, estimate: PlanEstimate) -> str:
+    """Return "4 of 6 runs to do", with what `measure` adds to it and its limits."""
     runs = counted(len(plan.tasks), "run")
-    if (to_do := runs_to_do(plan, estimate)) < len(plan.tasks):
+    to_do = runs_to_do(plan, estimate)
+    if to_do < len(plan.tasks):
         runs = f"{to_do} of {runs} to do"
-    limit = plan.measure.max_gpu_hours
-    within = "" if limit is None else f", within {limit:g} GPU-hours (measure.max_gpu_hours)"
-    if (most := plan.measure.parallel_runs) is not None:
+    limits = ""
+    max_gpu_hours = plan.measure.max_gpu_hours
+    if max_gpu_hours is not None:
+        limits += f", within {max_gpu_hours:g} GPU-hours (measure.max_gpu_hours)"
+    parallel_runs = plan.measure.parallel_runs
+    if parallel_runs is not None:
         alone = f", {len(plan.alone)} of them alone" if plan.alone else ""
-        within += f", up to {most} at a time (measure.parallel_runs){alone}"
+        limits += f", up to {parallel_runs} at a time (measure.parallel_runs){alone}"
     more = estimate.most_added(plan, plan.record.repeats)
-    return f"{runs}, and up to {more} more {_until(plan)}{within}" if more else runs + within
+    if more:
+        return f"{runs}, and up to {more} more {_until_target(plan)}{limits}"
+    return runs + limits
 
 
-def _until(plan: Plan) -> str:
-    return f"until each epoch time is known within {100 * (plan.measure.target_ci or 0.0):.3g} % (measure.target_ci)"
+def _until_target(plan: Plan) -> str:
+    target_percent = 100 * (plan.measure.target_ci or 0.0)
+    return f"until each epoch time is known within {target_percent:.3g} % (measure.target_ci)"
 
 
-_EPOCHS_A_POINT = 5
+_PUBLISHED_EPOCHS = 5
 """Epochs per run in published scaling studies of vision transformers (arXiv 2602.21081)."""
 
 
-def _saving(plan: Plan) -> list[str]:
-    """What `measure.steps = "auto"` saves against `_EPOCHS_A_POINT`, in GPU time of steps; empty without it."""
+def _saving_lines(plan: Plan) -> list[str]:
+    """Return a line on what `measure.steps = "auto"` saves against `_PUBLISHED_EPOCHS`; empty without that setting.
+
+    Compared is the GPU time of steps.
+    """
     measure = plan.measure
     if measure.steps != AUTO:
         return []
-    sizes = {trial_id: trial.world.size for trial_id, trial in plan.record.trials.items()}
-    steps = {trial_id: plan.steps_of(trial_id) for trial_id in sizes}
-    usual = sum(_EPOCHS_A_POINT * epoch * sizes[trial_id] for trial_id, (epoch, _) in steps.items())
-    a_round = sum(run * sizes[trial_id] for trial_id, (_, run) in steps.items())
+    published_gpu_steps = 0
+    round_gpu_steps = 0
+    for trial_id, trial in plan.record.trials.items():
+        steps = plan.steps_of(trial_id)
+        published_gpu_steps += _PUBLISHED_EPOCHS * steps.per_epoch * trial.world.size
+        round_gpu_steps += steps.per_run * trial.world.size
     most = measure.repeats if measure.target_ci is None else measure.max_repeats
-    least = plan.fewest_repeats
-    shares = " to ".join(rough_percent(runs * a_round / usual) for runs in dict.fromkeys((least, most)))
-    runs = counted(most, "run") if least == most else f"{least} to {most} runs"
-    nothing = ": nothing is saved" if least * a_round >= usual else ""
+    fewest = plan.fewest_repeats
+    shares = [
+        rough_percent(repeats * round_gpu_steps / published_gpu_steps) for repeats in dict.fromkeys((fewest, most))
+    ]
+    runs = counted(most, "run") if fewest == most else f"{fewest} to {most} runs"
+    nothing_saved = ": nothing is saved" if fewest * round_gpu_steps >= published_gpu_steps else ""
     return [
-        f'steps = "auto": {runs} a trial take {shares} of the GPU time of {_EPOCHS_A_POINT} epochs each{nothing}; '
-        "start-up of every run comes on top"
+        f'steps = "auto": {runs} a trial take {" to ".join(shares)} of the GPU time of {_PUBLISHED_EPOCHS} epochs each'
+        f"{nothing_saved}; start-up of every run comes on top"
     ]
 
 
 def plan_fields(
     plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
 ) -> dict[str, Any]:
-    """The plan as JSON fields, with one object per trial. Arguments as of `plan_document`."""
+    """Return the plan as JSON fields, with one object per trial. Arguments as of `plan_document`."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
-        epoch, steps = plan.steps_of(trial_id)
+        steps = plan.steps_of(trial_id)
         trials.append(
             {
                 "trial": trial_id,
                 "gpus": trial.world.size,
                 "repeats": plan.record.repeats,
-                "steps_per_epoch": epoch,
-                "steps": steps,
+                "steps_per_epoch": steps.per_epoch,
+                "steps": steps.per_run,
                 "global_batch": trial.global_batch,
                 "parameters": model_cost.parameters(trial.model),
                 **estimate.as_json(trial_id, trial),
@@ -256,7 +319,7 @@ def plan_fields(
 
 
 def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN) -> tuple[tuple[str, ...], ...]:
-    """The exact argvs that would start a trial's ranks: one, or one for each host."""
+    """Return the exact argvs that would start a trial's ranks: one, or one for each host."""
     section = plan.context.launch
     return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
 
@@ -265,7 +328,7 @@ _ANY_RESULTS = Path("RESULTS")
 
 
 def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
-    """A block for each trial, with a comment that describes it and its commands; for a batch system the jobs' scripts.
+    """Return the commands as text: a block for each trial, under a comment on it; for a batch system the jobs' scripts.
 
     Runs that `measure.target_ci` may add are not listed: a last comment says how many there may be.
 
@@ -278,39 +341,70 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     Raises:
         StoreError: the folder holds something else, or a damaged pack.
     """
-    tasks = list(plan.tasks)
-    attempts: Mapping[tuple[str, int], int] = {}
-    again: set[tuple[str, int]] = set()
-    index = None
+    work = _WorkInFolder(tasks=list(plan.tasks))
     if results is not None:
-        check_folder(results, plan.record, allow_version_change=True)
-        index = RunIndex(results)
-        refuse_damaged(results, index)
-        attempts = index.attempts
-        tasks = outstanding(plan, index, retry_failed=retry_failed)
-        again = {(task.trial_id, task.repeat) for task in tasks}
-    tasks = [task for task in tasks if task.trial_id not in unfit]
-    added = may_be_added(plan.record, index.finished if index else {}, again, results) - again
-    most = sum(trial_id not in unfit for trial_id, _ in added)
-    more = f"# Up to {counted(most, 'more run')} may be added {_until(plan)}.\n"
-    if not tasks and most:
-        return more
+        work = _work_in(plan, results, retry_failed=retry_failed)
+    tasks = [task for task in work.tasks if task.trial_id not in unfit]
+    added = may_be_added(plan.record, work.finished, work.again, results) - work.again
+    most_added = sum(trial_id not in unfit for trial_id, _ in added)
+    comment = f"# Up to {counted(most_added, 'more run')} may be added {_until_target(plan)}.\n"
+    if not tasks and most_added:
+        return comment
     if not tasks:
         left_out = ", or is left out" if unfit else ""
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
-    where = results.absolute() if results is not None else _ANY_RESULTS
+    folder = results.absolute() if results is not None else _ANY_RESULTS
     if isinstance(plan.scheduler, Submitter):
         from vitscale.runner.batch_jobs import script_for
 
-        scripts = script_for(plan.in_folder(where), plan.scheduler, tasks)
-        return "\n".join([*scripts, *([more] if most else [])])
+        blocks = script_for(plan.in_folder(folder), plan.scheduler, tasks)
+    else:
+        blocks = _trial_blocks(plan, tasks, work.attempts, folder)
+    if most_added:
+        blocks.append(comment)
+    return "\n".join(blocks)
+
+
+class _WorkInFolder(NamedTuple):
+    """The runs that a results folder leaves to do."""
+
+    tasks: list[RunTask]
+    attempts: Mapping[tuple[str, int], int] = {}
+    """Highest attempt number in use, by (trial, repeat)."""
+    finished: Mapping[tuple[str, int], tuple[str, Outcome]] = {}
+    """As in `RunIndex`."""
+    again: frozenset[RunTask] = frozenset()
+    """The tasks, where some of their runs may have outcomes already; empty without a folder."""
+
+
+def _work_in(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
+    """Return the work that is left in a folder of this study, or in a new one.
+
+    Raises:
+        StoreError: the folder holds something else, or a damaged pack.
+    """
+    check_folder(results, plan.record, allow_version_change=True)
+    index = RunIndex(results)
+    refuse_damaged(results, index)
+    tasks = outstanding(plan, index, retry_failed=retry_failed)
+    return _WorkInFolder(tasks, index.attempts, index.finished, frozenset(tasks))
+
+
+def _trial_blocks(
+    plan: Plan, tasks: Sequence[RunTask], attempts: Mapping[tuple[str, int], int], results: Path
+) -> list[str]:
+    """Return a block of lines for each trial: a comment, and the commands of the first of its runs."""
+    runs_by_trial: dict[str, list[RunTask]] = {}
+    for task in tasks:
+        runs_by_trial.setdefault(task.trial_id, []).append(task)
     blocks = []
-    for trial_id in dict.fromkeys(task.trial_id for task in tasks):
+    for trial_id, runs in runs_by_trial.items():
         trial = plan.record.trials[trial_id]
         world = trial.world
-        repeats = [task.repeat for task in tasks if task.trial_id == trial_id]
-        attempt = attempts.get((trial_id, repeats[0]), -1) + 1
-        commands = commands_of(plan, trial, where / "runs" / f"{trial_id}-r{repeats[0]}-a{attempt}")
-        head = f"# {trial_id}: {world.nodes} x {world.ranks_per_node} ranks, {counted(len(repeats), 'run')}"
-        blocks.append("\n".join([head, *(shlex.join(command) for command in commands)]) + "\n")
-    return "\n".join([*blocks, *([more] if most else [])])
+        first_run = runs[0]
+        attempt = next_attempt(attempts, first_run)
+        run_folder = results / "runs" / f"{trial_id}-r{first_run.repeat}-a{attempt}"
+        comment = f"# {trial_id}: {world.nodes} x {world.ranks_per_node} ranks, {counted(len(runs), 'run')}"
+        commands = [shlex.join(command) for command in commands_of(plan, trial, run_folder)]
+        blocks.append("\n".join([comment, *commands]) + "\n")
+    return blocks

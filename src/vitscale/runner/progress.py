@@ -1,10 +1,11 @@
-"""What a user sees while a study runs: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a study for the user: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,24 +20,28 @@ from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Trial
 
 _PLAIN_LINE_SECONDS = 30.0
+"""Time between two plain lines on the same run."""
 
 
 def describe(trial: Trial) -> str:
-    """A trial in one short phrase."""
-    accumulation = f" x{trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
-    share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
-    named = (trial.model_name or "model", engine_name(trial.train))
-    what = " ".join(named if trial.train.script is None else reversed(named))
-    ranks = f"{trial.world.size} rank{'s' if trial.world.size > 1 else ''}"
-    ranks += f" on {trial.world.nodes} hosts" if trial.world.nodes > 1 else ""
+    """Return a trial in one short phrase: "vit-b16 ddp, 4 ranks on 2 hosts, batch 8 x2, 0.5 of the data"."""
+    model = trial.model_name or "model"
+    engine = engine_name(trial.train)
+    name = f"{model} {engine}" if trial.train.script is None else f"{engine} {model}"
+    ranks = "1 rank" if trial.world.size == 1 else f"{trial.world.size} ranks"
+    if trial.world.nodes > 1:
+        ranks += f" on {trial.world.nodes} hosts"
     batch = in_words(trial.train.micro_batches) if trial.train.micro_batches else str(trial.train.micro_batch)
-    return f"{what}, {ranks}, batch {batch}{accumulation}{share}"
+    if trial.train.grad_accum > 1:
+        batch += f" x{trial.train.grad_accum}"
+    share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
+    return f"{name}, {ranks}, batch {batch}{share}"
 
 
 @contextmanager
 def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with (images decoded so far, images in all)."""
-    spoken = time.monotonic()
+    """Give a function to call with (images decoded so far, images in all)."""
+    last_line_seconds = time.monotonic()
     live = Progress(
         TextColumn("decoding images"),
         BarColumn(bar_width=20),
@@ -48,12 +53,12 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     bar = live.add_task("")
 
     def on_progress(done: int, images: int) -> None:
-        nonlocal spoken
+        nonlocal last_line_seconds
         if redraws(console):
             live.start()
             live.update(bar, completed=done, total=images)
-        elif time.monotonic() - spoken >= _PLAIN_LINE_SECONDS:
-            spoken = time.monotonic()
+        elif time.monotonic() - last_line_seconds >= _PLAIN_LINE_SECONDS:
+            last_line_seconds = time.monotonic()
             console.print(f"  decoded {done:,} of {images:,} images", soft_wrap=True, highlight=False)
 
     try:
@@ -74,6 +79,7 @@ class StudyProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._runs = 0
+        """Runs in all: done, left, and those that may be added."""
         self._may_be_fewer = False
         self._done = 0
         self._spent_seconds = 0.0
@@ -98,75 +104,109 @@ class StudyProgress:
         if self._live:
             self._live.stop()
 
-    def _say(self, text: str) -> None:
-        (self._live.console if self._live else self._console).print(escape(text), soft_wrap=True, highlight=False)
-
     def expect(self, left: int, added: int) -> None:
-        """Sets how many runs are left, and how many more may be added to them."""
+        """Set how many runs are left, and how many more may be added to them."""
         self._runs = self._done + left + added
         self._may_be_fewer = added > 0
         if self._live:
             self._live.update(self._bar, total=self._runs)
 
-    def _left(self) -> str:
-        if not self._done:
-            return "time left unknown yet"
-        how = "up to" if self._may_be_fewer else "about"
-        seconds = self._spent_seconds / self._done * (self._runs - self._done) / max(1, len(self._under_way))
-        return f"{how} {units.seconds(seconds)} left"
-
-    def _show(self, text: str) -> None:
-        """Shows a text on the live line; with several runs at a time the last one heard of is shown."""
-        several = f"{len(self._under_way)} at a time; " if len(self._under_way) > 1 else ""
-        if self._live:
-            self._live.update(self._bar, description=escape(f"{several}{text}; {self._left()}"))
-
     def begin(self, trial: Trial, repeat: int) -> Callable[[int, str], None]:
-        """Announces a run; returns a function to call with its number of steps, and its phase before the first."""
-        of = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
+        """Announce a run; returns a function to call with its number of steps, and its phase before the first."""
         self._under_way.append(trial)
-        what = f"run {self._done + len(self._under_way)} of {of}: {describe(trial)}, repeat {repeat + 1}"
-        first: tuple[float, int] | None = None
-        spoken = time.monotonic()
-        told: set[str] = set()
-        if self._live:
-            self._show(f"{what}: starting")
-        else:
-            self._say(f"{what}; {self._left()}")
-
-        def on_progress(steps: int, phase: str) -> None:
-            nonlocal first, spoken
-            now = time.monotonic()
-            if not steps:
-                if self._live:
-                    self._show(f"{what}: starting: {phase}" if phase else f"{what}: starting")
-                elif phase.startswith(COMPILING) and phase not in told:
-                    # Said at once, and once each: nothing else will be said for minutes.
-                    told.add(phase)
-                    self._say(f"  starting: {phase}")
-                return
-            if first is None:
-                first = (now, steps)
-            rate = (steps - first[1]) / (now - first[0]) if now > first[0] and steps > first[1] else None
-            text = f"step {steps}" + (f", {rate:.3g} steps/s" if rate else "")
-            if self._live:
-                self._show(f"{what}: {text}")
-            elif now - spoken >= _PLAIN_LINE_SECONDS:
-                spoken = now
-                self._say(f"  {text}")
-
-        return on_progress
+        runs = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
+        number = self._done + len(self._under_way)
+        title = f"run {number} of {runs}: {describe(trial)}, repeat {repeat + 1}"
+        return _RunProgress(self, title).update
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
-        """Notes and tells that a run has ended."""
+        """Note that a run has ended, and print its outcome where that is not shown otherwise."""
         self._done += 1
         if trial in self._under_way:
             self._under_way.remove(trial)
         self._spent_seconds += outcome.wall_seconds
         if outcome.kind != "completed":
-            self._say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
+            self.say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
         elif not self._live:
             which = f": {describe(trial)}" if self._under_way else ""
-            self._say(f"  completed in {units.seconds(outcome.wall_seconds)}{which}")
+            self.say(f"  completed in {units.seconds(outcome.wall_seconds)}{which}")
         if self._live:
             self._live.update(self._bar, completed=self._done)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a live line, so that no plain lines are needed."""
+        return self._live is not None
+
+    def say(self, text: str) -> None:
+        """Print a plain line, above the live one where there is one."""
+        console = self._live.console if self._live else self._console
+        console.print(escape(text), soft_wrap=True, highlight=False)
+
+    def show(self, text: str) -> None:
+        """Show a text on the live line; with several runs at a time the last one heard of is shown."""
+        if self._live:
+            at_a_time = f"{len(self._under_way)} at a time; " if len(self._under_way) > 1 else ""
+            self._live.update(self._bar, description=escape(f"{at_a_time}{text}; {self.time_left()}"))
+
+    def time_left(self) -> str:
+        """Return "about 20.0 min left"; see the class."""
+        if not self._done:
+            return "time left unknown yet"
+        mean_seconds = self._spent_seconds / self._done
+        seconds = mean_seconds * (self._runs - self._done) / max(1, len(self._under_way))
+        precision = "up to" if self._may_be_fewer else "about"
+        return f"{precision} {units.seconds(seconds)} left"
+
+
+class _RunProgress:
+    """Progress of one run, on the study's live line or as plain lines."""
+
+    def __init__(self, study: StudyProgress, title: str) -> None:
+        """`title`: of the run, as "run 2 of 6: vit-b16 ddp, 4 ranks, batch 8, repeat 1"."""
+        self._study = study
+        self._title = title
+        self._first_look: _StepsAtTime | None = None
+        """The first look at which the run had done a step; the rate is from then on."""
+        self._last_line_seconds = time.monotonic()
+        self._said_phases: set[str] = set()
+        if study.is_live:
+            study.show(f"{title}: starting")
+        else:
+            study.say(f"{title}; {study.time_left()}")
+
+    def update(self, steps: int, phase: str) -> None:
+        """Show the number of steps done, or before the first the phase of start-up (empty: unknown)."""
+        now_seconds = time.monotonic()
+        if not steps:
+            self._show_start_up(phase)
+            return
+        if self._first_look is None:
+            self._first_look = _StepsAtTime(now_seconds, steps)
+        rate = self._first_look.rate_until(now_seconds, steps)
+        text = f"step {steps}" if not rate else f"step {steps}, {rate:.3g} steps/s"
+        if self._study.is_live:
+            self._study.show(f"{self._title}: {text}")
+        elif now_seconds - self._last_line_seconds >= _PLAIN_LINE_SECONDS:
+            self._last_line_seconds = now_seconds
+            self._study.say(f"  {text}")
+
+    def _show_start_up(self, phase: str) -> None:
+        if self._study.is_live:
+            self._study.show(f"{self._title}: starting: {phase}" if phase else f"{self._title}: starting")
+        elif phase.startswith(COMPILING) and phase not in self._said_phases:
+            # Said at once, and once each: nothing else will be said for minutes.
+            self._said_phases.add(phase)
+            self._study.say(f"  starting: {phase}")
+
+
+class _StepsAtTime(NamedTuple):
+    seconds: float
+    """On the monotonic clock."""
+    steps: int
+
+    def rate_until(self, seconds: float, steps: int) -> float | None:
+        """Return the steps per second from this look to another; None where no time has passed, or no step was done."""
+        if seconds <= self.seconds or steps <= self.steps:
+            return None
+        return (steps - self.steps) / (seconds - self.seconds)

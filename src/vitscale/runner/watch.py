@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
 from vitscale.processes.heartbeat_server import RankStatus
@@ -19,7 +20,9 @@ from vitscale.schedulers import Job
 _PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "bubble", "optimizer")
 """Phases in the order in which a step goes through them."""
 _STARVED_BEATS = 5
+"""Heartbeats that a rank has missed from which on it counts as starved."""
 _COMPILER_SECONDS = 1800.0
+"""Shortest limit of silence while anything is compiled."""
 
 
 def is_stopped(pid: int, host: str) -> bool:
@@ -35,55 +38,78 @@ def is_stopped(pid: int, host: str) -> bool:
 
 
 def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
-    """The ranks that are furthest behind; empty where all ranks stand at the same place.
+    """Return the ranks that are furthest behind; empty where all ranks stand at the same place.
 
     Ranks train in step, so those ahead wait for those behind; a rank that has left waits for none.
     """
-    places = {rank: _progress(status) for rank, status in statuses.items() if status.ended_seconds is None}
-    last = min(places.values(), default=(0, 0))
-    behind = sorted(rank for rank, position_of in places.items() if position_of == last)
+    progress_by_rank = {rank: _progress(status) for rank, status in statuses.items() if status.ended_seconds is None}
+    if not progress_by_rank:
+        return []
+    furthest_behind = min(progress_by_rank.values())
+    behind = sorted(rank for rank, progress in progress_by_rank.items() if progress == furthest_behind)
     return behind if len(behind) < len(statuses) else []
 
 
 def starved(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]:
-    """The ranks that have long given no sign of life without having ended; empty where all ranks are silent."""
+    """Return the ranks that have long been silent without having ended; empty where all ranks are silent.
+
+    `now_seconds`: on the clock of `RankStatus.heard_seconds`.
+    """
+    limit_seconds = _STARVED_BEATS * BEAT_SECONDS
     silent = sorted(
         rank
         for rank, status in statuses.items()
-        if status.ended_seconds is None and now_seconds - status.heard_seconds > _STARVED_BEATS * BEAT_SECONDS
+        if status.ended_seconds is None and now_seconds - status.heard_seconds > limit_seconds
     )
     return silent if len(silent) < len(statuses) else []
 
 
 def position(status: RankStatus) -> str:
-    """A rank's last known place in words: "forward of step 4"."""
+    """Return a rank's last known phase and step: "forward of step 4"; before the first step the phase alone."""
     return status.phase if status.step < 0 else f"{status.phase} of step {status.step}"
 
 
 def silence_limit(statuses: Mapping[int, RankStatus], hang_seconds: float) -> float:
-    """Seconds without a sign of any rank after which a run hangs.
+    """Return the seconds without a sign of any rank after which a run hangs.
 
     The limit is longer while something is compiled, for a compiler says nothing for minutes. It stays finite, for ranks
     wait for a killed compiler too.
     """
-    compiles = any(status.phase.startswith(COMPILING) for status in statuses.values() if status.ended_seconds is None)
-    return max(hang_seconds, _COMPILER_SECONDS) if compiles else hang_seconds
+    live_phases = [status.phase for status in statuses.values() if status.ended_seconds is None]
+    is_compiling = any(phase.startswith(COMPILING) for phase in live_phases)
+    return max(hang_seconds, _COMPILER_SECONDS) if is_compiling else hang_seconds
 
 
 def start_up_phase(statuses: Mapping[int, RankStatus]) -> str:
-    """What ranks do before their first step, as "engine", or "compiling fused_adam" where any compiles; else empty."""
+    """Return the phase of ranks before their first step, "engine" say, or "compiling fused_adam" where any compiles.
+
+    Empty where no rank is in such a phase.
+    """
     phases = [status.phase for _, status in sorted(statuses.items()) if status.step <= 0]
-    told = [phase for phase in phases if phase.startswith(COMPILING)]
-    told += [phase.removeprefix(STARTING) for phase in phases if phase.startswith(STARTING)]
-    return told[0] if told else ""
+    compiling = [phase for phase in phases if phase.startswith(COMPILING)]
+    starting = [phase.removeprefix(STARTING) for phase in phases if phase.startswith(STARTING)]
+    if compiling:
+        return compiling[0]
+    return starting[0] if starting else ""
 
 
-def _progress(status: RankStatus) -> tuple[int, int]:
-    return status.step, _PHASES.index(status.phase) if status.phase in _PHASES else 0
+class _Progress(NamedTuple):
+    """A rank's progress, ordered: a larger one is further ahead."""
+
+    step: int
+    phase: int
+    """Position in `_PHASES`; 0 for any other phase."""
+
+
+def _progress(status: RankStatus) -> _Progress:
+    phase = _PHASES.index(status.phase) if status.phase in _PHASES else 0
+    return _Progress(status.step, phase)
 
 
 _LOOK_SECONDS = 0.1
+"""Time from one look at a run to the next."""
 _STACK_SECONDS = 1.0
+"""Time that the ranks of a run that hangs have to say where they stand."""
 LOST_SECONDS = 10.0
 """Seconds that a launcher has to notice by itself that a rank is gone, and to say how."""
 
@@ -94,25 +120,45 @@ class StepCounter:
     def __init__(self, folder: Path, *, prints: bool = False) -> None:
         """`prints`: whether ranks' output is a sign of life too, as for a script, which may record nothing for long."""
         self.folder = folder
-        self._signs = ("rank-*.jsonl", "log.txt") if prints else ("rank-*.jsonl",)
         self.steps = 0
+        self._patterns = ("rank-*.jsonl", "log.txt") if prints else ("rank-*.jsonl",)
+        """Patterns of files whose change is a sign of life."""
         self._offset = 0
-        self._seen: dict[str, tuple[int, int]] = {}
+        """Bytes of rank 0's record that have been read, all of them whole lines."""
+        self._file_states: dict[str, _FileState] = {}
 
     def look(self) -> bool:
         """Whether any rank has written, or touched its record (`RankLog.alive`), since the last look."""
-        states = {path.name: path.stat() for pattern in self._signs for path in self.folder.glob(pattern)}
-        seen = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
-        alive = seen != self._seen
-        self._seen = seen
-        if alive and "rank-0.jsonl" in seen:
-            with (self.folder / "rank-0.jsonl").open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-            whole = new.rfind(b"\n") + 1
-            self._offset += whole
-            self.steps += new[:whole].count(b'"kind":"step"')
-        return alive
+        file_states = {}
+        for pattern in self._patterns:
+            for path in self.folder.glob(pattern):
+                state = path.stat()
+                file_states[path.name] = _FileState(state.st_size, state.st_mtime_ns)
+        has_changed = file_states != self._file_states
+        self._file_states = file_states
+        if has_changed and "rank-0.jsonl" in file_states:
+            self._count_new_steps()
+        return has_changed
+
+    def _count_new_steps(self) -> None:
+        with (self.folder / "rank-0.jsonl").open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        whole_lines = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole_lines)
+        self.steps += whole_lines.count(b'"kind":"step"')
+
+
+class _FileState(NamedTuple):
+    size: int
+    mtime_ns: int
+
+
+class _ReachedLimit(NamedTuple):
+    """A limit for which a run is ended."""
+
+    stop: Stop
+    seconds: float
 
 
 def watch(
@@ -125,69 +171,72 @@ def watch(
     prints: bool = False,
     interrupted: threading.Event | None = None,
 ) -> Ending:
-    """Waits for the end of a run.
+    """Wait for the end of a run, and end it where it must be ended; returns how it ended.
 
     The run is ended from here when it exceeds `timeout_seconds`, when no rank records or says anything new for
     `hang_seconds` (longer while an extension is compiled), and when a rank is lost and its launcher does not end the
     others within `LOST_SECONDS`. When this returns, or raises (Ctrl-C), no process of the job is left on any host that
     can be reached.
 
+    Args:
+        job: the run's processes.
+        folder: of the run.
+        hang_seconds: longest silence of all ranks.
+        timeout_seconds: longest time of the run; None: any.
+        on_progress: called with the steps that rank 0 has recorded and the phase of start-up, when either may have
+            changed.
+        prints: whether ranks' output is a sign of life, as of `StepCounter`.
+        interrupted: ends the run when it is set.
+
     Raises:
         KeyboardInterrupt: `interrupted` is set, which passes on Ctrl-C: only a process's first thread gets that.
     """
     heartbeats = job.heartbeats
-    oom_before = kernel_oom_kills()
+    oom_kills_before = kernel_oom_kills()
     counter = StepCounter(folder, prints=prints)
-    last_sign = time.monotonic()
-    places: dict[int, tuple[int, str]] = {}
-    stopped: Stop | None = None
-    limit: float | None = None
+    last_sign_seconds = time.monotonic()
+    positions: dict[int, tuple[int, str]] = {}
+    limit: _ReachedLimit | None = None
     try:
         while job.wait(_LOOK_SECONDS) is None:
             if interrupted is not None and interrupted.is_set():
                 raise KeyboardInterrupt
-            now = time.monotonic()
-            if changed := counter.look():
-                last_sign = now
+            now_seconds = time.monotonic()
+            has_recorded = counter.look()
             statuses = heartbeats.statuses()
             # Heartbeats tell progress too: a network file system may show what ranks record a minute late.
-            if (there := {rank: (status.step, status.phase) for rank, status in statuses.items()}) != places:
-                places, last_sign, changed = there, now, True
-            if changed:
+            new_positions = {rank: (status.step, status.phase) for rank, status in statuses.items()}
+            if has_recorded or new_positions != positions:
+                positions = new_positions
+                last_sign_seconds = now_seconds
                 on_progress(counter.steps, start_up_phase(statuses))
-            lost = min(
-                (status.ended_seconds for status in statuses.values() if status.disconnection and status.ended_seconds),
-                default=now,
+            limit = _reached_limit(
+                job,
+                statuses,
+                now_seconds,
+                silent_seconds=now_seconds - last_sign_seconds,
+                hang_seconds=hang_seconds,
+                timeout_seconds=timeout_seconds,
             )
-            if now - lost > LOST_SECONDS:
-                stopped, limit = "lost", LOST_SECONDS
-                break
-            if now - last_sign > (silence := silence_limit(statuses, hang_seconds)):
-                stopped, limit = "hang", silence
-                heartbeats.ask_for_stacks()
-                time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
-                break
-            if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
-                stopped, limit = "timeout", timeout_seconds
+            if limit is not None:
+                if limit.stop == "hang":
+                    heartbeats.ask_for_stacks()
+                    time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
                 break
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
         not_begun = job.not_begun
         words = last_words(log_tail(folder / "log.txt")) if not_begun else ""
         statuses = heartbeats.statuses()
-        stopped_ranks = frozenset(
-            rank
-            for rank, status in statuses.items()
-            if status.ended_seconds is None and is_stopped(status.pid, status.host)
-        )
+        stopped_ranks = _stopped_ranks(statuses)
         seen_seconds = time.monotonic()
     finally:
         unreached = job.end()
     return Ending(
         exit_code=exit_code,
-        stopped=stopped,
-        limit_seconds=limit,
-        kernel_oom_kills=kernel_oom_kills() - oom_before,
+        stopped=limit.stop if limit is not None else None,
+        limit_seconds=limit.seconds if limit is not None else None,
+        kernel_oom_kills=kernel_oom_kills() - oom_kills_before,
         started_unix_seconds=job.started_unix_seconds,
         wall_seconds=wall_seconds,
         seen_seconds=seen_seconds,
@@ -199,8 +248,43 @@ def watch(
     )
 
 
+def _reached_limit(
+    job: Job,
+    statuses: Mapping[int, RankStatus],
+    now_seconds: float,
+    *,
+    silent_seconds: float,
+    hang_seconds: float,
+    timeout_seconds: float | None,
+) -> _ReachedLimit | None:
+    """Return the first limit that a run has reached: of a lost rank, of silence, of its whole time; None for none.
+
+    `silent_seconds`: how long all ranks have been silent.
+    """
+    if now_seconds - _first_loss(statuses, default=now_seconds) > LOST_SECONDS:
+        return _ReachedLimit("lost", LOST_SECONDS)
+    silence = silence_limit(statuses, hang_seconds)
+    if silent_seconds > silence:
+        return _ReachedLimit("hang", silence)
+    if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
+        return _ReachedLimit("timeout", timeout_seconds)
+    return None
+
+
+def _first_loss(statuses: Mapping[int, RankStatus], *, default: float) -> float:
+    """Return when the first of the lost ranks was lost (`RankStatus.ended_seconds`); `default` where none is lost."""
+    losses = [status.ended_seconds for status in statuses.values() if status.disconnection]
+    return min((seconds for seconds in losses if seconds), default=default)
+
+
+def _stopped_ranks(statuses: Mapping[int, RankStatus]) -> frozenset[int]:
+    """Return the ranks on this host whose processes are stopped (SIGSTOP, a debugger)."""
+    live = {rank: status for rank, status in statuses.items() if status.ended_seconds is None}
+    return frozenset(rank for rank, status in live.items() if is_stopped(status.pid, status.host))
+
+
 def kernel_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Number of processes that the OOM killer has ended since boot, also in cgroups (`oom_kill` in /proc/vmstat)."""
+    """Return how many processes the OOM killer has ended since boot, also in cgroups (`oom_kill` in /proc/vmstat)."""
     try:
         for line in vmstat.read_text(encoding="ascii").splitlines():
             if line.startswith("oom_kill "):

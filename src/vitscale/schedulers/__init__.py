@@ -1,4 +1,4 @@
-"""Schedulers: where a launcher's commands run. `SCHEDULERS` lists all of vitscale's own."""
+"""Schedulers: the hosts on which a launcher's commands run. `SCHEDULERS` lists all of vitscale's own."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None,
 def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
     del slurm
     if launch.hostfile is None:
-        what = "launch.scheduler = 'hostfile' needs hosts"
-        raise RequestError(what, next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4')
+        raise RequestError(
+            "launch.scheduler = 'hostfile' needs hosts",
+            next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4',
+        )
     hosts = read_hostfile(beside(study_path, launch.hostfile))
-    if len(hosts) > 1 and any(host.name in ("localhost", "127.0.0.1", "::1") for host in hosts):
-        what = f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another"
-        raise RequestError(what, next_step="Write the name that the other hosts know this machine by")
+    names_localhost = any(host.name in ("localhost", "127.0.0.1", "::1") for host in hosts)
+    if len(hosts) > 1 and names_localhost:
+        raise RequestError(
+            f"hostfile {shown(launch.hostfile)} names localhost beside other hosts, to whom that is another",
+            next_step="Write the name that the other hosts know this machine by",
+        )
     return Hostfile(hosts, described(node))
 
 
@@ -47,7 +52,7 @@ SCHEDULERS: dict[str, Factory] = {"local": _local, "hostfile": _hostfile, "slurm
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
-    """The scheduler that runs a study.
+    """Return the scheduler that runs a study.
 
     That is the one that the study names, else a hostfile where one is given, else the Slurm allocation around this
     process, else this machine. Inside a job of the batch system it is that job's placement.
@@ -60,21 +65,31 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
         RequestError: the scheduler is unknown, the hostfile cannot be used, or the study contradicts itself.
     """
     launch = study.launch
-    name = launch.scheduler
-    if name == "auto":
-        name = "hostfile" if launch.hostfile else "slurm" if "SLURM_JOB_ID" in os.environ else "local"
-    if name in SCHEDULERS and name != "hostfile" and launch.hostfile is not None:
-        what = f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'"
-        raise RequestError(what, next_step="Remove one of the two")
-    scheduler = made(name, launch, study.slurm, study.node, study_path)
-    own = scheduler.own_job()
-    return scheduler if own is None else own.placement
+    name = _scheduler_name(launch)
+    ignores_hostfile = name in SCHEDULERS and name != "hostfile"
+    if launch.hostfile is not None and ignores_hostfile:
+        raise RequestError(
+            f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
+            next_step="Remove one of the two",
+        )
+    scheduler = make_scheduler(name, launch, study.slurm, study.node, study_path)
+    own_job = scheduler.own_job()
+    return scheduler if own_job is None else own_job.placement
 
 
-def made(
+def _scheduler_name(launch: LaunchSection) -> str:
+    """Return the name that the study gives; for "auto" what fits the hostfile and the process around."""
+    if launch.scheduler != "auto":
+        return launch.scheduler
+    if launch.hostfile:
+        return "hostfile"
+    return "slurm" if "SLURM_JOB_ID" in os.environ else "local"
+
+
+def make_scheduler(
     name: str, launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
 ) -> Placement | Submitter:
-    """The scheduler called `name`, from vitscale or an installed package.
+    """Return the scheduler called `name`, from vitscale or an installed package.
 
     Raises:
         RequestError: there is none, or it cannot be made from what the study says.
@@ -95,6 +110,6 @@ __all__ = [
     "Scheduler",
     "Submitter",
     "described",
-    "made",
+    "make_scheduler",
     "scheduler_for",
 ]

@@ -1,4 +1,4 @@
-"""What a scheduler is: it knows the hosts, and starts processes on them now or submits jobs that will.
+"""A scheduler knows the hosts, and starts processes on them now or submits jobs that will.
 
 `LocalHost` is the scheduler of this machine.
 """
@@ -24,7 +24,7 @@ from vitscale.trial.trial import World
 
 
 class Scheduler(ABC):
-    """What planning needs to know: which hosts there are, and how commands are started on them."""
+    """Answers for planning: which hosts there are, and how commands are started on them."""
 
     python: str = sys.executable
     """Path of the ranks' interpreter: this process's own, unless it lies elsewhere where ranks run."""
@@ -35,18 +35,18 @@ class Scheduler(ABC):
 
     @abstractmethod
     def machine(self) -> Machine:
-        """One of its hosts, for which trials are planned.
+        """Return one of its hosts, for which trials are planned.
 
         Raises:
             RequestError: what a host offers cannot be known here, and the study does not say ([node]).
         """
 
     def slots(self) -> int | None:
-        """Ranks that a host takes; None where only its cores and GPUs limit them."""
+        """Return the ranks that a host takes; None where only its cores and GPUs limit them."""
         return None
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """The hosts that this world gets, one for each node; empty: this machine, or hosts known only in a job.
+        """Return the hosts that this world gets, one for each node; empty: this machine, or hosts known only in a job.
 
         Raises:
             RequestError: there are too few, or they are too small.
@@ -56,14 +56,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Why this launcher cannot be used here, and what to do instead; None where it can."""
+        """Return why this launcher cannot be used here, and what to do instead; None where it can."""
 
     def own_job(self) -> OwnJob | None:
-        """The job of this batch system around this process; None outside, or where this is no batch system."""
+        """Return the job of this batch system around this process; None outside, or where this is no batch system."""
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """A launcher's commands as they are started here, as exact argvs."""
+        """Return a launcher's commands as they are started here, as exact argvs."""
         return spawn
 
 
@@ -71,7 +71,7 @@ class Placement(Scheduler):
     """Hosts that are there now: processes are started, and ended, on them."""
 
     def pool(self) -> tuple[Host, ...]:
-        """All hosts, to be divided among runs side by side; empty where there is only one.
+        """Return all hosts, to be divided among runs side by side; empty where there is only one.
 
         Raises:
             RequestError: two names lead to one host.
@@ -79,7 +79,7 @@ class Placement(Scheduler):
         return ()
 
     def lost(self) -> Cause | None:
-        """Why nothing can be started on these hosts any more; None where it can, or where nobody says.
+        """Return why nothing can be started on these hosts any more; None where it can, or where nobody says.
 
         Raises:
             SchedulerSilentError: who gave the hosts does not answer at the moment.
@@ -87,12 +87,12 @@ class Placement(Scheduler):
         return None
 
     def limited_to(self, hosts: Sequence[Host]) -> Placement:
-        """The same placement with only these hosts, in this order."""
+        """Return the same placement with only these hosts, in this order."""
         del hosts
         return self
 
     def start(self, spawn: Spawn, heartbeats: HeartbeatServer, prepared: Prepared | None = None) -> Job:
-        """Starts a run's commands, which `adapt` has made.
+        """Start a run's commands, which `adapt` has made.
 
         Args:
             spawn: the commands, with token and variables.
@@ -106,7 +106,7 @@ class Placement(Scheduler):
         return Job(spawn, heartbeats, prepared, partial(self.end_elsewhere, spawn))
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends what is left of a run on other hosts, once nothing of it is left here.
+        """End what is left of a run on other hosts, once nothing of it is left here.
 
         Args:
             spawn: what the run was started from.
@@ -172,7 +172,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Cause:
-    """What ended a job before its runs were done."""
+    """The cause for which a job ended before its runs were done."""
 
     kind: OutcomeKind
     reason: str
@@ -201,7 +201,7 @@ class Submitter(Scheduler):
     """Whether each run is an element of an array."""
 
     def most_elements(self) -> int:
-        """How many elements one array may have; a number that most sites allow, where nobody says.
+        """Return how many elements one array may have; a number that most sites allow, where nobody says.
 
         Raises:
             SchedulerError: no answer, or a refusal.
@@ -210,7 +210,7 @@ class Submitter(Scheduler):
 
     @abstractmethod
     def script(self, job: BatchJob) -> str:
-        """The whole batch script, whose driver is `python -m vitscale.runner.job RESULTS NAME`.
+        """Return the whole batch script, whose driver is `python -m vitscale.runner.job RESULTS NAME`.
 
         Raises:
             RequestError: a value of the study cannot stand in a script.
@@ -218,7 +218,7 @@ class Submitter(Scheduler):
 
     @abstractmethod
     def submit(self, script: Path) -> str:
-        """Submits a script; returns the job's number.
+        """Submit a script and return the job's number.
 
         Raises:
             SchedulerSilentError: no answer; the job may have been taken nevertheless.
@@ -227,7 +227,7 @@ class Submitter(Scheduler):
 
     @abstractmethod
     def states(self, names: Sequence[str]) -> list[JobState]:
-        """All known states of the jobs with these names, one per element of an array; ended jobs too while known.
+        """Return all known states of the jobs with these names, one per element of an array; ended jobs while known.
 
         Raises:
             SchedulerSilentError: no answer.
@@ -236,7 +236,7 @@ class Submitter(Scheduler):
 
     @abstractmethod
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
-        """Why a job ended, or is ending; the cause says so where that is no longer known.
+        """Return why a job ended, or is ending; the cause says so where that is no longer known.
 
         Args:
             job_id: 12, or 12_3 for element 3 of array 12.
@@ -245,11 +245,15 @@ class Submitter(Scheduler):
 
 
 def described(node: NodeSection | None) -> Machine | None:
-    """The machine that [node] describes."""
+    """Return the machine that [node] describes; None where the study has no such section."""
     if node is None:
         return None
+    # As of the A100, the first whose tensor cores multiply bf16.
     capability = (8, 0) if node.fast_bf16 else None
-    gpus = tuple(Gpu(f"gpu-{n}", "GPU of [node]", None, None, capability) for n in range(node.gpus))
+    gpus = tuple(
+        Gpu(f"gpu-{number}", "GPU of [node]", memory_bytes=None, driver=None, compute_capability=capability)
+        for number in range(node.gpus)
+    )
     return Machine(node.cores, None, gpus, node.fast_bf16)
 
 
@@ -263,11 +267,11 @@ class LocalHost(Placement):
         self._machine = machine
 
     def machine(self) -> Machine:
-        """The machine that the study describes ([node]), else this machine."""
+        """Return the machine that the study describes ([node]), else this machine."""
         return self._machine or this_machine()
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuses srun, which needs an allocation, and several nodes, which need other hosts."""
+        """Refuse srun, which needs an allocation, and several nodes, which need other hosts."""
         if launcher == "srun":
             return (
                 "srun starts ranks in a Slurm allocation, and this is none; run inside one (salloc), or set "

@@ -38,7 +38,7 @@ _END_SECONDS = 40.0
 
 
 def on_host(host: str, argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` on a host, quoted because ssh hands it to a shell there."""
+    """Return the argv that runs `argv` on a host, quoted because ssh hands it to a shell there."""
     return [*_SSH, "--", host, shlex.join(argv)]
 
 
@@ -46,58 +46,59 @@ class Hostfile(Placement):
     """The hosts of a hostfile, used in the file's order. Paths are the same on all of them."""
 
     def __init__(self, hosts: tuple[Host, ...], machine: Machine | None = None) -> None:
-        """`machine`: what one host offers, where this machine differs."""
+        """`machine`: what one host offers, where this machine differs; None: the same as this machine."""
         self._hosts = hosts
         self._machine = machine
 
     def machine(self) -> Machine:
-        """The machine that the study describes ([node]), else this one: hosts are taken to be alike until they run."""
+        """Return the machine that the study describes ([node]), else this one: hosts count as alike until they run."""
         return self._machine or this_machine()
 
     def slots(self) -> int | None:
-        """Slots of the smallest host; None where the file gives none."""
+        """Return the slots of the smallest host; None where the file gives none."""
         return min((host.slots for host in self._hosts if host.slots is not None), default=None)
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """One host for each node of the world, each with room for the node's ranks.
+        """Return one host for each node of the world, each with room for the node's ranks.
 
         Raises:
             RequestError: there are too few.
         """
         fitting = [host for host in self._hosts if host.slots is None or host.slots >= world.ranks_per_node]
         if len(fitting) < world.nodes:
-            ranks = f"{world.ranks_per_node} rank{'s' if world.ranks_per_node > 1 else ''}"
+            noun = "ranks" if world.ranks_per_node > 1 else "rank"
             raise RequestError(
-                f"{world.nodes} hosts with room for {ranks} each are needed, and the hostfile has {len(fitting)}",
+                f"{world.nodes} hosts with room for {world.ranks_per_node} {noun} each are needed, and the hostfile "
+                f"has {len(fitting)}",
                 valid=[f"{host.name} slots={host.slots or 'any'}" for host in self._hosts[:16]],
                 next_step="Add hosts or slots, or use fewer ranks in scaling.gpus",
             )
         return tuple(fitting[: world.nodes])
 
     def pool(self) -> tuple[Host, ...]:
-        """All hosts of the file.
+        """Return all hosts of the file.
 
         Raises:
             RequestError: two names lead to the same host, as far as can be seen from here.
         """
-        names: dict[str, str] = {}
+        name_by_machine: dict[str, str] = {}
         for host in self._hosts:
-            own = "this machine" if is_this_machine(host.name) else address_of(host.name) or host.name
-            if own in names:
+            machine = _identity(host.name)
+            if machine in name_by_machine:
                 raise RequestError(
-                    f"the hostfile names one machine twice, as {names[own]} and as {host.name}: runs side by side "
-                    "would share it",
+                    f"the hostfile names one machine twice, as {name_by_machine[machine]} and as {host.name}: runs "
+                    "side by side would share it",
                     next_step="Name each host once, or leave out measure.parallel_runs",
                 )
-            names[own] = host.name
+            name_by_machine[machine] = host.name
         return self._hosts
 
     def limited_to(self, hosts: Sequence[Host]) -> Hostfile:
-        """A placement with only these hosts."""
+        """Return a placement with only these hosts."""
         return Hostfile(tuple(hosts), self._machine)
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuses srun, which has hosts of its own, and where ssh is missing all launchers that need it."""
+        """Refuse srun, which has hosts of its own, and where ssh is missing all launchers that need it."""
         del world
         if launcher == "srun":
             return "srun takes its hosts from Slurm, not from a hostfile; use torchrun, deepspeed or mpirun"
@@ -106,7 +107,7 @@ class Hostfile(Placement):
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """Wraps the command of each other host in ssh and a host agent; other commands stay as they are."""
+        """Wrap the command of each other host in ssh and a host agent; other commands stay as they are."""
         if not spawn.per_host:
             return spawn
         commands = []
@@ -119,9 +120,9 @@ class Hostfile(Placement):
         return replace(spawn, commands=tuple(commands))
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends what is left on all other hosts at once; returns those that ssh did not reach."""
+        """End what is left on all other hosts at once; returns those that ssh did not reach."""
         del exit_code
-        silent: list[str] = []
+        unreached: list[str] = []
 
         def end_on(host: str) -> None:
             argv = on_host(host, python_module("vitscale.processes.host_agent", "--end", name_of(spawn.token)))
@@ -130,7 +131,7 @@ class Hostfile(Placement):
             except (OSError, subprocess.TimeoutExpired):
                 return  # ranks there end with their heartbeats, which also tell of a host that has fallen silent
             if answer.returncode == _SSH_FAILED:
-                silent.append(host)
+                unreached.append(host)
 
         remote = [host.name for host in spawn.hosts if not is_this_machine(host.name)]
         threads = [threading.Thread(target=end_on, args=(host,)) for host in remote]
@@ -138,9 +139,19 @@ class Hostfile(Placement):
             thread.start()
         for thread in threads:
             thread.join()
-        return tuple(sorted(silent))
+        return tuple(sorted(unreached))
+
+
+def _identity(name: str) -> str:
+    """Return a text that is the same for two names of one machine, as far as can be seen from here."""
+    if is_this_machine(name):
+        return "this machine"
+    return address_of(name) or name
 
 
 def _in_folder(argv: Sequence[str]) -> str:
-    """A shell command that runs `argv` in the driver's working directory, to which a user's paths may be relative."""
+    """Return a shell command that runs `argv` in the driver's working directory.
+
+    A user's paths may be relative to it.
+    """
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(argv)}"

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vitscale.base.interpreter import python_module, safe_path
 from vitscale.engines import ENGINES, of_engine
@@ -32,13 +32,15 @@ from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
 from vitscale.trial.trial import Trial
 
 _IMPORTS_SECONDS = 600.0
+"""Longest wait for a new process to import."""
 _ANSWER_SECONDS = 30.0
+"""Longest wait for a process that has imported."""
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded; ranks set their own number."""
-_OF_POLARS = "_RJEM_MALLOC_CONF"
+_POLARS_VARIABLE = "_RJEM_MALLOC_CONF"
 """A variable for Polars' allocator, which Polars sets when it is imported: here, in the middle of a study."""
-_CODE = (".py", ".so", ".pth", ".dist-info", ".egg-info")
-"""Suffixes of names in a folder of packages that tell what can be imported, and in which version."""
+_CODE_SUFFIXES = (".py", ".so", ".pth", ".dist-info", ".egg-info")
+"""Suffixes of names in a folder of packages that show what can be imported, and in which version."""
 
 
 class PreparedError(Exception):
@@ -53,11 +55,11 @@ class Fork:
         self._parent = parent
 
     def poll(self) -> int | None:
-        """The exit code, negative where a signal ended it; None while it runs."""
+        """Return the exit code, negative where a signal ended it; None while it runs."""
         return self._parent.exit_code(self.pid, 0.0)
 
     def wait(self, timeout: float) -> int:
-        """Waits for the exit code.
+        """Wait for the exit code.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -69,10 +71,14 @@ class Fork:
 
 
 class Prepared:
-    """One prepared process."""
+    """One prepared process, and this driver's end of the socket to it.
+
+    Messages are lines of JSON. Each request has one answer, in their order; a message {"ended": pid, "code": exit code}
+    comes by itself when a fork ends.
+    """
 
     def __init__(self, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
-        """Starts the process; it does not answer before it is asked for imports.
+        """Start the process; it does not answer before it is asked for imports.
 
         Args:
             environment: variables of the ranks.
@@ -80,12 +86,15 @@ class Prepared:
             log: file for what importing prints.
         """
         self.served: set[str] = set()
+        """Ids of the trials that it has served."""
         self._codes: dict[int, int] = {}
-        self._heard = b""
-        self._driver, its_end = socket.socketpair()
+        """Process id of a fork that has ended -> its exit code."""
+        self._received = b""
+        """Bytes of the next messages."""
+        self._driver, process_end = socket.socketpair()
         try:
-            with its_end, log.open("ab") as output:
-                module = python_module("vitscale.worker.prepared", str(its_end.fileno()))
+            with process_end, log.open("ab") as output:
+                module = python_module("vitscale.worker.prepared", str(process_end.fileno()))
                 self._process = subprocess.Popen(
                     python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *module),
                     stdin=subprocess.DEVNULL,
@@ -93,7 +102,7 @@ class Prepared:
                     stderr=subprocess.STDOUT,
                     cwd=cwd,
                     env={**environment, **_ONE_BLAS_THREAD},
-                    pass_fds=[its_end.fileno()],
+                    pass_fds=[process_end.fileno()],
                     start_new_session=True,
                 )
         except BaseException:
@@ -101,16 +110,16 @@ class Prepared:
             raise
 
     def import_for(self, trial: Trial | None) -> None:
-        """Lets it import what the trial, or a check (None), needs.
+        """Let it import what the trial, or a check (None), needs.
 
         Raises:
             PreparedError: it is gone.
         """
-        needed = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
-        self._ask({"imports": needed})
+        user = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
+        self._send({"imports": user})
 
     def imported(self, seconds: float) -> str | None:
-        """Waits until it has imported.
+        """Wait until it has imported, for `seconds` at most.
 
         Returns:
             Why it cannot be forked; None where it can.
@@ -122,47 +131,60 @@ class Prepared:
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
-        """Starts `python -m vitscale.processes.local_ranks ...` as a fork, with only these variables.
+        """Start `python -m vitscale.processes.local_ranks ...` as a fork, with only these variables.
 
         Raises:
             PreparedError: as `imported`.
         """
-        request = {"arguments": list(command), "environment": dict(environment), "log": str(log)}
-        self._ask(request)
+        self._send({"arguments": list(command), "environment": dict(environment), "log": str(log)})
         return Fork(self, int(self._answer(_ANSWER_SECONDS)["started"]))
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
-        """A fork's exit code, waited for `seconds` at most; -9 where the prepared process and its forks are gone."""
+        """Return a fork's exit code; -9 where the prepared process and its forks are gone.
+
+        None where the fork still runs after `seconds`.
+        """
         end = time.monotonic() + seconds
         with contextlib.suppress(PreparedError):
             while pid not in self._codes:
-                if self._listened(max(0.0, end - time.monotonic())) is None:
+                if self._next_message(max(0.0, end - time.monotonic())) is None:
                     return None
         return self._codes.get(pid, -9)
 
     def close(self) -> None:
-        """Ends the process and all that it has started."""
+        """End the process and all that it has started."""
         self._process.kill()
         self._process.wait()
         self._driver.close()
 
-    def _ask(self, request: Mapping[str, object]) -> None:
+    def _send(self, request: Mapping[str, object]) -> None:
         try:
             self._driver.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise PreparedError(f"the prepared process is gone: {error.strerror}") from None
 
     def _answer(self, seconds: float) -> Mapping[str, Any]:
-        end = time.monotonic() + seconds
-        while (answer := self._listened(max(0.0, end - time.monotonic()))) is not None:
-            if "ended" not in answer:
-                return answer
-        raise PreparedError(f"the prepared process did not answer within {seconds:g} s")
+        """Return the answer to the last request.
 
-    def _listened(self, seconds: float) -> Mapping[str, Any] | None:
-        """The next message, waited for `seconds` at most, else None; also stores exit codes."""
+        Raises:
+            PreparedError: the process is gone, or takes longer than `seconds`.
+        """
         end = time.monotonic() + seconds
-        while b"\n" not in self._heard:
+        while True:
+            message = self._next_message(max(0.0, end - time.monotonic()))
+            if message is None:
+                raise PreparedError(f"the prepared process did not answer within {seconds:g} s")
+            if "ended" not in message:
+                return message
+
+    def _next_message(self, seconds: float) -> Mapping[str, Any] | None:
+        """Return the next message, waited for `seconds` at most, else None; also stores exit codes.
+
+        Raises:
+            PreparedError: the process is gone.
+        """
+        end = time.monotonic() + seconds
+        while b"\n" not in self._received:
             if self._driver.fileno() < 0:
                 raise PreparedError("the prepared process was ended")
             ready, _, _ = select.select([self._driver], [], [], max(0.0, end - time.monotonic()))
@@ -174,8 +196,8 @@ class Prepared:
                 chunk = b""
             if not chunk:
                 raise PreparedError("the prepared process is gone")
-            self._heard += chunk
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
         message: Mapping[str, Any] = json.loads(line)
         if "ended" in message:
             self._codes[int(message["ended"])] = int(message["code"])
@@ -184,12 +206,57 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ready:
-    """How ranks are to be started: forked from a prepared process, or anew, and why."""
+    """The way in which ranks are to be started: forked from a prepared process, or anew (no process), and why."""
 
     process: Prepared | None = None
     waited_seconds: float | None = None
     """Seconds until it had imported everything; None where it was there already."""
     cold: str | None = None
+    """Why there is no process; None also where nobody asked for one."""
+
+
+class ProcessKey(NamedTuple):
+    """All that a ready prepared process has taken from outside; a rank that differs in any of it needs another."""
+
+    libraries: tuple[object, ...]
+    """The libraries that it has imported."""
+    cwd: str
+    environment: tuple[tuple[str, str], ...]
+    interpreter: str
+    code: tuple[object, ...]
+    """The state of the code that can be imported (`_code_state`)."""
+
+
+def process_key(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> ProcessKey:
+    """Return the key of processes that can serve a trial, or a check (None), with these variables in this folder."""
+    return ProcessKey(_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code_state())
+
+
+def _libraries(trial: Trial | None) -> tuple[object, ...]:
+    """Return a value that is equal for trials whose ranks import the same; empty for a check."""
+    if trial is None:
+        return ()
+    train = trial.train
+    needs_torch_alone = train.engine in ENGINES and not ENGINES[train.engine].packages
+    engine = "torch" if needs_torch_alone else train.engine
+    wrapper = "" if engine == "torch" else train.wrapper
+    preloaded = of_engine(wrapper).preloaded(train) if wrapper else ()
+    return engine, wrapper, preloaded, train.device, trial.model.hf is not None
+
+
+def _code_state() -> tuple[object, ...]:
+    """Return a value that changes when imported code does: the files of vitscale, and which versions are installed.
+
+    Folders' times of change are not used: a user's module that leaves its bytecode there changes them too.
+    """
+    vitscale_files = [(str(path), path.stat().st_mtime_ns) for path in Path(__file__).parents[1].rglob("*.py")]
+    installed = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            paths = Path(folder or ".").iterdir()
+            names = sorted(path.name for path in paths if path.suffix in _CODE_SUFFIXES)
+            installed.append((folder, tuple(names)))
+    return *vitscale_files, *installed
 
 
 class PreparedProcesses:
@@ -201,8 +268,8 @@ class PreparedProcesses:
         """`tell`: called once with each reason why ranks are started anew instead. `upcoming`: trials yet to be run."""
         self._tell = tell
         self._upcoming = upcoming
-        self._told: set[str] = set()
-        self._processes: dict[tuple[object, ...], Prepared] = {}
+        self._reasons_told: set[str] = set()
+        self._processes: dict[ProcessKey, Prepared] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +280,7 @@ class PreparedProcesses:
         self._processes.clear()
 
     def ready(self, trial_id: str, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
-        """A process to fork a run of the trial from: the existing one, unless it has already served this trial.
+        """Return a process to fork a run of the trial from: the existing one, unless it has already served this trial.
 
         A new one is waited for together with those that upcoming trials need anew: they import beside each other, and
         beside no run.
@@ -225,53 +292,74 @@ class PreparedProcesses:
             cwd: their working directory.
             log: file for what importing prints.
         """
-        key = kept_for(trial, environment, cwd)
-        held = self._processes.get(key)
-        if held is not None and trial_id not in held.served:
+        key = process_key(trial, environment, cwd)
+        existing = self._processes.get(key)
+        if existing is not None and trial_id not in existing.served:
             with contextlib.suppress(PreparedError):
-                held.import_for(trial)
-                if held.imported(_ANSWER_SECONDS) is None:
-                    held.served.add(trial_id)
-                    return Ready(held)
-        # Processes from before the code changed are of no use any more.
-        for other in [other for other in self._processes if other == key or other[-1] != key[-1]]:
-            self._processes.pop(other).close()
+                existing.import_for(trial)
+                if existing.imported(_ANSWER_SECONDS) is None:
+                    existing.served.add(trial_id)
+                    return Ready(existing)
+        self._end_useless_processes(key)
         began = time.monotonic()
         reason = self._start(key, trial, environment, cwd, log)
-        beside = self._beside(key, trial) if reason is None and trial is not None else {}
-        for other, upcoming in beside.items():
-            self._start(other, upcoming, environment, cwd, Path(os.devnull))
-        reason = reason or self._imported(key)
-        for other in beside:
-            self._imported(other)  # where it fails, the run that needs it tries again, and tells
+        if reason is None:
+            reason = self._import_with_upcoming(key, trial, environment, cwd)
         if reason is not None:
             return self._cold(reason)
         process = self._processes[key]
         process.served.add(trial_id)
         return Ready(process, time.monotonic() - began)
 
-    def _beside(self, key: tuple[object, ...], trial: Trial) -> dict[tuple[object, ...], Trial]:
-        """Upcoming trials, of ranks with the same variables, for which no unused process is there; by their key."""
-        alike = {
-            (_libraries(other), *key[1:]): other
-            for other in self._upcoming()
-            if (other.launcher, other.world.threads_per_rank) == (trial.launcher, trial.world.threads_per_rank)
-            and other.train.script is None
+    def _end_useless_processes(self, key: ProcessKey) -> None:
+        """End the process with this key, which is to be replaced, and those from before the code changed."""
+        useless = [other for other in self._processes if other == key or other.code != key.code]
+        for other in useless:
+            self._processes.pop(other).close()
+
+    def _import_with_upcoming(
+        self, key: ProcessKey, trial: Trial | None, environment: Mapping[str, str], cwd: Path
+    ) -> str | None:
+        """Wait for the imports of a new process, and of those that are begun beside it for upcoming trials.
+
+        Returns:
+            Why the process with this key cannot be forked; None where it can.
+        """
+        upcoming = self._upcoming_without_process(key, trial) if trial is not None else {}
+        for other_key, other_trial in upcoming.items():
+            self._start(other_key, other_trial, environment, cwd, Path(os.devnull))
+        reason = self._imported(key)
+        for other_key in upcoming:
+            self._imported(other_key)  # where it fails, the run that needs it tries again, and tells
+        return reason
+
+    def _upcoming_without_process(self, key: ProcessKey, trial: Trial) -> dict[ProcessKey, Trial]:
+        """Return upcoming trials, with the same variables of ranks, that no unused process can serve; by their key."""
+        trials_by_key = {
+            key._replace(libraries=_libraries(upcoming)): upcoming
+            for upcoming in self._upcoming()
+            if _has_same_variables(upcoming, trial)
         }
-        return {
-            other: upcoming
-            for other, upcoming in alike.items()
-            if other != key and (other not in self._processes or self._processes[other].served)
-        }
+        without_process = {}
+        for other_key, upcoming in trials_by_key.items():
+            process = self._processes.get(other_key)
+            if other_key != key and (process is None or process.served):
+                without_process[other_key] = upcoming
+        return without_process
 
     def _start(
-        self, key: tuple[object, ...], trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path
+        self, key: ProcessKey, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path
     ) -> str | None:
-        """Starts a process in place of the one that is held; why it cannot be, or None."""
+        """Start a process, in place of one with the same key, and let it begin to import.
+
+        Returns:
+            Why it cannot be started; None where it is.
+        """
         if key in self._processes:
             self._processes.pop(key).close()
         try:
-            process = self._processes[key] = Prepared(environment, cwd, log)
+            process = Prepared(environment, cwd, log)
+            self._processes[key] = process
             process.import_for(trial)
         except OSError as error:
             return f"the prepared process cannot be started: {error.strerror}"
@@ -279,8 +367,8 @@ class PreparedProcesses:
             pass  # it is gone, as who waits for it is told
         return None
 
-    def _imported(self, key: tuple[object, ...]) -> str | None:
-        """Waits for the imports of a process; why it cannot be forked, where it is ended, or None."""
+    def _imported(self, key: ProcessKey) -> str | None:
+        """Wait for the imports of a process; returns why it cannot be forked, where it is ended, or None."""
         if key not in self._processes:
             return None
         try:
@@ -292,61 +380,49 @@ class PreparedProcesses:
         return reason
 
     def _cold(self, reason: str) -> Ready:
-        if self._tell is not None and reason not in self._told:
-            self._told.add(reason)
+        if self._tell is not None and reason not in self._reasons_told:
+            self._reasons_told.add(reason)
             self._tell(reason)
         return Ready(cold=reason)
 
 
+def _has_same_variables(upcoming: Trial, trial: Trial) -> bool:
+    """Whether ranks of the upcoming trial are forked too, and get the same variables as those of this trial."""
+    has_same_launch = upcoming.launcher == trial.launcher
+    has_same_threads = upcoming.world.threads_per_rank == trial.world.threads_per_rank
+    return has_same_launch and has_same_threads and upcoming.train.script is None
+
+
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables of a job's processes: this process's own, those `added`, and the one that keeps the current folder
-    out of every Python's search path, which no launcher may drop.
+    """Return the variables of a job's processes.
 
-    Left out are names that begin with one of `without`, and those by which a launcher around this process tells it its
-    rank.
+    These are this process's own, those `added`, and the one that keeps the current folder out of every Python's search
+    path, which no launcher may drop. Left out are names that begin with one of `without`, and those by which a launcher
+    around this process tells it its rank.
     """
-    own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES and key != _OF_POLARS}
-    wanted = {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
-    return wanted | safe_path(wanted)
-
-
-def kept_for(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
-    """All that a ready prepared process has taken from outside; a rank that differs in any of it needs another."""
-    return (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
-
-
-def _libraries(trial: Trial | None) -> tuple[object, ...]:
-    if trial is None:
-        return ()
-    train = trial.train
-    torch_alone = train.engine in ENGINES and not ENGINES[train.engine].packages
-    engine = "torch" if torch_alone else train.engine
-    wrapper = train.wrapper if engine != "torch" else ""
-    preloaded = of_engine(wrapper).preloaded(train) if wrapper else ()
-    return engine, wrapper, preloaded, train.device, trial.model.hf is not None
-
-
-def _code() -> tuple[object, ...]:
-    """A value that changes when imported code does: the files of vitscale, and which versions are installed.
-
-    Folders' times of change are not used: a user's module that leaves its bytecode there changes them too.
-    """
-    own = [(str(path), path.stat().st_mtime_ns) for path in Path(__file__).parents[1].rglob("*.py")]
-    installed = []
-    for entry in sys.path:
-        with contextlib.suppress(OSError):
-            names = sorted(path.name for path in Path(entry or ".").iterdir() if path.suffix in _CODE)
-            installed.append((entry, tuple(names)))
-    return *own, *installed
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ALL_NAMES and name != _POLARS_VARIABLE
+    }
+    environment |= added
+    environment = {name: value for name, value in environment.items() if not name.startswith(without)}
+    return environment | safe_path(environment)
 
 
 _OTHERS_SECONDS = 15.0
 """Seconds that the other commands have, once one has failed, to end by themselves and say why."""
 _LOOK_SECONDS = 0.05
+"""Time from one look at several commands to the next."""
 _NOT_BEGUN = (255, 127, 126)
 """Exit codes of ssh for its own failure, and of a shell on the host for a program that is missing or may not be run."""
 _REAP_SECONDS = 10.0
 """Seconds until an ended process is known to have ended."""
+
+
+class HostExit(NamedTuple):
+    """The end of the command that was to begin something on a host."""
+
+    host: str
+    code: int
 
 
 class Job:
@@ -364,25 +440,27 @@ class Job:
         prepared: Prepared | None = None,
         end_elsewhere: Callable[[int | None], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        """Starts the commands; for arguments and errors see `Placement.start`."""
+        """Start the commands; for arguments and errors see `Placement.start`."""
         self.token = spawn.token
         self.heartbeats = heartbeats
         self._prepared = prepared
         self._end_elsewhere = end_elsewhere
         self._hosts = [host.name for host in spawn.hosts] if spawn.per_host else []
+        """Host of each command; empty where one command starts ranks on all hosts."""
         self._commands = spawn.commands
         self.started_unix_seconds = time.time()
         self._began = time.monotonic()
         self._failed_seconds: float | None = None
+        """When a command was first seen to have failed, on the monotonic clock."""
         self._first_signal = signal.SIGKILL if spawn.kill_at_once else signal.SIGTERM
-        seen = ranks_environment(spawn.environment, spawn.drop_variables) | {TOKEN_VARIABLE: spawn.token}
+        environment = ranks_environment(spawn.environment, spawn.drop_variables) | {TOKEN_VARIABLE: spawn.token}
         self._processes: list[subprocess.Popen[bytes] | Fork] = []
         try:
             for command in spawn.commands:
-                started = (
-                    _started(command, spawn, seen) if prepared is None else prepared.fork(command, seen, spawn.log)
-                )
-                self._processes.append(started)
+                if prepared is None:
+                    self._processes.append(_start_anew(command, spawn, environment))
+                else:
+                    self._processes.append(prepared.fork(command, environment, spawn.log))
         except BaseException:
             # Some could not be started, or Ctrl-C came meanwhile: nobody will watch the others.
             if prepared is not None:
@@ -402,21 +480,24 @@ class Job:
         After a failure it is given `_OTHERS_SECONDS` later even if other commands still run.
         """
         codes = [process.poll() for process in self._processes]
-        failed = next((code for code in codes if code), None)
+        failures = [code for code in codes if code]
         if None not in codes:
-            return failed or 0
-        if failed is None:
+            return failures[0] if failures else 0
+        if not failures:
             return None
         now = time.monotonic()
         self._failed_seconds = self._failed_seconds or now
-        return failed if now - self._failed_seconds > _OTHERS_SECONDS else None
+        return failures[0] if now - self._failed_seconds > _OTHERS_SECONDS else None
 
     @property
-    def not_begun(self) -> tuple[tuple[str, int], ...]:
-        """(host, exit code) of hosts where ssh, or the shell that it speaks to, began nothing; the first one first."""
-        each = zip(self._hosts, self._commands, self._processes, strict=False)
-        ended = [(host, process.poll()) for host, command, process in each if command[0] == "ssh"]
-        return tuple((host, code) for host, code in ended if code in _NOT_BEGUN)
+    def not_begun(self) -> tuple[HostExit, ...]:
+        """Hosts where ssh, or the shell that it speaks to, began nothing; the first one first."""
+        not_begun = []
+        for host, command, process in zip(self._hosts, self._commands, self._processes, strict=False):
+            code = process.poll() if command[0] == "ssh" else None
+            if code in _NOT_BEGUN:
+                not_begun.append(HostExit(host, code))
+        return tuple(not_begun)
 
     @property
     def wall_seconds(self) -> float:
@@ -424,7 +505,7 @@ class Job:
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> int | None:
-        """Waits `seconds` at most for the end; returns `exit_code`."""
+        """Wait `seconds` at most for the end; returns `exit_code`."""
         end = time.monotonic() + seconds
         while (code := self.exit_code) is None and time.monotonic() < end:
             running = next((process for process in self._processes if process.poll() is None), None)
@@ -436,7 +517,7 @@ class Job:
         return code
 
     def end(self) -> tuple[str, ...]:
-        """Ends every process that is left on every host, waits until all are gone, and closes the heartbeat server.
+        """End every process that is left on every host, wait until all are gone, and close the heartbeat server.
 
         Returns:
             The hosts that did not answer; their ranks end by themselves when the driver falls silent.
@@ -452,9 +533,8 @@ class Job:
             self.heartbeats.close()
 
     def _end_all_here(self) -> None:
-        from vitscale.processes.host_agent import (
-            end_all,
-        )  # with psutil: a plan starts nothing, and need not wait for it
+        # With psutil: a plan starts nothing, and need not wait for this import.
+        from vitscale.processes.host_agent import end_all
 
         end_all(self.token, self._first_signal, self.sessions)
 
@@ -467,7 +547,8 @@ class Job:
             self._prepared.close()  # it is stopped, and cannot tell that what it had started is gone
 
 
-def _started(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start_anew(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command as a new process, which ends with this thread."""
     with spawn.log.open("ab") as output:
         return subprocess.Popen(
             python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command),

@@ -37,25 +37,29 @@ _SILENCE = re.compile(
     r"|Communication connection failure",
     re.IGNORECASE,
 )
-"""What Slurm's commands say while slurmctld is down, restarting or overloaded, which passes."""
-_FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT")
+"""Words of Slurm's commands while slurmctld is down, restarting or overloaded, which passes."""
+_DROPPED_PREFIXES = ("SQUEUE_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT")
 """Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs, and times in
 another form could not be compared."""
-_OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
+_DROPPED_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
 """Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 
 
-def ask(*argv: str, without: Collection[str] = _OURS_ALONE) -> str:
-    """What a Slurm command prints; it does not see the variables in `without`.
+def ask(*argv: str, without: Collection[str] = _DROPPED_FOR_SBATCH) -> str:
+    """Return what a Slurm command prints; it does not see the variables in `without`.
 
     Raises:
         SchedulerSilentError: slurmctld does not answer.
         SchedulerMissingError: the command is not installed.
         SchedulerError: the command refuses.
     """
-    own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in without}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_DROPPED_PREFIXES) and name not in without
+    }
     try:
-        answer = answer_to(argv, _ANSWER_SECONDS, own)
+        answer = answer_to(argv, _ANSWER_SECONDS, environment)
     except subprocess.TimeoutExpired:
         raise SchedulerSilentError(f"{argv[0]} has not answered within {_ANSWER_SECONDS:g} s") from None
     except OSError as error:
@@ -64,14 +68,14 @@ def ask(*argv: str, without: Collection[str] = _OURS_ALONE) -> str:
         ) from None
     if answer.returncode == 0:
         return answer.stdout
-    said = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
-    if _SILENCE.search(said):
-        raise SchedulerSilentError(f"slurmctld does not answer: {said}")
-    raise SchedulerError(f"Slurm refuses `{argv[0]}`: {said}")
+    words = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
+    if _SILENCE.search(words):
+        raise SchedulerSilentError(f"slurmctld does not answer: {words}")
+    raise SchedulerError(f"Slurm refuses `{argv[0]}`: {words}")
 
 
-_SETS = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
-_LIKE = (
+_DIRECTIVE = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
+_EXCLUSIVE_OPTIONS = (
     {"gpus", "gpus-per-node", "gpus-per-task", "gres"},
     {"mem", "mem-per-cpu", "mem-per-gpu"},
 )
@@ -81,59 +85,78 @@ _VARIABLES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 
 
 def overriding(script: str) -> frozenset[str]:
-    """The variables by which sbatch would override what a script sets; others (SBATCH_ACCOUNT) are user defaults."""
-    options = set(_SETS.findall(script))
-    options |= {option for like in _LIKE if like & options for option in like}
+    """Return the variables by which sbatch would override what a script sets.
+
+    Variables for other options (SBATCH_ACCOUNT) are the user's defaults, and stay.
+    """
+    options = set(_DIRECTIVE.findall(script))
+    for exclusive in _EXCLUSIVE_OPTIONS:
+        if exclusive & options:
+            options |= exclusive
     if "switches" in options:
         options |= {"req-switch", "wait4switch"}
     names = {_VARIABLES.get(option, option.upper().replace("-", "_")) for option in options}
-    return frozenset(_OURS_ALONE) | {f"SBATCH_{name}" for name in names}
+    return frozenset(_DROPPED_FOR_SBATCH) | {f"SBATCH_{name}" for name in names}
 
 
 def steps_named(job_id: str, name: str) -> list[str]:
-    """Ids of a job's steps that have this name, as "12.3"."""
-    lines = ask("squeue", "--noheader", "--steps", "--format=%i|%j", f"--job={job_id}").splitlines()
-    return [step for step, _, step_name in (line.strip().partition("|") for line in lines) if step_name == name]
+    """Return the ids of a job's steps that have this name, as "12.3"."""
+    steps = []
+    for line in ask("squeue", "--noheader", "--steps", "--format=%i|%j", f"--job={job_id}").splitlines():
+        step_id, _, step_name = line.strip().partition("|")
+        if step_name == name:
+            steps.append(step_id)
+    return steps
 
 
 def kill_steps(steps: Sequence[str]) -> None:
-    """Sends SIGKILL to every process of these steps, on all nodes."""
+    """Send SIGKILL to every process of these steps, on all nodes."""
     ask("scancel", "--quiet", "--signal=KILL", *steps)
 
 
 def silent_nodes(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of these nodes that slurmctld knows not to answer, sorted; their states have a star (sinfo(1)).
+    """Return those of these nodes that slurmctld knows not to answer, sorted; their states have a star (sinfo(1)).
 
     It looks for them thrice in its `SlurmdTimeout`, so that it knows a minute or two late.
     """
-    lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(names)}").splitlines()
-    return tuple(sorted({name for name, _, state in (line.partition(" ") for line in lines) if "*" in state}))
+    silent = set()
+    for line in ask("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(names)}").splitlines():
+        name, _, state = line.partition(" ")
+        if "*" in state:
+            silent.add(name)
+    return tuple(sorted(silent))
 
 
 def host_names(compact: str) -> tuple[str, ...]:
-    """The names that Slurm's short form stands for: four for `node[1-3,7]`."""
+    """Return the names that Slurm's short form stands for: four for `node[1-3,7]`."""
     return tuple(ask("scontrol", "show", "hostnames", compact).split())
 
 
 def job_fields(job_id: str) -> dict[str, str]:
-    """The `KEY=value` words of `scontrol show job` for one job; of values with spaces only the first word."""
-    words = ask("scontrol", "--oneliner", "show", "job", job_id).split()
-    return {key: value for key, _, value in (word.partition("=") for word in words)}
+    """Return the `KEY=value` words of `scontrol show job` for one job; of values with spaces only the first word."""
+    fields = {}
+    for word in ask("scontrol", "--oneliner", "show", "job", job_id).split():
+        key, _, value = word.partition("=")
+        fields[key] = value
+    return fields
 
 
 def own_job_id() -> str:
-    """The id of the job around this process, as users write it: 12, or 12_3 for element 3 of array 12.
+    """Return the id of the job around this process, as users write it: 12, or 12_3 for element 3 of array 12.
 
-    An array's last element has the array's own number, under which scontrol tells of all elements.
+    An array's last element has the array's own number, under which scontrol shows all elements.
     """
-    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
+    array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
+    element = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if array_id and element:
+        return f"{array_id}_{element}"
+    return os.environ["SLURM_JOB_ID"]
 
 
-_LIVES = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
+_TAKING_STEPS = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
 """States in which a job takes steps, now or again; empty: Slurm says nothing of it."""
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
-"""What scontrol says of a job that slurmctld has forgotten."""
+"""Words of scontrol on a job that slurmctld has forgotten."""
 
 
 def takes_steps(job_id: str) -> bool:
@@ -148,7 +171,7 @@ def takes_steps(job_id: str) -> bool:
         raise
     except SchedulerError as error:
         return _UNKNOWN_JOB.search(str(error)) is None
-    return fields.get("JobState", "") in _LIVES and not preempted(fields)
+    return fields.get("JobState", "") in _TAKING_STEPS and not preempted(fields)
 
 
 def preempted(fields: Mapping[str, str]) -> bool:
@@ -159,11 +182,13 @@ def preempted(fields: Mapping[str, str]) -> bool:
     Args:
         fields: those of `job_fields`.
     """
-    when, began = fields.get("PreemptTime", ""), fields.get("StartTime", "")
-    return when[:1].isdecimal() and when >= began
+    preempted_at = fields.get("PreemptTime", "")  # "2026-11-28T02:40:56", or "None"; such times compare as texts
+    started_at = fields.get("StartTime", "")
+    return preempted_at[:1].isdecimal() and preempted_at >= started_at
 
 
 _END_SECONDS = 30.0
+"""Longest time until killed steps are over; a node that does not answer takes longer."""
 _LOOK_SECONDS = 0.2
 _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
 """Variable whose options Open MPI adds to the srun that starts its daemons in an allocation."""
@@ -175,8 +200,13 @@ class SlurmAllocation(Placement):
     title = "Slurm"
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None, cause: Callable[[], Cause] | None = None) -> None:
-        """`node`: what one of the nodes offers, where this machine differs from them. `cause`: why the job has ended,
-        which is asked once it takes no more steps; None: it is taken to go on."""
+        """Take the job around this process.
+
+        Args:
+            slurm: the study's section.
+            node: what one of the nodes offers, where this machine differs from them.
+            cause: returns why the job has ended, once it takes no more steps; None: the job is taken to go on.
+        """
         self._cause = cause
         self.python = slurm.python or sys.executable
         self._slurm = slurm
@@ -184,15 +214,17 @@ class SlurmAllocation(Placement):
         self._job_id = os.environ["SLURM_JOB_ID"]
 
     def pool(self) -> tuple[Host, ...]:
-        """All nodes of the job."""
+        """Return all nodes of the job."""
         return tuple(map(Host, self._names))
 
     def lost(self) -> Cause | None:
-        """Why Slurm starts no step in this job any more: it is over, or is being ended."""
-        return None if self._cause is None or takes_steps(own_job_id()) else self._cause()
+        """Return why Slurm starts no step in this job any more: it is over, or is being ended; None where it does."""
+        if self._cause is None or takes_steps(own_job_id()):
+            return None
+        return self._cause()
 
     def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
-        """A placement with only these nodes of the job."""
+        """Return a placement with only these nodes of the job."""
         limited = copy.copy(self)
         limited._names = tuple(host.name for host in hosts)
         return limited
@@ -202,37 +234,44 @@ class SlurmAllocation(Placement):
         return host_names(os.environ["SLURM_JOB_NODELIST"])
 
     def machine(self) -> Machine:
-        """The machine that [node] describes, else this one; with the cores that the job has on a node.
+        """Return the machine that [node] describes, else this one; with the cores that the job has on a node.
 
         Raises:
             RequestError: this is none of the nodes (salloc on a login node), and the study does not describe them.
         """
-        if (machine := described(self._node)) is None:
-            if os.environ.get("SLURMD_NODENAME") not in self._names and not any(map(is_this_machine, self._names)):
+        machine = described(self._node)
+        if machine is None:
+            is_node = os.environ.get("SLURMD_NODENAME") in self._names or any(map(is_this_machine, self._names))
+            if not is_node:
                 raise RequestError(
                     f"this machine is none of the nodes of job {self._job_id} ({', '.join(self._names[:8])})",
                     next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, in the study or in "
                     "the file given with --site",
                 )
             machine = this_machine()
-        cores = self._cores()
+        cores = self._fewest_cores()
         return machine if cores is None else machine.limited_to(cores)
 
     def slots(self) -> int | None:
-        """Tasks per node where the allocation was asked for by tasks; else None: cores and GPUs decide."""
-        asked = "SLURM_NTASKS" in os.environ or "SLURM_NTASKS_PER_NODE" in os.environ
-        return _least(os.environ.get("SLURM_TASKS_PER_NODE", "")) if asked else None
+        """Return the tasks per node where the allocation was asked for by tasks; else None: cores and GPUs decide."""
+        is_by_tasks = "SLURM_NTASKS" in os.environ or "SLURM_NTASKS_PER_NODE" in os.environ
+        if not is_by_tasks:
+            return None
+        return _smallest_count(os.environ.get("SLURM_TASKS_PER_NODE", ""))
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """One host for each node of the world.
+        """Return one host for each node of the world.
 
         Raises:
             RequestError: the allocation has too few nodes, or fewer cores on one than a node's ranks have threads.
         """
         if len(self._names) < world.nodes:
-            what = f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}"
-            raise RequestError(what, next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus")
-        threads, cores = world.ranks_per_node * world.threads_per_rank, self._cores()
+            raise RequestError(
+                f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}",
+                next_step="Ask salloc for more nodes, or use fewer ranks in scaling.gpus",
+            )
+        threads = world.ranks_per_node * world.threads_per_rank
+        cores = self._fewest_cores()
         if cores is not None and threads > cores:
             raise RequestError(
                 f"{world.ranks_per_node} x {world.threads_per_rank} threads are needed on each node, and job "
@@ -242,7 +281,7 @@ class SlurmAllocation(Placement):
         return tuple(Host(name) for name in self._names[: world.nodes])
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuses launchers that bypass Slurm or its containers."""
+        """Refuse launchers that bypass Slurm or its containers."""
         del world
         if launcher == "deepspeed":
             return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
@@ -251,25 +290,32 @@ class SlurmAllocation(Placement):
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """Leaves srun and mpirun as they are, and wraps each host's command in an srun and a host agent.
+        """Leave srun and mpirun as they are, and wrap each host's command in an srun and a host agent.
 
         Whatever these start is a job step with the run's name, by which it is ended.
         """
-        folder, step_name = spawn.run_folder, spawn.run_folder.name
-        commands = spawn.commands
+        step_name = spawn.run_folder.name
+        commands = list(spawn.commands)
         if spawn.per_host:
-            agent = python_module("vitscale.processes.host_agent", str(folder), "--", interpreter=self.python)
-            each = zip(spawn.hosts, spawn.commands, strict=True)
-            commands = tuple(_on_host(host.name, step_name, (*agent, *command)) for host, command in each)
-        commands = tuple(
-            contained(command, self._slurm, (folder.parents[1],), spawn.cwd) if command[0] == "srun" else command
-            for command in commands
+            agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
+            commands = [
+                _srun_on_host(host.name, step_name, (*agent, *command))
+                for host, command in zip(spawn.hosts, spawn.commands, strict=True)
+            ]
+        results = spawn.run_folder.parents[1]
+        for position, command in enumerate(commands):
+            if command[0] == "srun":
+                commands[position] = contained(command, self._slurm, folders=(results,), cwd=spawn.cwd)
+        users_options = os.environ.get(_MPIRUN_OPTIONS)
+        mpirun_options = " ".join(filter(None, [users_options, f"--job-name={step_name}", "--overlap"]))
+        return replace(
+            spawn,
+            commands=tuple(commands),
+            environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun_options},
         )
-        mpirun = " ".join(filter(None, [os.environ.get(_MPIRUN_OPTIONS), f"--job-name={step_name}", "--overlap"]))
-        return replace(spawn, commands=commands, environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun})
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends the run's steps, which outlive a killed srun; where one does not end, returns the silent hosts."""
+        """End the run's steps, which outlive a killed srun; where one does not end, returns the silent hosts."""
         if exit_code == 0:
             return ()
         with contextlib.suppress(SchedulerError):  # what Slurm does not say of a host is unknown
@@ -281,25 +327,28 @@ class SlurmAllocation(Placement):
                 time.sleep(_LOOK_SECONDS)
         return ()
 
-    def _cores(self) -> int | None:
-        """CPUs that the job has on the node with the fewest; None where Slurm does not say."""
-        return _least(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    def _fewest_cores(self) -> int | None:
+        """Return the CPUs that the job has on the node with the fewest; None where Slurm does not say."""
+        return _smallest_count(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
-def _on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """An srun that runs `argv` on one host beside other steps, with all the job's CPUs there; ranks bind themselves."""
-    step = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
-    return ("srun", *step, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
+def _srun_on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an srun that runs `argv` on one host beside other steps, with all the job's CPUs there.
+
+    Ranks bind themselves.
+    """
+    step_options = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
+    return ("srun", *step_options, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
 
 
-def _least(counts: str) -> int | None:
-    """The smallest of Slurm's counts per node: "4(x2),3" is 4, 4 and 3."""
+def _smallest_count(counts: str) -> int | None:
+    """Return the smallest of Slurm's counts per node: "4(x2),3" is 4, 4 and 3."""
     numbers = [int(match[1]) for match in re.finditer(r"(?:^|,)(\d{1,6})(?=\(|,|$)", counts)]
     return min(numbers, default=None)
 
 
 def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
-    """An srun argv that runs its program in `slurm.container`; unchanged where there is none.
+    """Return an srun argv that runs its program in `slurm.container`; unchanged where there is none.
 
     Apptainer is called before the program; pyxis (enroot) takes options of srun.
 
@@ -314,27 +363,44 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
     """
     if slurm.container is None:
         return tuple(srun)
-    mounts = [*dict.fromkeys(_mount(str(path)) for path in (*folders, cwd)), *map(_checked, slurm.container_mounts)]
-    start = next(n for n in range(1, len(srun)) if not srun[n].startswith("--"))
-    options, program = srun[:start], srun[start:]
+    own_mounts = dict.fromkeys(_mount(str(path)) for path in (*folders, cwd))
+    mounts = [*own_mounts, *map(_checked_mount, slurm.container_mounts)]
+    program_start = next(position for position in range(1, len(srun)) if not srun[position].startswith("--"))
+    options = srun[:program_start]
+    program = srun[program_start:]
     if slurm.container_runtime == "pyxis":
         image = [f"--container-image={slurm.container}", f"--container-mounts={','.join(mounts)}"]
         return (*options, *image, f"--container-workdir={cwd}", *program)
-    binds = [word for mount in mounts for word in ("--bind", mount)]
+    binds: list[str] = []
+    for mount in mounts:
+        binds += ["--bind", mount]
     gpus = ["--nv"] if slurm.gpus != "none" else []
     return (*options, "apptainer", "exec", *gpus, *binds, "--pwd", str(cwd), slurm.container, *program)
 
 
 def _mount(path: str) -> str:
+    """Return the mount of a folder under the same path.
+
+    Raises:
+        RequestError: the path has a separator in it.
+    """
     if ":" in path or "," in path:
-        what = f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators"
-        raise RequestError(what, next_step="Use a folder without them")
+        raise RequestError(
+            f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
+            next_step="Use a folder without them",
+        )
     return f"{path}:{path}"
 
 
-def _checked(mount: str) -> str:
+def _checked_mount(mount: str) -> str:
+    """Return a mount of the study's as it is.
+
+    Raises:
+        RequestError: it is not of the form HOST:CONTAINER, both absolute paths.
+    """
     host, colon, inside = mount.partition(":")
-    if not (host.startswith("/") and colon and inside.startswith("/")) or "," in mount:
+    has_absolute_paths = host.startswith("/") and inside.startswith("/")
+    if not colon or not has_absolute_paths or "," in mount:
         raise RequestError(
             f"slurm.container_mounts has {shown(mount)}",
             valid=["HOST:CONTAINER", "HOST:CONTAINER:ro"],

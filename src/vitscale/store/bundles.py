@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -63,7 +63,7 @@ def write_bundle(
     beside: Mapping[str, Any] | None = None,
     unread: Sequence[Unread] = (),
 ) -> Mapping[str, str]:
-    """Writes a results folder as a bundle; a run still going on is in it as far as it has come.
+    """Write a results folder as a bundle; a run still going on is in it as far as it has come.
 
     Args:
         results: the folder.
@@ -71,37 +71,37 @@ def write_bundle(
         redact: whether names, paths, addresses and variables get stand-ins (`Redactor`).
         beside: an answer about the results, as JSON: answer.json.
         unread: what cannot be read of the results. Packs among it are left out, for nobody could read or redact them;
-            the manifest names them, so that who reads the bundle is told.
+            the manifest names them, and who reads the bundle learns of them.
 
     Returns:
-        File to SHA-256.
+        Name of each file -> its SHA-256.
 
     Raises:
         StoreError: it cannot be read or written.
     """
-    left_out = {one.file: one.reason for one in unread if one.is_pack}
-    files = {str(file.relative_to(results)): file for file in _files(results)}
-    files = {name: file for name, file in files.items() if name not in left_out}
-    digests: dict[str, str] = {}
-    private = not redact and _is_private(results / "study.json")
+    left_out = {item.file: item.reason for item in unread if item.is_pack}
+    files = {}
+    for file in _files(results):
+        name = str(file.relative_to(results))
+        if name not in left_out:
+            files[name] = file
+    is_private = not redact and _is_private(results / "study.json")
     try:
         with (
-            whole_file(path, make_folder=True, private=private) as raw,
+            whole_file(path, make_folder=True, private=is_private) as raw,
+            # No name and no time in it: the same results give the same bytes.
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
-            for name, content in _contents(results, files, beside, redact=redact):
-                digests[name] = hashlib.sha256(content).hexdigest()
-                _add(archive, name, content)
-            for run in sorted((results / "runs").iterdir()) if (results / "runs").is_dir() else ():
-                if RUN_FOLDER.fullmatch(run.name) and not run.is_symlink():
-                    entry = tarfile.TarInfo(f"{_TOP}/runs/{run.name}")
-                    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-                    archive.addfile(entry)
+            digests: dict[str, str] = {}
+            for member in _members(results, files, beside, redact=redact):
+                digests[member.name] = hashlib.sha256(member.content).hexdigest()
+                _add(archive, member)
+            _add_run_folders(archive, results / "runs")
             manifest = {"vitscale": "export", "version": 1, "redacted": redact, "sha256": digests}
             if left_out:
                 manifest["left_out"] = left_out
-            _add(archive, "manifest.json", json.dumps(manifest, indent=1).encode())
+            _add(archive, _Member("manifest.json", json.dumps(manifest, indent=1).encode()))
     except OSError as error:
         what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
         raise StoreError(what, next_step="Give another file with -o") from None
@@ -113,40 +113,63 @@ def _is_private(study: Path) -> bool:
     return study.is_file() and study.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH) == 0
 
 
+class _Member(NamedTuple):
+    """A file of a bundle."""
+
+    name: str
+    """Below the top folder: "runs/0123456789ab-r0-a0/trial.json"."""
+    content: bytes
+
+
 def _files(results: Path) -> Iterator[Path]:
+    """Yield the files of a results folder that a bundle takes, links left out, in an order that is always the same."""
     for pattern in ("study.json", "packs/*", "checks/*", "runs/*/*"):
         for file in sorted(results.glob(pattern)):
-            regular = file.is_file() and not file.is_symlink() and not file.parent.is_symlink()
-            if regular and _MEMBER.fullmatch(str(file.relative_to(results))):
+            is_regular = file.is_file() and not file.is_symlink() and not file.parent.is_symlink()
+            if is_regular and _MEMBER.fullmatch(str(file.relative_to(results))):
                 yield file
 
 
-def _contents(
+def _members(
     results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
-) -> Iterator[tuple[str, bytes]]:
-    if not redact:
-        if beside is not None:
-            yield "answer.json", json.dumps(beside, indent=1).encode()
-        for name, file in files.items():
-            with open_regular(file) as opened:
-                yield name, opened.read()
+) -> Iterator[_Member]:
+    """Yield the files of a bundle, without its manifest.
+
+    Args:
+        results: the results folder.
+        files: name in the bundle -> file in the folder.
+        beside: an answer about the results; None: none.
+        redact: whether names, paths, addresses and variables get stand-ins.
+    """
+    if redact:
+        yield from _redacted_members(results, files, beside)
         return
+    if beside is not None:
+        yield _Member("answer.json", json.dumps(beside, indent=1).encode())
+    for name, file in files.items():
+        with open_regular(file) as opened:
+            yield _Member(name, opened.read())
+
+
+def _redacted_members(results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None) -> Iterator[_Member]:
+    """Yield the files of a bundle with stand-ins, as `_members` does."""
     redactor = Redactor()
     _learn(redactor, files, results)
     if beside is not None:
         redactor.learn_from(json.dumps(beside))
-        yield "answer.json", json.dumps(redactor.value(beside), indent=1).encode()
+        yield _Member("answer.json", json.dumps(redactor.value(beside), indent=1).encode())
+    redact_by_suffix = {".json": redactor.json_text, ".jsonl": redactor.lines, ".txt": redactor.text}
     for name, file in files.items():
         if file.suffix == ".parquet":
-            renamed, content = rewritten(file, redactor.json_text)
-            yield f"packs/{renamed}", content
+            pack = rewritten(file, redactor.json_text)
+            yield _Member(f"packs/{pack.name}", pack.content)
         elif file.suffix != ".gz":  # a profiler's own trace may hold anything
-            of_text = {".json": redactor.json_text, ".jsonl": redactor.lines, ".txt": redactor.text}[file.suffix]
-            yield name, of_text(_text(file)).encode()
+            redact_text = redact_by_suffix[file.suffix]
+            yield _Member(name, redact_text(_text(file)).encode())
 
 
 def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None:
-    """Learns what is to be taken out, from all files of a bundle and from those that say what ranks were started with.
+    """Learn what is to be taken out, from all files of a bundle and from those that say what ranks were started with.
 
     The latter are no part of a bundle, and have what a site file sets in [launch.environment].
     """
@@ -165,7 +188,7 @@ def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None
 
 
 def _variables_in(file: Path) -> Mapping[str, str]:
-    """The variables of ranks in a run's launch file or a job's file; none where it cannot be read."""
+    """Return the variables of ranks in a run's launch file or a job's file; none where it cannot be read."""
     try:
         with open_regular(file, follow_links=False) as opened:
             content = json.load(opened)
@@ -179,24 +202,48 @@ def _variables_in(file: Path) -> Mapping[str, str]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file; of a long log the whole lines at its beginning, for half a secret is not recognised."""
+    """Return the text of a file; of a long log the whole lines at its beginning.
+
+    Half a secret at the end of a cut line would not be recognised.
+    """
     with open_regular(file) as opened:
         if file.suffix != ".txt":
             return opened.read().decode("utf-8", errors="replace")
         content = opened.read(_MOST_LOG_BYTES + 1)
     if len(content) > _MOST_LOG_BYTES:
-        content = content[: content.rfind(b"\n", 0, _MOST_LOG_BYTES) + 1]
+        end_of_last_line = content.rfind(b"\n", 0, _MOST_LOG_BYTES) + 1
+        content = content[:end_of_last_line]
     return content.decode("utf-8", errors="replace")
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(f"{_TOP}/{name}")
-    entry.size = len(content)
-    archive.addfile(entry, io.BytesIO(content))
+def _add(archive: tarfile.TarFile, member: _Member) -> None:
+    entry = tarfile.TarInfo(f"{_TOP}/{member.name}")
+    entry.size = len(member.content)
+    archive.addfile(entry, io.BytesIO(member.content))
 
 
-_UNPACKED: dict[tuple[str, int, int], TemporaryDirectory[str]] = {}
-"""(Path, modification time, size) of a bundle to the folder that holds its files until this process ends."""
+def _add_run_folders(archive: tarfile.TarFile, runs: Path) -> None:
+    """Add the folders of all runs: a packed run's folder has no files, and shows that nobody deleted the run."""
+    if not runs.is_dir():
+        return
+    for run in sorted(runs.iterdir()):
+        if RUN_FOLDER.fullmatch(run.name) and not run.is_symlink():
+            entry = tarfile.TarInfo(f"{_TOP}/runs/{run.name}")
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o755
+            archive.addfile(entry)
+
+
+class _BundleState(NamedTuple):
+    """A bundle as it was when it was unpacked; a file that is replaced has another one."""
+
+    path: str
+    modified_ns: int
+    size_bytes: int
+
+
+_UNPACKED: dict[_BundleState, TemporaryDirectory[str]] = {}
+"""Bundle -> the folder that holds its files until this process ends."""
 
 
 def is_bundle(path: Path) -> bool:
@@ -210,21 +257,21 @@ def is_bundle(path: Path) -> bool:
 
 
 def unpacked(bundle: Path) -> Path:
-    """The folder with a bundle's checked files; it is unpacked once, and removed when this process ends.
+    """Return the folder with a bundle's checked files; it is unpacked once, and removed when this process ends.
 
     Raises:
         StoreError: it is no bundle, is damaged, or has anything in it that no bundle has.
     """
     try:
-        state = bundle.stat()
-        key = (str(bundle.absolute()), state.st_mtime_ns, state.st_size)
-        if key not in _UNPACKED:
+        status = bundle.stat()
+        state = _BundleState(str(bundle.absolute()), status.st_mtime_ns, status.st_size)
+        if state not in _UNPACKED:
             folder = TemporaryDirectory(prefix="vitscale-bundle-")
             _unpack(bundle, Path(folder.name))
-            _UNPACKED[key] = folder
-        return Path(_UNPACKED[key].name)
+            _UNPACKED[state] = folder
+        return Path(_UNPACKED[state].name)
     except (OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, tarfile.TarError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or first_reason(error)
+        reason = first_reason(error)
         raise StoreError(f"{shown(str(bundle))} is no bundle that can be read: {reason}", next_step=_NEXT) from None
 
 
@@ -233,19 +280,20 @@ class _Bounded(gzip.GzipFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        self._most = min(_MOST_BYTES, max(_SMALL_BYTES, _MOST_RATIO * path.stat().st_size))
+        plausible_bytes = max(_SMALL_BYTES, _MOST_RATIO * path.stat().st_size)
+        self._limit_bytes = min(_MOST_BYTES, plausible_bytes)
 
     @override
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _READ_BYTES:
             raise ValueError("a header is larger than any bundle's")
-        if self.tell() > self._most:
-            raise ValueError(f"it unpacks to more than {self._most >> 20} MiB")
+        if self.tell() > self._limit_bytes:
+            raise ValueError(f"it unpacks to more than {self._limit_bytes >> 20} MiB")
         return super().read(size)
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Unpacks a bundle into an empty folder, and checks all of it against its manifest.
+    """Unpack a bundle into an empty folder, and check all of it against its manifest.
 
     A bundle may be a stranger's: every member must be a file that vitscale itself writes, with the content that the
     manifest names, and tables are decoded in a process of their own before anything here reads them.
@@ -270,7 +318,7 @@ def _unpack(path: Path, folder: Path) -> None:
 
 
 def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The headers of an archive one by one, in constant memory.
+    """Yield the headers of an archive one by one, in constant memory.
 
     `tarfile` remembers every header that it has read, and has no public way to forget them.
     """
@@ -286,7 +334,7 @@ def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _checked_name(entry: tarfile.TarInfo) -> str:
-    """The path of a member below the bundle's top folder: "runs/0123456789ab-r0-a0/log.txt".
+    """Return the path of a member below the bundle's top folder: "runs/0123456789ab-r0-a0/log.txt".
 
     Raises:
         ValueError: it lies elsewhere, has a name that no results folder has, or is a link, a device or a sparse file.
@@ -300,7 +348,7 @@ def _checked_name(entry: tarfile.TarInfo) -> str:
 
 
 def _write_member(unzipped: _Bounded, entry: tarfile.TarInfo, target: Path) -> str:
-    """Copies a member's content, which follows its header, into a new file piece by piece; returns its SHA-256."""
+    """Copy a member's content, which follows its header, into a new file piece by piece; return its SHA-256."""
     digest = hashlib.sha256()
     remaining = entry.size
     with target.open("xb") as file:
@@ -315,7 +363,7 @@ def _write_member(unzipped: _Bounded, entry: tarfile.TarInfo, target: Path) -> s
 
 
 def _check_manifest(folder: Path, digests: dict[str, str]) -> None:
-    """Compares the unpacked files with those that the manifest lists.
+    """Compare the unpacked files with those that the manifest lists.
 
     Args:
         folder: the unpacked bundle.

@@ -1,4 +1,4 @@
-"""What `vitscale check` measures: a line for each measurement of a rank, and the stored check made of them. On disk:
+"""The measurements of `vitscale check`: a line for each of a rank's, and the stored check made of them. On disk:
 
 FOLDER/ID.json          one check, written whole; FOLDER is RESULTS/checks, or the user's own folder of checks
 FOLDER/.ID/             while it is measured: request.json, rank-K.jsonl
@@ -104,7 +104,7 @@ class CheckRequest(Record):
     """Operations by which ranks that share the trial's model exchange; empty where none do, or no such groups exist."""
 
     def split_groups(self, name: SplitGroup) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each group of this kind in this world."""
+        """Return the ranks of each group of this kind in this world."""
         if name not in self.exchanges or self.trial is None:
             return ()
         layout = RankLayout.of(self.world.size, self.trial.parallel)
@@ -293,7 +293,9 @@ class CollectiveFit(Record):
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Bus bandwidth / (size / time): makes it the bandwidth of the slowest link, whatever the number of ranks.
+    """Return bus bandwidth / (size / time).
+
+    With this factor the result is the bandwidth of the slowest link, whatever the number of ranks.
 
     nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
     for what passes each link once.
@@ -355,17 +357,17 @@ class Checks:
 
 
 def check_folder(results: Path | None) -> Path:
-    """The folder of checks: that of a results folder, or the user's own (`$XDG_DATA_HOME`, else `~/.local/share`)."""
+    """Return the folder of checks: of a results folder, or the user's own (`$XDG_DATA_HOME`, else `~/.local/share`)."""
     if results is not None:
         return results / "checks"
-    given = os.environ.get("XDG_DATA_HOME", "")
+    data_home = os.environ.get("XDG_DATA_HOME", "")
     # By the XDG base directory specification, a relative path is ignored.
-    base = Path(given) if given.startswith("/") else Path.home() / ".local" / "share"
+    base = Path(data_home) if data_home.startswith("/") else Path.home() / ".local" / "share"
     return base / "vitscale" / "checks"
 
 
 def write_check(folder: Path, record: CheckRecord) -> Path:
-    """Writes one check whole and returns its file.
+    """Write one check whole and return its file.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -381,7 +383,7 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
 
 
 def read_check(path: Path) -> CheckRecord:
-    """Reads one check back, strictly.
+    """Read one check back, strictly.
 
     Raises:
         StoreError: it cannot be read, is of another format, or not what this program writes.
@@ -399,12 +401,12 @@ def read_check(path: Path) -> CheckRecord:
 
 
 def load_checks(folder: Path) -> Checks:
-    """All checks of a folder (see `check_folder`); none where the folder is missing."""
+    """Read all checks of a folder (see `check_folder`), the newest first; none where the folder is missing."""
     try:
-        # Names begin with the time of the start.
-        files = sorted((path for path in folder.iterdir() if _CHECK_FILE.fullmatch(path.name)), reverse=True)
+        files = [path for path in folder.iterdir() if _CHECK_FILE.fullmatch(path.name)]
     except OSError:
         files = []
+    files.sort(reverse=True)  # names begin with the time of the start
     records: list[CheckRecord] = []
     problems: list[str] = []
     for path in files:
@@ -416,29 +418,37 @@ def load_checks(folder: Path) -> Checks:
 
 
 def latest(
-    results: Path | None, hosts: tuple[str, ...] | None = None, tells: Callable[[CheckRecord], bool] = lambda _: True
+    results: Path | None,
+    hosts: tuple[str, ...] | None = None,
+    is_suitable: Callable[[CheckRecord], bool] = lambda _: True,
 ) -> CheckRecord | None:
-    """The newest readable check of a results folder, else of the user's own folder; None where there is none.
+    """Return the newest readable check of a results folder, else of the user's own folder; None where there is none.
 
     Args:
         results: the folder given with -o; None: the user's own folder of checks alone.
         hosts: only a check whose ranks ran on exactly these hosts, by the names they call themselves or those of the
             hostfile.
-        tells: only a check that tells what is asked.
+        is_suitable: only a check for which this is true.
     """
     folders = [check_folder(results)] if results is None else [check_folder(results), check_folder(None)]
     for folder in folders:
         for record in load_checks(folder).records:
-            if (hosts is None or _ran_on(record, set(hosts))) and tells(record):
+            is_of_hosts = hosts is None or _ran_on(record, set(hosts))
+            if is_of_hosts and is_suitable(record):
                 return record
     return None
 
 
 def _ran_on(record: CheckRecord, hosts: set[str]) -> bool:
     """Whether a check's ranks ran on exactly these hosts; a hostfile may have other names for them, or addresses."""
-    own = {rank.facts.environment.host for rank in record.ranks if rank.facts}
-    asked = {host.name for host in record.hosts if host.seconds is not None and host.sees_folder is not False}
-    return bool(own) and hosts in (own, asked)
+    recorded_names = {rank.facts.environment.host for rank in record.ranks if rank.facts is not None}
+    hostfile_names = set()
+    for host in record.hosts:
+        has_answered = host.seconds is not None
+        is_folder_missing = host.sees_folder is False  # None: it was not asked
+        if has_answered and not is_folder_missing:
+            hostfile_names.add(host.name)
+    return bool(recorded_names) and hosts in (recorded_names, hostfile_names)
 
 
 _LARGEST_NUMBER = 1e100
@@ -446,17 +456,17 @@ _LARGEST_NUMBER = 1e100
 
 
 def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]:
-    """What all ranks of a check have written so far, by rank; lines that cannot be read are named in `broken`."""
+    """Read all that ranks of a check have written so far, by rank; broken lines are named in `broken`."""
     return tuple(read_checked_rank(path) for rank, path in rank_files(folder).items() if rank < world_size)
 
 
 def read_checked_rank(path: Path) -> CheckedRank:
-    """One rank's lines. A line that is broken, or cut off, is named and left out."""
+    """Read one rank's lines. A line that is broken, or cut off, is named and left out."""
     return read_lines(path, CheckedRank, lambda raw, _: refuse_overflowing_numbers(json.loads(raw)))
 
 
 def refuse_overflowing_numbers(content: Any) -> Any:
-    """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
+    """Refuse what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
 
     Raises:
         ValueError: it holds one.
@@ -468,6 +478,11 @@ def refuse_overflowing_numbers(content: Any) -> Any:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-        elif is_beyond_64_bits(value) or (isinstance(value, float) and not abs(value) < _LARGEST_NUMBER):
+        elif is_beyond_64_bits(value) or _overflows(value):
             raise ValueError(f"no number of vitscale's: {shown(value)}")
     return content
+
+
+def _overflows(value: object) -> bool:
+    """Whether a value is a float so large that sums and products with it overflow, or NaN."""
+    return isinstance(value, float) and not abs(value) < _LARGEST_NUMBER

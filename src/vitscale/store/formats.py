@@ -25,7 +25,7 @@ class ReadableFormats(NamedTuple):
 
 
 def refuse_unreadable(content: object, formats: ReadableFormats, path: Path | str) -> None:
-    """Refuses a record of a format that is not among `formats`; one without a number passes.
+    """Refuse a record of a format that is not among `formats`; one without a number passes.
 
     Args:
         content: the record as parsed JSON.

@@ -33,7 +33,7 @@ class KnownSecrets:
     """
 
     def __init__(self, words: Collection[str]) -> None:
-        """`words`: those of the format itself, which stay."""
+        """Begin without secrets. `words`: those of the format itself, which stay."""
         self._words = words
         self._long: dict[str, None] = {}
         self._short: dict[str, None] = {}
@@ -43,7 +43,7 @@ class KnownSecrets:
         """Finds all of `_short`; None after a new one, until they are next replaced."""
 
     def add(self, value: str) -> None:
-        """Adds the value of something with a secret's name, whatever the value looks like."""
+        """Add the value of something with a secret's name, whatever the value looks like."""
         value = value.strip()
         if value in self._words:
             return
@@ -54,17 +54,17 @@ class KnownSecrets:
             self._short_pattern = None
 
     def add_likely(self, value: str) -> None:
-        """Adds a value from text, if it looks like a key: behind "token:" may also stand "missing"."""
+        """Add a value from text, if it looks like a key: behind "token:" may also stand "missing"."""
         if looks_like_key(value.strip()):
             self.add(value)
 
     def add_setting(self, value: str) -> None:
-        """Adds the value of a variable, if it has letters: lists of numbers identify nobody."""
+        """Add the value of a variable, if it has letters: lists of numbers identify nobody."""
         if any(map(str.isalpha, value)):
             self.add(value)
 
     def _add_long(self, value: str) -> None:
-        """Adds a value, and the lines of one that has several."""
+        """Add a value, and the lines of one that has several."""
         lines = key_lines(value) if "\n" in value else ()
         for text in (value, *lines):
             if text not in self._long:
@@ -72,7 +72,7 @@ class KnownSecrets:
                 self._long_spellings = None
 
     def replaced(self, text: str, stand_in: Callable[[str], str]) -> str:
-        """The text with a stand-in for each secret, in any of the ways in which it may be written.
+        """Return the text with a stand-in for each secret, in any of the ways in which it may be written.
 
         Args:
             text: the text.
@@ -104,7 +104,10 @@ class KnownSecrets:
 
 
 def _ways_to_write(value: str) -> set[str]:
-    """A value as it is, as JSON, TOML, Python and shells escape it, and as a part of a URL; none that is too short."""
+    """Return a value as it is, as JSON, TOML, Python and shells escape it, and as a part of a URL.
+
+    Spellings that are too short are left out.
+    """
     in_json = json.dumps(value)[1:-1]
     in_python = repr(value)[1:-1]
     ways = {

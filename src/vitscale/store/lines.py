@@ -1,5 +1,7 @@
-"""What a rank writes, line by line: the base of all records, and how lines are sorted by kind and read back. Steps are
-kept as columns: 42 bytes a step, not half a kilobyte, and arithmetic runs over all at once."""
+"""The lines that a rank writes: the base of all records, and how lines are sorted by kind and read back.
+
+Steps are kept as columns: 42 bytes a step, not half a kilobyte, and arithmetic runs over all at once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from functools import cache
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, overload
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, cast, get_args, get_origin, overload
 
 import msgspec
 import numpy as np
@@ -41,7 +43,7 @@ class RankLine(Record):
 
 @dataclass(frozen=True)
 class IfThere:
-    """Annotates a bool field of `RankLines`: whether there is a line of a kind."""
+    """Annotation of a bool field of `RankLines`: whether there is a line of a kind."""
 
     kind: type[RankLine]
 
@@ -50,65 +52,75 @@ class RankLines(Record):
     """All that one rank wrote, sorted by kind.
 
     The fields are the table of the kinds: a tuple of a kind takes all of its lines in order, a kind or None the last
-    one, and a bool annotated with `IfThere` tells whether there is one.
+    one, and a bool annotated with `IfThere` says whether there is one.
     """
 
     @classmethod
     def parse(cls, line: bytes) -> RankLine:
-        """Parses one line of the kinds of this table.
+        """Parse one line of the kinds of this table.
 
         Raises:
             ValidationError: it is none of them.
         """
-        return _parsers(cls)[0].validate_json(line)
+        return _parsers(cls).line.validate_json(line)
 
     @classmethod
     def parse_all(cls, array: bytes) -> list[RankLine]:
-        """Parses a JSON array of such lines."""
-        return _parsers(cls)[1].validate_json(array)
+        """Parse a JSON array of such lines."""
+        return _parsers(cls).array.validate_json(array)
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
-        """The record of `lines`, with the `known` fields in place of what lines tell.
+        """Return the record of `lines`; `known` gives fields that do not come from them.
 
         Nothing is checked again: lines were as they were read.
         """
-        by_kind: dict[type[RankLine], list[RankLine]] = {}
+        lines_by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
-            by_kind.setdefault(type(line), []).append(line)
+            lines_by_kind.setdefault(type(line), []).append(line)
         values = dict(known)
-        for name, (kind, takes) in _line_table(cls).items():
-            if kind in by_kind and name not in known:
-                values[name] = takes(by_kind[kind])
+        for name, field in _line_table(cls).items():
+            if field.kind in lines_by_kind and name not in known:
+                values[name] = field.value_of(lines_by_kind[field.kind])
         # A copy takes half as long as `model_construct`.
         return cast("Self", _without_lines(cls).model_copy(update=values))
 
 
 def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
-    """The kinds of lines that a table has."""
-    return tuple(kind for kind, _ in _line_table(record).values())
+    """Return the kinds of lines that a table has."""
+    return tuple(field.kind for field in _line_table(record).values())
+
+
+class _LineField(NamedTuple):
+    """A field of a table that holds lines."""
+
+    kind: type[RankLine]
+    value_of: Callable[[list[RankLine]], object]
+    """Makes the field's value of all lines of the kind, in order."""
 
 
 @cache
-def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]]:
-    """Field to the kind of line it holds, and a function that takes its value from the lines of that kind."""
-    table: dict[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]] = {}
+def _line_table(record: type[RankLines]) -> Mapping[str, _LineField]:
+    """Return the fields of a table that hold lines, by name."""
+    table: dict[str, _LineField] = {}
     for name, field in record.model_fields.items():
+        holds_all = get_origin(field.annotation) in (tuple, Sequence)
         for kind in get_args(field.annotation):
             if isinstance(kind, type) and issubclass(kind, RankLine):
-                table[name] = kind, tuple if get_origin(field.annotation) in (tuple, Sequence) else _last
-        for mark in field.metadata:
-            if isinstance(mark, IfThere):
-                table[name] = mark.kind, bool
-            elif isinstance(mark, PlainValidator):
-                table[name] = table[name][0], cast("Callable[[list[RankLine]], object]", mark.func)
+                table[name] = _LineField(kind, tuple if holds_all else _last)
+        for annotation in field.metadata:
+            if isinstance(annotation, IfThere):
+                table[name] = _LineField(annotation.kind, bool)
+            elif isinstance(annotation, PlainValidator):  # it makes the value, as `Steps.of` does
+                value_of = cast("Callable[[list[RankLine]], object]", annotation.func)
+                table[name] = table[name]._replace(value_of=value_of)
     return table
 
 
 @cache
 def _without_lines(record: type[RankLines]) -> RankLines:
-    """A record of no line; fields that are of no kind of line have their defaults, or are missing."""
-    no_lines: dict[str, Any] = {name: takes([]) for name, (_, takes) in _line_table(record).items()}
+    """Return a record of no line; fields that are of no kind of line have their defaults, or are missing."""
+    no_lines: dict[str, Any] = {name: field.value_of([]) for name, field in _line_table(record).items()}
     return record.model_construct(**no_lines)
 
 
@@ -117,7 +129,7 @@ def _last(lines: list[RankLine]) -> RankLine | None:
 
 
 def refuse_unwritable_numbers(line: RankLine) -> None:
-    """Refuses what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits.
+    """Refuse what this program never writes: NaN and infinity, which are no JSON, and integers beyond 64 bits.
 
     Raises:
         ValueError: a field of the line is one.
@@ -133,28 +145,43 @@ def is_beyond_64_bits(value: object) -> bool:
     return isinstance(value, int) and value.bit_length() > 63
 
 
+class _Parsers(NamedTuple):
+    line: TypeAdapter[RankLine]
+    array: TypeAdapter[list[RankLine]]
+
+
 @cache
-def _parsers(record: type[RankLines]) -> tuple[TypeAdapter[RankLine], TypeAdapter[list[RankLine]]]:
-    """Parsers of one line and of an array of lines."""
+def _parsers(record: type[RankLines]) -> _Parsers:
+    """Return the parsers of one line and of an array of lines of a table."""
     union: Any = Union[kinds_of(record)]  # noqa: UP007 - of a table
     line = Annotated[union, Field(discriminator="kind")]
-    return TypeAdapter(line), TypeAdapter(list[line])
+    return _Parsers(TypeAdapter(line), TypeAdapter(list[line]))
 
 
 _MOST_NAMED = 1000
-"""Broken lines of a file that are named; the others are counted. What is said of one takes more room than the line."""
+"""Broken lines of a file that are named; the others are counted. The reason of one takes more room than the line."""
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 Kinds = TypeVar("Kinds", bound=RankLines)
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Rank to its file, in the order of ranks."""
-    files = {int(match[1]): path for path in folder.iterdir() if (match := _RANK_FILE.fullmatch(path.name))}
+    """Return rank -> its file, in the order of ranks."""
+    files = {}
+    for path in folder.iterdir():
+        rank = _rank_of_file(path)
+        if rank is not None:
+            files[rank] = path
     return dict(sorted(files.items()))
 
 
+def _rank_of_file(path: Path) -> int | None:
+    """Return 3 for "rank-3.jsonl", None for any other name."""
+    match = _RANK_FILE.fullmatch(path.name)
+    return int(match[1]) if match is not None else None
+
+
 def read_lines(path: Path, record: type[Kinds], refuse: Callable[[bytes, RankLine], object]) -> Kinds:
-    """One rank's lines. A line that is broken, or cut off by a crash, is named in `broken` and left out.
+    """Read one rank's lines. A line that is broken, or cut off by a crash, is named in `broken` and left out.
 
     Args:
         path: the rank's file, whose name has its number.
@@ -172,10 +199,10 @@ def parse_lines(
     refuse: Callable[[bytes, RankLine], object],
     **known: object,
 ) -> Kinds:
-    """Reads numbered lines as `read_lines` does; `known` are fields that were read separately."""
+    """Read lines with their numbers as `read_lines` does; `known` are fields that were read separately."""
     lines: list[RankLine] = []
     broken: list[str] = []
-    unnamed = 0
+    unnamed_count = 0
     for number, raw in numbered:
         if raw.endswith(b"\n") and not raw.strip():
             continue  # a line break after a line that a full disk had cut off
@@ -189,29 +216,30 @@ def parse_lines(
             if len(broken) < _MOST_NAMED:
                 broken.append(f"{path.name}:{number}: {first_reason(error)}")
             else:
-                unnamed += 1
-    if unnamed:
-        broken.append(f"{path.name}: {counted(unnamed, 'more broken line')}")
-    match = _RANK_FILE.fullmatch(path.name)
-    return record.of(lines, rank=int(match[1]) if match else 0, broken=tuple(broken), **known)
+                unnamed_count += 1
+    if unnamed_count:
+        broken.append(f"{path.name}: {counted(unnamed_count, 'more broken line')}")
+    return record.of(lines, rank=_rank_of_file(path) or 0, broken=tuple(broken), **known)
 
 
 def first_reason(error: BaseException) -> str:
-    """What is wrong with a line or a file, on one line of at most 300 characters."""
+    """Return what is wrong with a line or a file, on one line of at most 300 characters."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "content"
-        return printable(f"{where[:80]}: {first['msg']}")[:300]
+        problem = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in problem["loc"]) or "content"
+        return printable(f"{field[:80]}: {problem['msg']}")[:300]
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # without the file's name, which whoever tells the reason has told
-    return printable(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
+        return error.strerror  # without the file's name, which the caller's message has
+    if not str(error):
+        return type(error).__name__
+    return printable(str(error)).splitlines()[0][:200]
 
 
 WINDOWS: tuple[StepWindow, ...] = get_args(StepWindow)
 """A step's window is stored as its index here."""
 _WINDOW_CODES = {name: code for code, name in enumerate(WINDOWS)}
-_MOST = 2**63 - 1
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+_LARGEST_INT64 = 2**63 - 1
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST_INT64)]
 
 
 _CHUNK_STEPS = 1000
@@ -248,7 +276,7 @@ class Steps(Sequence[StepLine]):
 
     @classmethod
     def of(cls, lines: Iterable[StepLine | _Row]) -> Steps:
-        """The columns of `lines`, or `lines` itself where it is columns already.
+        """Return the columns of `lines`, or `lines` itself where it is columns already.
 
         Raises:
             ValueError: a count is beyond 63 bits.
@@ -266,24 +294,29 @@ class Steps(Sequence[StepLine]):
 
     @classmethod
     def streamed(cls, lines: Iterable[StepLine]) -> Steps:
-        """The columns of many lines that are made one by one: no more than `_CHUNK_STEPS` of them are there at a time.
+        """Return the columns of many lines, of which no more than `_CHUNK_STEPS` are in memory at a time.
 
         Raises:
             ValueError: a count is beyond 63 bits.
         """
         remaining = iter(lines)
-        chunks = [cls.of(chunk) for chunk in iter(lambda: tuple(islice(remaining, _CHUNK_STEPS)), ())]
-        if len(chunks) < 2:
-            return chunks[0] if chunks else cls.of(())
-        return cls(**{name: np.concatenate([chunk.columns()[name] for chunk in chunks]) for name in COLUMNS})
+        chunks = [cls.of(islice(remaining, _CHUNK_STEPS))]
+        while len(chunks[-1]) == _CHUNK_STEPS:
+            chunks.append(cls.of(islice(remaining, _CHUNK_STEPS)))
+        if len(chunks) == 1:
+            return chunks[0]
+        columns = {}
+        for name in COLUMNS:
+            columns[name] = np.concatenate([chunk.columns()[name] for chunk in chunks])
+        return cls(**columns)
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Column by name."""
+        """Return the columns by name, in the order of `COLUMNS`."""
         return {name: getattr(self, name) for name in COLUMNS}
 
-    def at(self, places: slice | np.ndarray[Any, Any]) -> Steps:
-        """The steps at some places only, in the order of `places`."""
-        return Steps(**{name: column[places] for name, column in self.columns().items()})
+    def at(self, positions: slice | np.ndarray[Any, Any]) -> Steps:
+        """Return the steps at some positions only: a slice, or an array of indices or of booleans."""
+        return Steps(**{name: column[positions] for name, column in self.columns().items()})
 
     def __len__(self) -> int:
         return len(self.step)
@@ -315,12 +348,12 @@ class Steps(Sequence[StepLine]):
         )
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Steps):
-            theirs = other.columns()
-            return all(
-                np.array_equal(own, theirs[name], equal_nan=name == "loss") for name, own in self.columns().items()
-            )
-        return tuple(self) == other
+        if not isinstance(other, Steps):
+            return tuple(self) == other
+        for name, column in self.columns().items():
+            if not np.array_equal(column, other.columns()[name], equal_nan=name == "loss"):
+                return False
+        return True
 
     def __hash__(self) -> int:
         return hash((len(self), self.seconds.tobytes()))
@@ -338,7 +371,7 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "warmup": np.bool_,
     "window": np.uint8,
 }
-"""Columns of `Steps`: name to type."""
+"""Columns of `Steps`: name -> type."""
 
 
 class _Row(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=True, frozen=True, gc=False):
@@ -363,8 +396,9 @@ STEP_PREFIX = b'{"kind":"step",'
 
 
 def parse_steps(text: bytes) -> Steps | None:
-    """Parses whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
+    """Parse whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
     try:
-        return Steps.of(_ROWS.decode_lines(text))  # which takes no NaN, no infinity and no number that becomes one
+        # The decoder takes no NaN, no infinity and no number that becomes one.
+        return Steps.of(_ROWS.decode_lines(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

@@ -16,10 +16,11 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -41,16 +42,18 @@ PACK_RUNS = 100
 """Runs per pack. Fewer stay as they are: a small study remains readable by eye."""
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
-_BETWEEN = ",\n"
-"""Separator of a rank's lines: no line of JSON holds a line break."""
-_MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
+_LINE_SEPARATOR = ",\n"
+"""Separator of a rank's lines in a pack: no line of JSON holds a line break."""
+_MAYBE_UNWRITABLE = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
 """Text without any match holds only numbers that `refuse_unwritable_numbers` lets pass."""
-_TEXTS = ("header", "trial", "outcome", "lines")
+_RUN_TEXTS = ("header", "trial", "outcome")
+"""Columns that a run's first row has alone; each holds a JSON value."""
+_TEXTS = (*_RUN_TEXTS, "lines")
 _TRIAL = TypeAdapter(Trial)
 
 
 def pack_files(results: Path) -> list[Path]:
-    """The packs of a results folder, in the order they were written."""
+    """Return the packs of a results folder, in the order they were written."""
     try:
         return sorted(path for path in (results / "packs").iterdir() if _NAME.fullmatch(path.name))
     except OSError:
@@ -64,19 +67,19 @@ def is_pack_file(name: str) -> bool:
 
 
 def read_outcomes(path: Path) -> dict[str, Outcome]:
-    """Folder to outcome for the runs of a pack; nothing else of it is read.
+    """Return folder -> outcome for the runs of a pack; nothing else of it is read.
 
     Raises:
         StoreError: it cannot be read.
     """
     frame = _frame(path, ["folder", "outcome"])
-    told = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
-    with _named(path):
-        return {folder: _outcome(text, path) for folder, text in told if text is not None}
+    rows = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
+    with _PackErrors(path):
+        return {folder: _outcome(text, path) for folder, text in rows if text is not None}
 
 
 def read_pack(path: Path) -> dict[str, Run]:
-    """Reads a pack: folder to run.
+    """Return folder -> run for a pack.
 
     Raises:
         StoreError: it is damaged, or no file of this program's.
@@ -88,19 +91,24 @@ def read_pack(path: Path) -> dict[str, Run]:
 
 
 def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Iterator[dict[str, Run] | StoreError]:
-    """Reads each pack, or says why it cannot be read; the next one is decoded while a pack's records are made.
+    """Yield for each pack its runs by folder, or why it cannot be read.
 
-    `only`: the folders whose runs are wanted; None: all.
+    The next pack is decoded while the records of one are made; no more than two are in memory.
+
+    Args:
+        paths: the packs.
+        only: the folders whose runs are wanted; None: all.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=1) as decoding:
-        ahead = [decoding.submit(_decoded, path, only) for path in paths[:1]]
-        for number, path in enumerate(paths):
-            ahead += [decoding.submit(_decoded, following, only) for following in paths[number + 1 : number + 2]]
+        decoded_packs = deque(decoding.submit(_decoded, path, only) for path in paths[:1])
+        for number, path in enumerate(paths, start=1):
+            if number < len(paths):
+                decoded_packs.append(decoding.submit(_decoded, paths[number], only))
             try:
-                with _named(path):
-                    runs = dict(_runs(path, *ahead.pop(0).result()))
+                with _PackErrors(path):
+                    runs = dict(_runs(path, decoded_packs.popleft().result()))
             except StoreError as error:
                 yield error
             else:
@@ -108,7 +116,7 @@ def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Ite
 
 
 def undecodable(results: Path) -> str | None:
-    """Name of the first pack of a folder that ends the process that decodes it; None: there is none."""
+    """Return the name of the first pack of a folder that ends the process that decodes it; None: there is none."""
     for path in pack_files(results):
         try:
             decoded(path, [*_schema()], whole=True)
@@ -119,76 +127,136 @@ def undecodable(results: Path) -> str | None:
     return None
 
 
-def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bool]:
-    """A pack's rows, and whether its lines may hold a number that vitscale does not write."""
+class _DecodedPack(NamedTuple):
+    """The rows of a pack."""
+
+    frame: pl.DataFrame
+    has_unwritable_numbers: bool
+    """Whether its lines may hold a number that vitscale does not write; where False they hold none."""
+
+
+def _decoded(path: Path, only: Collection[str] | None) -> _DecodedPack:
+    """Decode a pack, and keep the rows of the folders in `only` (None: all).
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     frame = _frame(path)
-    with _named(path):
+    with _PackErrors(path):
         if only is not None:
-            wanted = [folder in only for folder in frame["folder"].to_list()]
-            frame = frame if all(wanted) else frame.filter(wanted)
-        return frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
+            are_wanted = [folder in only for folder in frame["folder"].to_list()]
+            frame = frame if all(are_wanted) else frame.filter(are_wanted)
+        return _DecodedPack(frame, _may_have_unwritable_numbers(frame))
 
 
-def _runs(path: Path, frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
+def _may_have_unwritable_numbers(frame: pl.DataFrame) -> bool:
+    return bool(frame["lines"].str.contains(_MAYBE_UNWRITABLE).any())
+
+
+def _runs(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
+    """Yield folder and run for each run of a pack.
+
+    Raises:
+        StoreError: a record is of a format that is not read.
+        ValueError: the content is not as `pack_runs` writes it.
+    """
+    frame = pack.frame
+    records = iter(_rank_records(pack, _steps_by_row(frame)))
+    rows = (_RunRow(*row) for row in zip(*(frame[name].to_list() for name in _RunRow._fields), strict=True))
+    for folder, rows_of_run in itertools.groupby(rows, key=lambda row: row.folder):
+        first, *others = rows_of_run
+        if first.header is None or first.trial is None or first.outcome is None:
+            raise ValueError(f"{folder} has no header")
+        ranks = tuple(next(records) for row in (first, *others) if row.rank is not None)
+        header = _header(first.header, first.trial, path)
+        yield folder, Run(header=header, outcome=_outcome(first.outcome, path), ranks=ranks)
+
+
+class _RunRow(NamedTuple):
+    """A row's columns without the rank's lines and steps."""
+
+    folder: str
+    rank: int | None
+    header: str | None
+    trial: str | None
+    outcome: str | None
+
+
+def _steps_by_row(frame: pl.DataFrame) -> list[Steps]:
+    """Return the steps of each row, as slices of columns over all rows.
+
+    Raises:
+        ValueError: columns have different lengths, or values that no rank writes.
+    """
     import polars as pl
 
-    steps = frame.select(*COLUMNS)
-    lengths = steps.select(pl.all().list.len().fill_null(0))
-    edges = [0, *lengths["step"].cum_sum().to_list()]
-    if odd := [name for name in COLUMNS if not lengths[name].equals(lengths["step"], check_names=False)]:
-        raise ValueError(f"{odd[0]} has other steps than step has")
+    lists = frame.select(*COLUMNS)
+    lengths = lists.select(pl.all().list.len().fill_null(0))
+    for name in COLUMNS:
+        if not lengths[name].equals(lengths["step"], check_names=False):
+            raise ValueError(f"{name} has other steps than step has")
+    bounds = [0, *lengths["step"].cum_sum().to_list()]
     # Rows without steps are left out: exploding would turn their empty lists into nulls.
-    values = steps.filter(lengths["step"] > 0).select(pl.all().explode()).with_columns(pl.col("loss").fill_nan(None))
+    values = lists.filter(lengths["step"] > 0).select(pl.all().explode()).with_columns(pl.col("loss").fill_nan(None))
     columns: dict[str, np.ndarray[Any, Any]] = {}
     for name, kind in COLUMNS.items():
         column = values[name].fill_null(math.nan) if name == "loss" else values[name]
-        if column.null_count() or len(column) != edges[-1]:
+        if column.null_count() or len(column) != bounds[-1]:
             raise ValueError(f"{name} lacks values")
         columns[name] = column.to_numpy().astype(kind, copy=False)
     _refuse_unwritable_columns(columns)
-    ranks = iter(_rank_records(frame, wild, columns, edges))
-    texts = zip(*(frame[name].to_list() for name in ("folder", "rank", "header", "trial", "outcome")), strict=True)
-    for folder, own in itertools.groupby(texts, key=lambda row: row[0]):
-        rows = list(own)
-        header, trial, outcome = rows[0][2:]
-        if header is None or trial is None or outcome is None:
-            raise ValueError(f"{folder} has no header")
-        records = tuple(next(ranks) for row in rows if row[1] is not None)
-        yield folder, Run(header=_header(header, trial, path), outcome=_outcome(outcome, path), ranks=records)
+    all_steps = Steps(**columns)
+    return [all_steps[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-def _rank_records(
-    frame: pl.DataFrame, wild: bool, columns: Mapping[str, np.ndarray[Any, Any]], edges: Sequence[int]
-) -> Iterator[RankRecord]:
-    """Yields the record of each row with a rank."""
-    rows = [
-        # The first line describes the rank's environment. It is long, and the same in all runs of a trial, so it is
-        # parsed once.
-        (rank, *(lines or "").partition(_BETWEEN)[::2], begin, end)
-        for rank, lines, (begin, end) in zip(
-            frame["rank"].to_list(), frame["lines"].to_list(), itertools.pairwise(edges), strict=True
-        )
-        if rank is not None
-    ]
-    rest = RankRecord.parse_all(f"[{','.join(row[2] for row in rows if row[2])}]".encode())
-    ends = list(itertools.accumulate((row[2].count(_BETWEEN) + 1 if row[2] else 0 for row in rows), initial=0))
-    if ends[-1] != len(rest):
+class _RankRow(NamedTuple):
+    """A row with a rank."""
+
+    rank: int
+    first_line: str
+    """It describes the rank's environment. It is long, and the same in all runs of a trial, so it is parsed once."""
+    other_lines: str
+    steps: Steps
+
+    @property
+    def other_line_count(self) -> int:
+        return self.other_lines.count(_LINE_SEPARATOR) + 1 if self.other_lines else 0
+
+
+def _rank_records(pack: _DecodedPack, steps_by_row: Sequence[Steps]) -> Iterator[RankRecord]:
+    """Yield the record of each row with a rank.
+
+    Raises:
+        ValueError: a line is none of a rank's, or holds a number that vitscale does not write.
+    """
+    rows: list[_RankRow] = []
+    columns = (pack.frame["rank"].to_list(), pack.frame["lines"].to_list(), steps_by_row)
+    for rank, lines, steps in zip(*columns, strict=True):
+        if rank is not None:
+            first_line, _, other_lines = (lines or "").partition(_LINE_SEPARATOR)
+            rows.append(_RankRow(rank, first_line, other_lines, steps))
+    # All lines of the pack are parsed at once: a call for each row takes longer.
+    joined_lines = ",".join(row.other_lines for row in rows if row.other_lines)
+    parsed_lines = RankRecord.parse_all(f"[{joined_lines}]".encode())
+    if len(parsed_lines) != sum(row.other_line_count for row in rows):
         raise ValueError("lines are not one below the other")
-    for (rank, first, _, begin, end), own in zip(rows, itertools.pairwise(ends), strict=True):
-        lines = [*_first(first), *rest[slice(*own)]]
-        for line in lines if wild else ():
-            refuse_unwritable_numbers(line)
-        steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
-        yield RankRecord.of(lines, rank=rank, broken=(), steps=steps)
+    remaining_lines = iter(parsed_lines)
+    for row in rows:
+        rank_lines = [*_first(row.first_line), *itertools.islice(remaining_lines, row.other_line_count)]
+        if pack.has_unwritable_numbers:
+            for line in rank_lines:
+                refuse_unwritable_numbers(line)
+        yield RankRecord.of(rank_lines, rank=row.rank, broken=(), steps=row.steps)
 
 
 @lru_cache(maxsize=1 << 14)
 def _first(line: str) -> list[RankLine]:
+    """Parse a rank's first line; no line for an empty text."""
     return RankRecord.parse_all(f"[{line}]".encode())
 
 
 def _refuse_unwritable_columns(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Refuses values that no rank writes, as the reader of lines does."""
+    """Refuse values that no rank writes, as the reader of lines does."""
     for name in ("step", "epoch", "images", "seconds"):
         if (columns[name] < 0).any():
             raise ValueError(f"{name} is below 0")
@@ -199,7 +267,7 @@ def _refuse_unwritable_columns(columns: Mapping[str, np.ndarray[Any, Any]]) -> N
 
 
 def _header(text: str, trial: str, path: Path) -> RunHeader:
-    """The header of a run in the pack `path`.
+    """Return the header of a run in the pack `path`.
 
     Raises:
         StoreError: it is of a format that is not read.
@@ -211,7 +279,7 @@ def _header(text: str, trial: str, path: Path) -> RunHeader:
 
 
 def _outcome(text: str, path: Path) -> Outcome:
-    """The outcome of a run in the pack `path`; raises as `_header`."""
+    """Return the outcome of a run in the pack `path`; raises as `_header`."""
     refuse_unreadable(json.loads(text), READABLE_RECORDS, f"a run in packs/{path.name}")
     return Outcome.model_validate_json(text)
 
@@ -222,7 +290,10 @@ def _trial(text: str) -> Trial:
 
 
 def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
-    """Packs finished runs, given by folder, removes their own files once the pack says the same, and returns the pack.
+    """Pack finished runs by folder, and remove their own files once the pack, read back, says the same.
+
+    Returns:
+        The pack.
 
     Raises:
         OSError: the disk does not take it; nothing is lost.
@@ -237,16 +308,16 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     memory = io.BytesIO()
     pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
     data = memory.getvalue()
-    number = max((int(path.name[:6]) for path in pack_files(results)), default=0) + 1
+    number = max((_number(path) for path in pack_files(results)), default=0) + 1
     path = folder / f"{number:06}-{content_digest(data)}.parquet"
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
     write_record(draft, data)
-    same = _read_own(draft) == runs
+    is_same = _read_own(draft) == runs
     # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
     _first.cache_clear()
     _trial.cache_clear()
-    if not same:
+    if not is_same:
         draft.unlink()
         raise StoreError(f"{path} would not say what the runs' own files say: these stay as they are")
     write_record(marker, "")
@@ -257,46 +328,65 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     return path
 
 
+def _number(pack: Path) -> int:
+    """Return the number in a pack's name: 2 for "000002-0123456789abcdef.parquet"."""
+    return int(pack.name.partition("-")[0])
+
+
 def _read_own(path: Path) -> dict[str, Run]:
-    """Reads a pack back that this process has just written, and so may decode by itself.
+    """Read a pack back that this process has just written, and so may decode by itself.
 
     Raises:
         StoreError: the disk gives back something else.
     """
     import polars as pl
 
-    with _named(path):
+    with _PackErrors(path):
         data = path.read_bytes()
         if content_digest(data) not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
         frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
-        return dict(_runs(path, frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
+        return dict(_runs(path, _DecodedPack(frame, _may_have_unwritable_numbers(frame))))
 
 
-def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
-    """Changes each text of a pack, a JSON value or `lines` with one JSON value per line.
+class PackContent(NamedTuple):
+    """A pack that is not on disk."""
 
-    Returns:
-        Its name, which holds its digest, and its content.
+    name: str
+    """It holds the digest of the content."""
+    content: bytes
+
+
+def rewritten(path: Path, change: Callable[[str], str]) -> PackContent:
+    """Return a pack with each of its texts changed.
+
+    Args:
+        path: the pack, which stays as it is.
+        change: takes a JSON value as text, also each line of a rank, and returns it changed.
 
     Raises:
         StoreError: it is damaged, or is no pack any more once it is changed.
     """
     import polars as pl
 
+    def change_lines(lines: str) -> str:
+        return _LINE_SEPARATOR.join(change(line) for line in lines.split(_LINE_SEPARATOR))
+
     frame = _frame(path)
-    with _named(path):
-        texts = {name: [None if text is None else change(text) for text in frame[name]] for name in _TEXTS[:-1]}
-        lines = [None if own is None else own.split(_BETWEEN) for own in frame["lines"]]
-        texts["lines"] = [None if own is None else _BETWEEN.join(map(change, own)) for own in lines]
+    with _PackErrors(path):
+        columns = []
+        for name in _TEXTS:
+            change_text = change_lines if name == "lines" else change
+            texts = [None if text is None else change_text(text) for text in frame[name]]
+            columns.append(pl.Series(name, texts, dtype=pl.String))
         memory = io.BytesIO()
-        columns = [pl.Series(name, own, dtype=pl.String) for name, own in texts.items()]
         frame.with_columns(columns).write_parquet(memory, compression="zstd")
-        return f"{path.name[:6]}-{content_digest(memory.getvalue())}.parquet", memory.getvalue()
+        content = memory.getvalue()
+        return PackContent(f"{_number(path):06}-{content_digest(content)}.parquet", content)
 
 
 def finish_removing(results: Path) -> None:
-    """Removes files that a driver had packed but not removed when it died."""
+    """Remove files that a driver had packed but not removed when it died."""
     for marker in (results / "packs").glob("*.removing"):
         pack = marker.with_suffix(".parquet")
         if pack.exists():
@@ -304,7 +394,8 @@ def finish_removing(results: Path) -> None:
         marker.unlink()
 
 
-def _remove(results: Path, folders: Mapping[str, Run]) -> None:
+def _remove(results: Path, folders: Iterable[str]) -> None:
+    """Remove the files of packed runs, the outcome first; a log stays, and so do folders that are links."""
     for name in folders:
         folder = results / "runs" / name
         if folder.is_symlink():
@@ -315,25 +406,36 @@ def _remove(results: Path, folders: Mapping[str, Run]) -> None:
 
 
 def _rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a pack with these runs by folder, each in the order of `_schema`."""
     for folder, run in runs.items():
         header = json.loads(run.header.model_dump_json())
         trial = run.header.trial.model_dump_json()
         del header["trial"]
-        texts: tuple[str | None, ...] = (json.dumps(header), trial, run.outcome.model_dump_json())
-        for record in run.ranks or (None,):
-            lines = None
-            steps = Steps.of(record.steps if record is not None else ())
-            if record is not None:
-                with open_regular(results / "runs" / folder / f"rank-{record.rank}.jsonl") as file:
-                    others = [raw.decode().strip() for raw in file if not _is_step(raw)]
-                lines = _BETWEEN.join(filter(None, others))
-            columns = [column.tolist() for column in steps.columns().values()]
-            columns[4] = [None if loss != loss else loss for loss in columns[4]]
-            yield (folder, None if record is None else record.rank, *texts, lines, *columns)
-            texts = (None,) * len(texts)
+        run_texts: tuple[str | None, ...] = (json.dumps(header), trial, run.outcome.model_dump_json())
+        if not run.ranks:
+            yield folder, None, *run_texts, None, *_step_lists(Steps.of(()))
+        for record in run.ranks:
+            lines = _other_lines(results / "runs" / folder / f"rank-{record.rank}.jsonl")
+            yield folder, record.rank, *run_texts, lines, *_step_lists(Steps.of(record.steps))
+            run_texts = (None,) * len(run_texts)  # the run's first row alone has them
+
+
+def _step_lists(steps: Steps) -> list[list[Any]]:
+    """Return the columns of steps as lists, in their order; a loss that is NaN becomes None."""
+    columns = {name: column.tolist() for name, column in steps.columns().items()}
+    columns["loss"] = [None if math.isnan(loss) else loss for loss in columns["loss"]]
+    return list(columns.values())
+
+
+def _other_lines(path: Path) -> str:
+    """Return a rank's lines as it wrote them, without those of steps and empty ones."""
+    with open_regular(path) as file:
+        lines = [raw.decode().strip() for raw in file if not _is_step(raw)]
+    return _LINE_SEPARATOR.join(line for line in lines if line)
 
 
 def _is_step(raw: bytes) -> bool:
+    """Whether a line is a step's, also one that somebody wrote in another form than a rank does."""
     return raw.startswith(STEP_PREFIX) or (b'"step"' in raw and json.loads(raw).get("kind") == "step")
 
 
@@ -347,24 +449,30 @@ def _schema() -> Mapping[str, Any]:
 
 
 def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """Reads a whole pack and checks its digest, or only some columns of it."""
+    """Read a whole pack and check its digest, or read only some columns of it.
+
+    Raises:
+        StoreError: it is damaged, or is no pack.
+    """
     names = [*(columns or _schema())]
-    with _named(path):
+    with _PackErrors(path):
         frame, digest = decoded(path, names, whole=columns is None)
         if digest not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
         if dict(frame.schema) != {name: _schema()[name] for name in names}:
             raise ValueError("its columns are not those of a pack")
-        # Names become paths, below which files are removed.
-        if not all(
-            folder is not None and RUN_FOLDER.fullmatch(folder) for folder in frame["folder"].unique().to_list()
-        ):
-            raise ValueError("a row is of no run")
+        for folder in frame["folder"].unique().to_list():
+            # Names become paths, below which files are removed.
+            if folder is None or not RUN_FOLDER.fullmatch(folder):
+                raise ValueError("a row is of no run")
         return frame
 
 
-class _named:
-    """Turns whatever a damaged file raises into one error; polars' own panics are no `Exception`."""
+class _PackErrors:
+    """Turns whatever a damaged pack raises inside `with` into a StoreError that names it.
+
+    polars' own panics are no `Exception`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -373,7 +481,9 @@ class _named:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        panicked = type(error).__name__ == "PanicException"
-        if isinstance(error, StoreError) or error is None or not (panicked or isinstance(error, Exception)):
+        if error is None or isinstance(error, StoreError):
+            return
+        is_panic = type(error).__name__ == "PanicException"
+        if not (is_panic or isinstance(error, Exception)):
             return
         raise StoreError(f"packs/{self._path.name} cannot be read: {first_reason(error)}") from error

@@ -33,7 +33,7 @@ def is_private(name: str, value: str) -> bool:
 
 
 def launch_variables(study: StudyRecord) -> dict[str, str]:
-    """The variables of [launch.environment], as the study's text sets them, and the command line over it."""
+    """Return the variables of [launch.environment], as the study's text sets them, and the command line over it."""
     variables: dict[str, str] = {}
     for table in study_tables(study.text, study.overrides):
         launch = table.get("launch")
@@ -44,7 +44,7 @@ def launch_variables(study: StudyRecord) -> dict[str, str]:
 
 
 def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
-    """Reads a study's text, and each KEY=VALUE of the command line, as TOML tables; skips what is no TOML."""
+    """Yield a study's text, and each KEY=VALUE of the command line, as TOML tables; skip what is no TOML."""
     for toml in (text, *map(_override, overrides)):
         if not has_long_keys(toml):
             with suppress(tomllib.TOMLDecodeError, RecursionError):
@@ -52,7 +52,7 @@ def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping
 
 
 def _override(word: str) -> str:
-    """A KEY=VALUE word as a line of TOML: its value as it is where that is TOML, else as a string."""
+    """Return a KEY=VALUE word as a line of TOML: its value as it is where that is TOML, else as a string."""
     key, _, value = word.partition("=")
     try:
         tomllib.loads(f"value = {value}")

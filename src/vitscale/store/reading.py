@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -43,12 +43,48 @@ _LONGEST_REASON = 300
 """Letters of a reason that a bundle, which may be anybody's, gives."""
 
 
+class RunKey(NamedTuple):
+    """A run of the plan, of which there may be several attempts."""
+
+    trial_id: str
+    repeat: int
+
+
+class _FolderName(NamedTuple):
+    """A run folder's name: "0123456789ab-r2-a0" is the first attempt at repeat 2."""
+
+    key: RunKey
+    attempt: int
+
+
+def _parse_folder_name(name: str) -> _FolderName | None:
+    """Take a run folder's name apart; None for any other name."""
+    match = RUN_FOLDER.fullmatch(name)
+    if match is None:
+        return None
+    return _FolderName(RunKey(match["trial"], int(match["repeat"])), int(match["attempt"]))
+
+
+class EndedAttempt(NamedTuple):
+    """An attempt that has an outcome."""
+
+    folder: str
+    """Its name in `runs/`."""
+    outcome: Outcome
+
+
+class _NumberedAttempt(NamedTuple):
+    number: int
+    ended: EndedAttempt
+
+
 def _unread_pack(pack: Path, error: StoreError) -> Unread:
+    """Name a pack that cannot be read, and how to get it back."""
     return Unread(f"packs/{pack.name}", str(error).rstrip("."), RESTORE_PACK)
 
 
 def _unread_run(folder: Path, error: StoreError | OSError) -> Unread:
-    """What cannot be read of a run that has its own folder, `results/runs/NAME`."""
+    """Name what cannot be read of a run that has its own folder, `results/runs/NAME`, and how to get it back."""
     name = f"runs/{folder.name}"
     if isinstance(error, OSError):
         file = Path(error.filename or "").name
@@ -59,6 +95,11 @@ def _unread_run(folder: Path, error: StoreError | OSError) -> Unread:
 
 
 def _read_json(path: Path, model: type[Model]) -> Model:
+    """Read one record.
+
+    Raises:
+        StoreError: it cannot be read, is of a format that is not read, or is no such record.
+    """
     try:
         text = read_record(path)
         refuse_unreadable(json.loads(text), READABLE_RECORDS, path)
@@ -68,21 +109,21 @@ def _read_json(path: Path, model: type[Model]) -> Model:
 
 
 def read_study(results: Path) -> StudyRecord | None:
-    """The study that `results` holds, or None where there is none yet.
+    """Return the study that `results` holds, or None where there is none yet.
 
     Raises:
         StoreError: study.json is there but cannot be read.
     """
     path = results / "study.json"
     try:
-        held = path.exists()
+        is_there = path.exists()
     except OSError as error:  # a name too long, or a folder that may not be entered
         raise StoreError(f"{shown(str(results))} cannot be read: {error.strerror}") from None
-    return _read_json(path, StudyRecord) if held else None
+    return _read_json(path, StudyRecord) if is_there else None
 
 
 def folder_of(results: Path) -> Path:
-    """The folder that a user named; a bundle (`store.bundles`) is unpacked into one.
+    """Return the folder that a user named; a bundle (`store.bundles`) is unpacked into one.
 
     Raises:
         StoreError: a file that is no bundle.
@@ -98,30 +139,34 @@ def folder_of(results: Path) -> Path:
 
 
 def read_rank(path: Path) -> RankRecord:
-    """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
+    """Read one rank's lines. A line that is broken, or cut off by a crash, is named in `broken` and left out.
+
+    Lines of steps are most of a file, and are parsed all at once. Where one of them is not as a rank writes it, each
+    line of the file is parsed by itself.
+    """
     step_lines = bytearray()
-    strays = []
+    unusual_steps = []
 
     def refuse(_raw: bytes, line: lines.RankLine) -> None:
         lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
-            strays.append(line)
+            unusual_steps.append(line)
 
     with open_regular(path) as file:
         record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse)
     columns = lines.parse_steps(bytes(step_lines))
-    if columns is None or strays:
-        # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
-        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
-    else:
+    if columns is not None and not unusual_steps:
         record = record.model_copy(update={"steps": columns})
+    else:  # to name a broken line by its number, and keep the order of all
+        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     if not record.broken:
         return record
-    return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
+    broken = tuple(f"{path.parent.name}/{line}" for line in record.broken)
+    return record.model_copy(update={"broken": broken})
 
 
 def _without_steps(file: Iterable[bytes], step_lines: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Yields each line but those of steps and empty ones, with its number from 1; lines of steps go to `step_lines`.
+    """Yield each line but those of steps and empty ones, with its number from 1; append lines of steps to `step_lines`.
 
     No line is kept beside these: a file of newlines alone would take a hundred times its size.
     """
@@ -133,7 +178,7 @@ def _without_steps(file: Iterable[bytes], step_lines: bytearray) -> Iterator[tup
 
 
 def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
-    """The records of all ranks of one run, by rank."""
+    """Return the records of all ranks of one run, in the order of ranks."""
     return tuple(map(read_rank, lines.rank_files(folder).values()))
 
 
@@ -141,60 +186,44 @@ class RunIndex:
     """The contents of `runs/` by trial and repeat, from the folders' names and outcomes only (no lines are read)."""
 
     def __init__(self, results: Path) -> None:
-        self.attempts: dict[tuple[str, int], int] = {}
+        """Read the index; a pack or an outcome that cannot be read is named in `problems`."""
+        self.attempts: dict[RunKey, int] = {}
         """Highest attempt number in use, finished or not."""
-        self.finished: dict[tuple[str, int], tuple[str, Outcome]] = {}
-        """The folder's name and the outcome of the last attempt that has one."""
+        self.finished: dict[RunKey, EndedAttempt] = {}
+        """The last attempt that has an outcome."""
         self.problems: list[str] = []
-        self.earlier: dict[tuple[str, int], list[tuple[str, Outcome]]] = {}
+        self.earlier: dict[RunKey, list[EndedAttempt]] = {}
         """Earlier attempts with an outcome: their causes were passing, or were mended."""
         self.packs: dict[str, Path] = {}
-        """Name of a packed run's folder to its pack."""
+        """Name of a packed run's folder -> its pack."""
         self.unpacked: dict[str, Outcome | None] = {}
-        """Name of every other run folder to its outcome; None where it has none that can be read."""
+        """Name of every other run folder -> its outcome; None where it has none that can be read."""
         self.damaged: list[str] = []
         """Why packs cannot be read; also in `problems`."""
         self.unread: list[Unread] = []
         """Packs that cannot be read, and runs that have ended with an outcome that cannot be; also in `problems`."""
         self._unread_outcomes: dict[str, Unread] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        """Name of a run folder -> why its outcome cannot be read."""
+        self._packed_outcomes: dict[str, Outcome] = {}
+        """Name of a packed run's folder -> its outcome."""
         self._results = results
-        self._seen: set[Path] = set()
+        self._known_packs: set[Path] = set()
         runs = results / "runs"
-        names = sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208 - a path for each takes ten times as long
-        self._read_each()
-        for name in names:
-            if name not in self.packs and RUN_FOLDER.fullmatch(name):
-                self.unpacked[name] = self._own_outcome(runs / name)
-        if None in self.unpacked.values():
-            self._read_each()  # it may just have been packed
-        deleted = self.packs.keys() - names  # these runs are left out, and their numbers stay used
-        told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
-        for name in (*names, *deleted):
-            match = RUN_FOLDER.fullmatch(name)
-            if match is None:
-                self.problems.append(f"runs/{name} is no run of vitscale: left out")
-                continue
-            key, attempt = (match["trial"], int(match["repeat"])), int(match["attempt"])
-            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
-            outcome = self._outcomes.get(name) or self.unpacked.get(name)
-            if outcome is not None and name not in deleted:
-                told.setdefault(key, []).append((attempt, name, outcome))
-        for key, attempts in told.items():
-            *before, last = sorted(attempts, key=lambda each: each[0])
-            self.finished[key] = last[1:]
-            self.earlier[key] = [each[1:] for each in before]
-        for name, unread in self._unread_outcomes.items():
-            match = RUN_FOLDER.fullmatch(name)
-            is_done_again = match is not None and (match["trial"], int(match["repeat"])) in self.finished
-            if not is_done_again:
-                self.unread.append(unread)
+        # A path for each takes ten times as long.
+        names = sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208
+        self._read_new_packs()
+        self._read_outcomes(names)
+        # These runs are left out, and their numbers stay used.
+        deleted = self.packs.keys() - names
+        self._sort_attempts(names, deleted)
+        self._report_unread_outcomes()
 
-    def _read_each(self) -> None:
+    def _read_new_packs(self) -> None:
+        """Read the outcomes of packs that were not there before."""
         for path in pack_files(self._results):
-            if path in self._seen:
+            if path in self._known_packs:
                 continue
-            self._seen.add(path)
+            self._known_packs.add(path)
             try:
                 outcomes = read_outcomes(path)
             except StoreError as error:
@@ -203,37 +232,78 @@ class RunIndex:
                 self.unread.append(unread)
                 self.problems.append(f"{unread.reason}: its runs are left out")
                 continue
-            self._outcomes |= outcomes
+            self._packed_outcomes |= outcomes
             self.packs |= dict.fromkeys(outcomes, path)
             for name in outcomes:
                 self.unpacked.pop(name, None)
 
+    def _read_outcomes(self, names: Iterable[str]) -> None:
+        """Read the outcomes of runs that no pack holds."""
+        for name in names:
+            if name not in self.packs and RUN_FOLDER.fullmatch(name):
+                self.unpacked[name] = self._own_outcome(self._results / "runs" / name)
+        if None in self.unpacked.values():
+            self._read_new_packs()  # a run without an outcome may just have been packed
+
     def _own_outcome(self, folder: Path) -> Outcome | None:
+        """Read the outcome in a run's folder; None where it has none, or one that cannot be read."""
         if not (folder / "outcome.json").exists():
             return None
         try:
             return _read_json(folder / "outcome.json", Outcome)
         except StoreError as error:
-            self._unread_outcomes[folder.name] = unread = _unread_run(folder, error)
+            unread = _unread_run(folder, error)
+            self._unread_outcomes[folder.name] = unread
             self.problems.append(f"{unread.reason}: left out")
             return None
 
+    def _sort_attempts(self, names: Iterable[str], deleted: Collection[str]) -> None:
+        """Fill `attempts`, `finished` and `earlier`.
+
+        Args:
+            names: the folders in `runs/`.
+            deleted: packed runs without a folder: somebody deleted them.
+        """
+        ended: dict[RunKey, list[_NumberedAttempt]] = {}
+        for name in (*names, *deleted):
+            parsed = _parse_folder_name(name)
+            if parsed is None:
+                self.problems.append(f"runs/{name} is no run of vitscale: left out")
+                continue
+            key, attempt = parsed
+            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
+            outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
+            if outcome is not None and name not in deleted:
+                ended.setdefault(key, []).append(_NumberedAttempt(attempt, EndedAttempt(name, outcome)))
+        for key, attempts in ended.items():
+            *earlier, last = [item.ended for item in sorted(attempts, key=lambda item: item.number)]
+            self.finished[key] = last
+            self.earlier[key] = earlier
+
+    def _report_unread_outcomes(self) -> None:
+        """Add outcomes that cannot be read to `unread`, unless another attempt at the run is finished."""
+        for name, unread in self._unread_outcomes.items():
+            parsed = _parse_folder_name(name)
+            is_done_again = parsed is not None and parsed.key in self.finished
+            if not is_done_again:
+                self.unread.append(unread)
+
     def pack_of(self, name: str) -> Path | None:
-        """The pack that holds a run, even if packed since; None where its folder still has its files."""
+        """Return the pack that holds a run, even if packed since; None where its folder still has its files."""
         if name not in self.packs and not (self._results / "runs" / name / "outcome.json").exists():
-            self._read_each()
+            self._read_new_packs()
         return self.packs.get(name)
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses the search for cycles: records form none, and searching a million objects takes most of the time."""
-    held = gc.isenabled()
+    """Pause the search for cycles: records form none, and searching a million objects takes most of the time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if held:
+        if was_enabled:
             gc.enable()
 
 
@@ -241,7 +311,7 @@ def without_collection() -> Iterator[None]:
 def load(
     results: Path, only: Collection[str] | None = None, known: Mapping[str, Run] = MappingProxyType({})
 ) -> Results:
-    """Reads a results folder back.
+    """Read a results folder back.
 
     Only runs of trials of the present study count; what is left out is named in `problems`, and what cannot be read in
     `unread` too.
@@ -254,73 +324,140 @@ def load(
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
-    named, results = results, folder_of(results)
-    study = read_study(results)
+    folder = folder_of(results)
+    study = read_study(folder)
     if study is None:
-        what = f"{shown(str(named))} holds no results of vitscale (study.json is missing)"
+        what = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
         raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
-    index = RunIndex(results)
-    problems = list(index.problems)
-    unread = [*_left_out_of_bundle(results), *index.unread]
-    if study.imported is not None:
-        problems += study.imported.problems
-    runs = dict(known)
-    wanted: list[str] = []
-    for (trial_id, _), (name, outcome) in sorted(index.finished.items(), key=lambda item: item[0]):
-        if trial_id not in study.trials:  # asked before `only`, which names trials of the study alone
-            problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
-            continue
-        if only is not None and trial_id not in only:
-            continue
-        wanted.append(name)
-        if name in runs or name in index.packs:
-            continue
-        folder = results / "runs" / name
+    return _Loading(folder, study, only, known).results()
+
+
+class _Loading:
+    """One reading of a results folder: its runs so far, and what cannot be read of it."""
+
+    def __init__(
+        self, folder: Path, study: StudyRecord, only: Collection[str] | None, known: Mapping[str, Run]
+    ) -> None:
+        """Read the index of the folder, and nothing of its runs yet; arguments as in `load`."""
+        self._folder = folder
+        self._study = study
+        self._only = only
+        self._index = RunIndex(folder)
+        self._runs = dict(known)
+        """Runs by their folders, those not wanted among them."""
+        self._problems = list(self._index.problems)
+        self._unread = [*_left_out_of_bundle(folder), *self._index.unread]
+
+    def results(self) -> Results:
+        """Read all runs that are wanted."""
+        if self._study.imported is not None:
+            self._problems += self._study.imported.problems
+        names = self._read_unpacked()
+        self._read_packed(names)
+        self._drop_runs_of_others(names)
+        self._report_attempts()
+        unread = self._unread
+        if self._study.imported is not None:
+            unread = [
+                item if item.remedy == RESTORE_BUNDLE else item._replace(remedy=RESTORE_IMPORT) for item in unread
+            ]
+        runs = tuple(self._runs[name] for name in names if name in self._runs)
+        return Results(study=self._study, runs=runs, problems=tuple(self._problems), unread=tuple(unread))
+
+    def _is_wanted(self, trial_id: str) -> bool:
+        return self._only is None or trial_id in self._only
+
+    def _read_unpacked(self) -> list[str]:
+        """Read the wanted runs that no pack holds; return the folders of all wanted runs, packed ones too."""
+        names = []
+        for key, ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
+            name = ended.folder
+            if key.trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
+                self._problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
+            elif self._is_wanted(key.trial_id):
+                names.append(name)
+                if name not in self._runs and name not in self._index.packs:
+                    self._read_run(name, ended.outcome)
+        return names
+
+    def _read_run(self, name: str, outcome: Outcome) -> None:
+        """Read a run from its own files. Where it has been packed meanwhile, leave it to its pack."""
+        folder = self._folder / "runs" / name
         try:
             run = Run(header=_read_json(folder / "trial.json", RunHeader), outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError) as error:
-            if index.pack_of(name) is None:
-                unread.append(_unread_run(folder, error))
-                problems.append(f"{unread[-1].reason}: run left out")
-            continue
-        if index.pack_of(name) is None:
-            broken = [line for record in run.ranks for line in record.broken]
-            problems += [f"{line}: line left out" for line in broken]
-            if outcome.kind == "completed":  # a rank that fails may well end within a line
-                unread += [Unread(f"runs/{name}", f"runs/{line}", RESTORE_RUN) for line in broken[:1]]
-            runs[name] = run
-    asked = frozenset(wanted)
-    packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
-    for pack, packed in zip(packs, read_each(packs, asked), strict=True):
-        if isinstance(packed, StoreError):
-            unread.append(_unread_pack(pack, packed))
-            problems.append(f"{unread[-1].reason}: its runs are left out")
-        else:
-            runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
-    for name in [name for name in wanted if name in runs]:
-        header = runs[name].header
-        if not name.startswith(f"{header.trial_id}-r{header.repeat}-"):
-            reason = f"runs/{name}/trial.json is of another run ({header.trial_id})"
-            unread.append(Unread(f"runs/{name}", reason, RESTORE_RUN))
-            problems.append(f"{reason}: run left out")
-            del runs[name]
-    for key, tries in index.earlier.items():
-        if key[0] in study.trials and (only is None or key[0] in only):
-            problems += [
-                f"runs/{name} is not used, for it was tried again: {outcome.reason}" for name, outcome in tries
-            ]
-    begun = {(match["trial"], int(match["repeat"])) for name in index.unpacked if (match := RUN_FOLDER.fullmatch(name))}
-    interrupted = sum(1 for key in begun if key not in index.finished and key[0] in study.trials)
-    if interrupted:
-        problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
-    if study.imported is not None:
-        unread = [one if one.remedy == RESTORE_BUNDLE else one._replace(remedy=RESTORE_IMPORT) for one in unread]
-    read_runs = tuple(runs[name] for name in wanted if name in runs)
-    return Results(study=study, runs=read_runs, problems=tuple(problems), unread=tuple(unread))
+            if self._index.pack_of(name) is None:
+                unread = _unread_run(folder, error)
+                self._unread.append(unread)
+                self._problems.append(f"{unread.reason}: run left out")
+            return
+        if self._index.pack_of(name) is None:
+            self._report_broken_lines(name, run)
+            self._runs[name] = run
+
+    def _report_broken_lines(self, name: str, run: Run) -> None:
+        broken: list[str] = []
+        for record in run.ranks:
+            broken += record.broken
+        self._problems += [f"{line}: line left out" for line in broken]
+        # A rank that fails may well end within a line.
+        if broken and run.outcome.kind == "completed":
+            self._unread.append(Unread(f"runs/{name}", f"runs/{broken[0]}", RESTORE_RUN))
+
+    def _read_packed(self, names: Sequence[str]) -> None:
+        """Read those of the runs with these folders that packs hold and that are not read yet."""
+        packed = [name for name in names if name in self._index.packs and name not in self._runs]
+        packs = sorted({self._index.packs[name] for name in packed})
+        wanted = frozenset(names)
+        for pack, content in zip(packs, read_each(packs, wanted), strict=True):
+            if isinstance(content, StoreError):
+                unread = _unread_pack(pack, content)
+                self._unread.append(unread)
+                self._problems.append(f"{unread.reason}: its runs are left out")
+                continue
+            for name, run in content.items():
+                if name in wanted and name not in self._runs:
+                    self._runs[name] = run
+
+    def _drop_runs_of_others(self, names: Sequence[str]) -> None:
+        """Leave out runs whose header is not that of the run that their folder is named after."""
+        for name in names:
+            run = self._runs.get(name)
+            if run is None:
+                continue
+            header = run.header
+            if not name.startswith(f"{header.trial_id}-r{header.repeat}-"):
+                reason = f"runs/{name}/trial.json is of another run ({header.trial_id})"
+                self._unread.append(Unread(f"runs/{name}", reason, RESTORE_RUN))
+                self._problems.append(f"{reason}: run left out")
+                del self._runs[name]
+
+    def _report_attempts(self) -> None:
+        """Name attempts that were tried again, and say how many runs were interrupted."""
+        for key, attempts in self._index.earlier.items():
+            if key.trial_id in self._study.trials and self._is_wanted(key.trial_id):
+                self._problems += [
+                    f"runs/{attempt.folder} is not used, for it was tried again: {attempt.outcome.reason}"
+                    for attempt in attempts
+                ]
+        interrupted = set()
+        for name in self._index.unpacked:
+            parsed = _parse_folder_name(name)
+            if parsed is None or parsed.key in self._index.finished:
+                continue
+            if parsed.key.trial_id in self._study.trials:
+                interrupted.add(parsed.key)
+        if interrupted:
+            count = counted(len(interrupted), "run")
+            self._problems.append(f"{count} interrupted; `vitscale run` does what is missing")
 
 
 def _left_out_of_bundle(results: Path) -> list[Unread]:
-    """The packs that a bundle's manifest names as unread when it was made, in the folder that it was unpacked into."""
+    """Return the packs that a bundle's manifest names as unread when it was made; none in a folder that is no bundle's.
+
+    Args:
+        results: the folder that it was unpacked into.
+    """
     path = results / "manifest.json"
     if not path.exists():
         return []
@@ -339,15 +476,18 @@ def _left_out_of_bundle(results: Path) -> list[Unread]:
 
 
 def without_lines(results: Path, run: Run) -> Run:
-    """The run without its ranks' lines, which are read again from the folder `results` when they are asked for."""
+    """Return the run without its ranks' lines, which are read again from the folder `results` when they are used."""
     read = partial(_ranks_again, results, run.header.folder)
     ranks = tuple(LaterRank.without_lines(rank, read) for rank in run.ranks)
     return Run.model_construct(header=run.header, outcome=run.outcome, ranks=ranks)
 
 
 def _ranks_again(results: Path, folder: str) -> Sequence[RankRecord]:
+    """Read the ranks of a run from its folder, or from its pack where it is packed by now."""
     pack = _index_again(results).pack_of(folder)
-    return read_ranks(results / "runs" / folder) if pack is None else _pack_again(pack)[folder].ranks
+    if pack is None:
+        return read_ranks(results / "runs" / folder)
+    return _pack_again(pack)[folder].ranks
 
 
 _index_again = lru_cache(maxsize=1)(RunIndex)
@@ -355,7 +495,7 @@ _pack_again = lru_cache(maxsize=1)(read_pack)
 
 
 def pack_finished(results: Path) -> None:
-    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; fewer stay unpacked.
+    """Pack the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; fewer stay unpacked.
 
     A run with a line that cannot be read is left as it is, and so are those of a folder that Slurm's jobs write to.
 
@@ -363,18 +503,22 @@ def pack_finished(results: Path) -> None:
         OSError: the disk does not take it; nothing is lost.
     """
     finish_removing(results)
-    folders = [name for name, outcome in RunIndex(results).unpacked.items() if outcome is not None]
+    unpacked = RunIndex(results).unpacked
     if (results / "jobs").is_dir():
         return
     runs: dict[str, Run] = {}
-    for name in folders:
+    for name, known_outcome in unpacked.items():
+        if known_outcome is None:
+            continue
         folder = results / "runs" / name
         try:
-            header, outcome = _read_json(folder / "trial.json", RunHeader), _read_json(folder / "outcome.json", Outcome)
+            header = _read_json(folder / "trial.json", RunHeader)
+            outcome = _read_json(folder / "outcome.json", Outcome)
             run = Run(header=header, outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError):
             continue
-        if header.folder == name and not folder.is_symlink() and not any(record.broken for record in run.ranks):
+        has_broken_line = any(record.broken for record in run.ranks)
+        if header.folder == name and not has_broken_line and not folder.is_symlink():
             runs[name] = run
         if len(runs) == PACK_RUNS:
             pack_runs(results, runs)

@@ -113,7 +113,7 @@ class Redactor:
                 self._secrets.add(value)
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
-        """Takes out these names from now on.
+        """Take out these names from now on.
 
         Args:
             kind: "USER" or "host". A host is learnt without its domain, unless it is an IP address.
@@ -126,7 +126,7 @@ class Redactor:
                 self._name_pattern = None
 
     def learn_variables(self, variables: Mapping[str, str]) -> None:
-        """Takes out values of variables from now on; plain words and numbers stay, and paths are redacted as paths."""
+        """Take out values of variables from now on; plain words and numbers stay, and paths are redacted as paths."""
         for name, value in variables.items():
             if is_secret_name(name):
                 self._secrets.add(value)
@@ -134,13 +134,13 @@ class Redactor:
                 self._secrets.add_setting(value)
 
     def learn_study(self, study: StudyRecord) -> None:
-        """Learns the secrets and variables of a study's text, and of the command line over it."""
+        """Learn the secrets and variables of a study's text, and of the command line over it."""
         self.learn_variables(launch_variables(study))
         for table in study_tables(study.text, study.overrides):
             self._learn_value(table)
 
     def learn_from(self, text: str) -> str:
-        """Learns hosts, users and secrets from stored text (a JSON value, lines of JSON, other text), and returns it.
+        """Learn hosts, users and secrets from stored text (a JSON value, lines of JSON, other text), and return it.
 
         A secret that a form of text shows is learnt if it looks like a key; the value of a field or an option with a
         secret's name is always learnt.
@@ -157,7 +157,7 @@ class Redactor:
         return text
 
     def _learn_lines(self, text: str) -> None:
-        """Learns from lines, each a JSON value or not. A secret of several lines is found in the text as a whole."""
+        """Learn from lines, each a JSON value or not. A secret of several lines is found in the text as a whole."""
         for line in text.splitlines():
             if line.startswith("{") and not _STEP.fullmatch(line):
                 with suppress(ValueError, RecursionError):
@@ -178,7 +178,7 @@ class Redactor:
             self._learn_text(text)
 
     def _learn_hosts(self, value: Any) -> None:
-        """Learns the hosts in fields called `host` or `hosts`, at any depth of a JSON value."""
+        """Learn the hosts in fields called `host` or `hosts`, at any depth of a JSON value."""
         if isinstance(value, dict):
             for key, item in value.items():
                 if key in _HOST_FIELDS:
@@ -189,7 +189,7 @@ class Redactor:
                 self._learn_hosts(item)
 
     def _stand_in(self, kind: str, text: str) -> str:
-        """The stand-in of a text, which is "KIND-NUMBER"; a stand-in is its own, and a learnt secret is a SECRET."""
+        """Return the stand-in of a text, "KIND-NUMBER"; a stand-in is its own, and a learnt secret is a SECRET."""
         is_stand_in = _STAND_IN.fullmatch(text) and text in self._stand_ins.values()
         if is_stand_in:
             return text
@@ -202,7 +202,7 @@ class Redactor:
         return self._stand_ins[text]
 
     def text(self, text: str) -> str:
-        """The text without learnt values and names, and without what `FORMS` and `_PATTERNS` find.
+        """Return the text without learnt values and names, and without what `FORMS` and `_PATTERNS` find.
 
         They go in this order: learnt secrets, learnt paths with blanks, `FORMS`, learnt names, `_PATTERNS`.
         """
@@ -221,7 +221,7 @@ class Redactor:
         return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._replacement, "PATH"), text)
 
     def _without_forms(self, text: str) -> str:
-        """Takes out secrets by the forms in which they are written, learnt or not."""
+        """Take out secrets by the forms in which they are written, learnt or not."""
         lowered = text.lower()
         for form in FORMS:
             if any(hint in lowered for hint in form.hints):
@@ -229,7 +229,7 @@ class Redactor:
         return text
 
     def _without_names(self, text: str) -> str:
-        """Takes out learnt names of users and hosts, in small or capital letters, with the domain behind a host."""
+        """Take out learnt names of users and hosts, in small or capital letters, with the domain behind a host."""
         if not self._kind_by_name:
             return text
         if self._name_pattern is None:
@@ -239,7 +239,7 @@ class Redactor:
         return self._name_pattern.sub(self._name_replacement, text)
 
     def _name_replacement(self, match: re.Match[str]) -> str:
-        """The stand-in of a learnt name; what follows a user's name after a dot stays, a host's domain goes."""
+        """Return the stand-in of a learnt name; what follows a user's name after a dot stays, a host's domain goes."""
         name = match[1].lower()
         kind = self._kind_by_name[name]
         if kind == "host":
@@ -248,7 +248,7 @@ class Redactor:
         return self._stand_in(kind, name) + suffix
 
     def _replacement(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
-        """The text of a match with the stand-in in place of its `secret_span`.
+        """Return the text of a match with the stand-in in place of its `secret_span`.
 
         Args:
             kind: of the stand-in.
@@ -266,7 +266,7 @@ class Redactor:
         return before + self._stand_in(kind, text) + after
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A JSON value with all its texts redacted; of variables (`settings`) only plain words and numbers are kept.
+        """Return a JSON value with all its texts redacted; of variables (`settings`) plain words and numbers are kept.
 
         Words of the format itself (names of fields, values of a fixed choice) stay: they identify nobody, and a host
         that is called "failed" must not make a file unreadable.
@@ -291,7 +291,7 @@ class Redactor:
         return self.text(text)
 
     def _list(self, items: Sequence[Any], key: str) -> list[Any]:
-        """A list redacted. In a command the name of a secret stands before it: "--token", "abc"."""
+        """Redact a list. In a command the name of a secret stands before it: "--token", "abc"."""
         redacted = []
         for before, item in pairwise(("", *items)):
             if is_secret_of(before, item):
@@ -301,7 +301,7 @@ class Redactor:
         return redacted
 
     def _table(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """A JSON object redacted, its names too, unless they are fields of the format."""
+        """Redact a JSON object, its names too, unless they are fields of the format."""
         redacted: dict[str, Any] = {}
         for name, item in table.items():
             if name == "settings" and isinstance(item, dict):
@@ -317,7 +317,7 @@ class Redactor:
         return redacted
 
     def _variable(self, name: str, setting: Any) -> Any:
-        """Redacts one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
+        """Redact one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
         if not isinstance(setting, str):
             return self.value(setting)
         if is_secret_name(name) or not is_plain_value(setting):
@@ -325,7 +325,7 @@ class Redactor:
         return self.text(setting)
 
     def json_text(self, text: str) -> str:
-        """A JSON value, or other text, redacted and as text."""
+        """Redact a JSON value, or other text, and return it as text."""
         if _STEP.fullmatch(text):
             return text
         try:
@@ -334,7 +334,7 @@ class Redactor:
             return self.text(text)
 
     def lines(self, text: str) -> str:
-        """Redacts lines of JSON values, one value a line."""
+        """Redact lines of JSON values, one value a line."""
         return "\n".join(self.json_text(line) if line else "" for line in text.split("\n"))
 
 
@@ -342,7 +342,7 @@ NOT_SHOWN = "(not shown)"
 
 
 def without_secrets(study: StudyRecord) -> StudyRecord:
-    """The study with `NOT_SHOWN` in place of the secrets in its text and overrides, for a page that others read."""
+    """Return the study with `NOT_SHOWN` for the secrets in its text and overrides, for a page that others read."""
     secrets = _no_secrets_yet()
     for name, value in launch_variables(study).items():
         if is_private(name, value):
@@ -358,18 +358,18 @@ def without_secrets(study: StudyRecord) -> StudyRecord:
 
 
 def _no_secrets_yet() -> KnownSecrets:
-    """A collection of secrets that leaves the format's words and names of models where they stand."""
+    """Return a collection of secrets that leaves the format's words and names of models where they stand."""
     return KnownSecrets(words=_format_words().choices | NAMED_MODELS.keys())
 
 
 def _host_without_domain(name: str) -> str:
-    """The part of a host's name before its first dot; an IPv4 address whole."""
+    """Return the part of a host's name before its first dot; an IPv4 address whole."""
     is_address = name.replace(".", "").isdigit()
     return name if is_address else name.partition(".")[0]
 
 
 def _host_names(hosts: Any) -> Iterator[str]:
-    """The names in a recorded field `host` or `hosts`: a name, an object with a name, or a list of either."""
+    """Yield the names in a recorded field `host` or `hosts`: a name, an object with a name, or a list of either."""
     items = hosts if isinstance(hosts, list) else [hosts]
     for item in items:
         name = item.get("name") if isinstance(item, dict) else item
@@ -378,7 +378,7 @@ def _host_names(hosts: Any) -> Iterator[str]:
 
 
 def _settings_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The variables that ranks have recorded, at any depth of a JSON value."""
+    """Yield the variables that ranks have recorded, at any depth of a JSON value."""
     if isinstance(value, dict):
         settings = value.get("settings")
         if isinstance(settings, dict):
@@ -390,7 +390,7 @@ def _settings_in(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """The texts in a JSON value, at any depth, keys among them."""
+    """Yield the texts in a JSON value, at any depth, keys among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -416,7 +416,7 @@ def _is_format_field(name: str) -> bool:
 
 @cache
 def _format_words() -> _FormatWords:
-    """The words in the JSON schemas of all that a results folder stores, gathered at any depth."""
+    """Return the words in the JSON schemas of all that a results folder stores, gathered at any depth."""
     kinds: list[Any] = [StudyRecord, RunHeader, Outcome, CheckRecord, *kinds_of(RankRecord), *kinds_of(CheckedRank)]
     fields: set[str] = set()
     choices: set[str] = set()
@@ -435,7 +435,7 @@ def _format_words() -> _FormatWords:
 
 
 def _choices_of(schema: Mapping[str, Any]) -> list[str]:
-    """The texts that a part of a JSON schema fixes, by `enum` or by `const`."""
+    """Return the texts that a part of a JSON schema fixes, by `enum` or by `const`."""
     choices = schema.get("enum", [schema.get("const")])
     if not isinstance(choices, list):
         return []

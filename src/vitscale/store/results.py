@@ -1,4 +1,4 @@
-"""What the driver leaves behind: the study, each run's header and outcome. And the whole folder as it is read back."""
+"""Records that the driver writes: the study, each run's header and outcome; and the whole folder as it is read back."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ class LaterRank(RankRecord):
 
     @classmethod
     def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
-        """The record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
-        kept = {name: value for name, value in record.__dict__.items() if not value or name in _KEPT}
-        later = cls.model_construct(**kept)
-        for name in cls.model_fields.keys() - kept.keys():
+        """Return the record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
+        values = {name: value for name, value in record.__dict__.items() if name in _KEPT or not value}
+        later = cls.model_construct(**values)
+        for name in cls.model_fields.keys() - values.keys():
             later.__dict__.pop(name, None)  # a default would stand for what was not read
         later._read = read
         return later
@@ -145,8 +145,8 @@ class LaterRank(RankRecord):
         def __getattr__(self, name: str) -> Any:
             if name not in RankRecord.model_fields:
                 return super().__getattr__(name)
-            whole = next(record for record in self._read() if record.rank == self.rank)
-            return getattr(whole, name)
+            whole_record = next(record for record in self._read() if record.rank == self.rank)
+            return getattr(whole_record, name)
 
 
 class CurvePoint(Record):
@@ -183,9 +183,9 @@ class StudyRecord(Record):
     trials: dict[str, Trial]
     versions: dict[str, str | None]
     dataset_fingerprints: dict[str, str]
-    """Trial identity to the fingerprint of the data that it reads."""
+    """Trial identity -> fingerprint of the data that it reads."""
     factory_digests: dict[str, str] = Field(default={})
-    """Trial identity to the SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
+    """Trial identity -> SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
     text. Empty in format 11: unknown."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""

@@ -94,7 +94,7 @@ FORMS = (
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """What `FORMS` find in a text, and the password alone where it stands behind a user's name."""
+    """Yield the secrets that `FORMS` find in a text, and a password alone where it stands behind a user's name."""
     lowered = text.lower()
     for form in FORMS:
         if any(hint in lowered for hint in form.hints):
@@ -102,7 +102,7 @@ def secrets_in(text: str) -> Iterator[str]:
 
 
 def _secrets_of_form(form: SecretForm, text: str) -> Iterator[str]:
-    """The secrets that are written in one form, and their parts (`_parts`)."""
+    """Yield the secrets that are written in one form, and their parts (`_parts`)."""
     for match in form.pattern.finditer(text):
         begin, end = secret_span(match)
         secret = text[begin:end]
@@ -112,7 +112,10 @@ def _secrets_of_form(form: SecretForm, text: str) -> Iterator[str]:
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """Parts of a secret that are secrets by themselves: the password of "user:password", the lines of a private key."""
+    """Yield the parts of a secret that are secrets by themselves.
+
+    These are the password of "user:password", and the lines of a private key.
+    """
     _, colon, password = secret.partition(":")
     if colon:
         yield password
@@ -121,7 +124,7 @@ def _parts(secret: str) -> Iterator[str]:
 
 
 def key_lines(block: str) -> Iterator[str]:
-    """The lines of a text of several lines that may be part of a key; logs put other words between them."""
+    """Yield the lines of a text of several lines that may be part of a key; logs put other words between them."""
     for line in re.split(r"[\r\n]+|\\n", block):
         if looks_like_key(line.strip()) and "PRIVATE KEY" not in line:
             yield line.strip()
@@ -135,7 +138,7 @@ class TextSpan(NamedTuple):
 
 
 def secret_span(match: re.Match[str]) -> TextSpan:
-    """The part of the searched text that is to be taken out: the match's group `taken` if its pattern has one."""
+    """Return the part of the searched text that is to be taken out: the match's group `taken` if there is one."""
     if "taken" in match.re.groupindex:
         return TextSpan(*match.span("taken"))
     return TextSpan(*match.span())
@@ -158,7 +161,7 @@ def is_secret_of(option: object, value: object) -> bool:
 
 
 def secrets_of(value: Any, is_format_field: Callable[[str], bool]) -> Iterator[str]:
-    """The values of keys with a secret's name, and of options in lists, at any depth of a JSON value.
+    """Yield the values of keys with a secret's name, and of options in lists, at any depth of a JSON value.
 
     What a text inside holds is not searched (`secrets_in` does that).
 

@@ -25,13 +25,13 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
-    """Replaces a file that a user names by `content`, text as UTF-8, as `whole_file` does."""
+    """Replace a file that a user names by `content`, text as UTF-8, as `whole_file` does."""
     with whole_file(path, make_folder=make_folder) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_record(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Replaces a file of a results folder as `write_whole` does, but for a link, which is itself replaced.
+    """Replace a file of a results folder as `write_whole` does, but for a link, which is itself replaced.
 
     With `private` only its owner may read it.
     """
@@ -40,11 +40,11 @@ def write_record(path: Path, content: str | bytes, *, private: bool = False) -> 
 
 
 _WRITTEN_BELOW = ("lock", "study.json", "runs", "packs", "jobs", "checks")
-"""What a results folder has of its own; the folder itself may be a link to where there is more room."""
+"""Parts of a results folder; the folder itself may be a link to where there is more room."""
 
 
 def refuse_links(results: Path) -> None:
-    """Refuses to write to a results folder in which the place of something that vitscale writes is taken by a link.
+    """Refuse to write to a results folder in which the place of something that vitscale writes is taken by a link.
 
     Such a folder may be somebody else's, and what is written would end up in a file of the user's.
 
@@ -61,7 +61,7 @@ def refuse_links(results: Path) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[int]:
-    """Holds the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
+    """Hold the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
 
     Yields:
         The descriptor of the lock file.
@@ -85,20 +85,21 @@ def locked(results: Path) -> Iterator[int]:
 
 
 def _holder(lock: Path) -> str:
-    """What a lock's holder has written into it."""
+    """Return what a lock's holder has written into it: the number of its process."""
     with open_regular(lock) as file:
         return file.read(32).decode("ascii", errors="replace").strip()
 
 
 def write_study(results: Path, study: StudyRecord) -> None:
-    """Writes study.json whole; for its owner alone where the study's text sets variables that others must not read."""
-    private = any(is_private(name, value) for name, value in launch_variables(study).items())
-    write_record(results / "study.json", study.model_dump_json(indent=1), private=private)
+    """Write study.json whole; for its owner alone where the study's text sets variables that others must not read."""
+    has_private_variable = any(is_private(name, value) for name, value in launch_variables(study).items())
+    write_record(results / "study.json", study.model_dump_json(indent=1), private=has_private_variable)
 
 
 def new_run_folder(results: Path, header: RunHeader) -> Path:
-    """Makes the folder of one attempt with its header. Reserves room for the last words should the disk fill up: the
-    run's outcome and one error per rank.
+    """Make the folder of one attempt with its header, and return it.
+
+    Room is reserved for the last words should the disk fill up: the run's outcome and one error per rank.
 
     Raises:
         OSError: the folder exists, or there is no room.
@@ -119,7 +120,7 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Ends a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome.
+    """End a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome.
 
     Raises:
         OSError: it cannot be written, or the run's folder is a link.
@@ -131,7 +132,7 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 
 
 def free_reserves(folder: Path) -> None:
-    """Gives the room back that was reserved in a run's folder; a link in the folder's place is left alone."""
+    """Give the room back that was reserved in a run's folder; a link in the folder's place is left alone."""
     if folder.is_symlink():
         return
     for reserve in folder.glob(".*reserve"):
@@ -145,13 +146,16 @@ def is_full(folder: Path) -> bool:
         OSError: the folder is not there.
     """
     disk = os.statvfs(folder)
+    has_no_room = disk.f_bavail * disk.f_frsize <= FULL_DISK_BYTES
     counts_files = disk.f_files > 0  # some file systems have no limit, and say 0
-    return disk.f_bavail * disk.f_frsize <= FULL_DISK_BYTES or (counts_files and disk.f_favail == 0)
+    return has_no_room or (counts_files and disk.f_favail == 0)
 
 
 def _new_record(path: Path, reserve: Path) -> int:
-    """Makes the file of a rank's lines, and opens it to append to it. On a disk that takes no more files it is the file
-    that was reserved for the rank's last words, whose room its lines then have.
+    """Make the file of a rank's lines, and return a descriptor that appends to it.
+
+    On a disk that takes no more files it is the file that was reserved for the rank's last words, whose room its lines
+    then have.
 
     Raises:
         OSError: it is there already: a second process that takes itself for this rank is a broken launch, and must not
@@ -180,7 +184,10 @@ class RankLog:
     """
 
     def __init__(self, run_folder: Path, rank: int, *, at_once: bool = False) -> None:
-        """`at_once`: each line is on disk when `write` returns, because what comes next may hang."""
+        """Make the rank's file and start the thread that writes to it.
+
+        `at_once`: each line is on disk when `write` returns, because what comes next may hang.
+        """
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
@@ -192,7 +199,7 @@ class RankLog:
         self._thread.start()
 
     def write(self, line: RankLine) -> None:
-        """Queues one line and returns; a log that writes at once appends it whole.
+        """Queue one line and return; a log that writes at once appends it whole.
 
         Raises:
             OSError: a disk that is written to at once does not take it.
@@ -205,16 +212,16 @@ class RankLog:
             os.fsync(self._file)
 
     def alive(self) -> None:
-        """Signals life where nothing is recorded for long: evaluation is no hang."""
+        """Signal life where nothing is recorded for long: evaluation is no hang."""
         os.utime(self._file)
 
     def check(self) -> None:
-        """Raises the error that ended the writing thread, if there was one."""
+        """Raise the error that ended the writing thread, if there was one."""
         if self.failure is not None:
             raise self.failure
 
     def close(self) -> None:
-        """Writes what is queued, forces it to disk and raises what went wrong.
+        """Write what is queued, force it to disk and raise what went wrong.
 
         Raises:
             OSError: a line could not be written (disk full, quota, read-only).
@@ -226,7 +233,7 @@ class RankLog:
         self._reserve.unlink(missing_ok=True)
 
     def end_with(self, error: ErrorLine) -> None:
-        """Writes what is queued, then why this rank ends, in the room kept for it should the disk be full.
+        """Write what is queued, then why this rank ends, in the room kept for it should the disk be full.
 
         Raises nothing for a disk that takes not even that: this is called where nobody is left to act on it.
         """
@@ -243,20 +250,22 @@ class RankLog:
         os.close(self._file)
 
     def _stop(self) -> None:
+        """Let the thread write what is queued, and wait for its end."""
         self._ending.set()
         self._queue.put(None)
         self._thread.join()
 
     def _drain(self) -> None:
-        last = False
-        while not last:
+        """Write queued lines until None is queued, or a write fails; runs in the log's own thread."""
+        is_last_batch = False
+        while not is_last_batch:
             batch = [self._queue.get()]
             # Gather what comes within a moment, for one write of many short steps.
             if batch[-1] is not None and self._queue.empty():
                 self._ending.wait(_FLUSH_SECONDS)
             while not self._queue.empty():
                 batch.append(self._queue.get())
-            last = None in batch
+            is_last_batch = None in batch
             try:
                 text = "".join(line.model_dump_json() + "\n" for line in batch if line is not None)
                 self._append(text.encode())

@@ -1,5 +1,8 @@
-"""Reads a study file and checks it against what a study may say. Also what is put over it: values on the command line,
-and the site file, which says where and how a cluster wants things run, so that a study runs everywhere."""
+"""Reads a study file and checks it against what a study may say.
+
+Values are put over those of the file from the site file, which says where and how a cluster wants things run, and from
+the command line: options (--launcher) and KEY=VALUE words. So one study file runs everywhere.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +33,37 @@ FEWEST_FOR_TARGET = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class SweepPoint(NamedTuple):
+    """One combination of the swept values."""
+
+    labels: FieldValues
+    """Swept fields with their values at this point."""
+    study: Study
+    """The study with these values."""
+    set_fields: frozenset[str]
+    """Dotted fields that have no default here, swept ones among them."""
+
+
 class StudyFile:
     """A study as it was read: its text, its raw values, and the validated study."""
 
     def __init__(self, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> None:
-        """Reads as `checked` does, but leaves out the points of the sweep."""
+        """Read as `checked` does, but leave out the points of the sweep."""
         self.path = path
         self.text = text
         self.overrides = tuple(overrides)
-        over = overridden(overrides)
-        raw = _overlaid(_toml(path, text), overlay or {}, "site file or command line")
-        self.raw = _overlaid(_without_other_length(raw, over), over, _COMMAND_LINE)
-        self._decided = dict.fromkeys(_fields_of(overlay or {}), "--{key} or the site file")
-        self._decided |= dict.fromkeys(_fields_of(over), "the command line")
+        overlay = overlay or {}
+        override_values = overridden(overrides)
+        raw = _overlaid(_toml(path, text), overlay, "site file or command line")
+        raw = _without_other_length(raw, override_values)
+        self.raw = _overlaid(raw, override_values, _COMMAND_LINE)
+        self._decider = dict.fromkeys(_fields_of(overlay), "--{key} or the site file")
+        self._decider |= dict.fromkeys(_fields_of(override_values), "the command line")
         self.study = _validated(path, self.raw, text)
 
     @classmethod
     def read(cls, path: Path, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
-        """Reads and validates one study file, as `checked` does its text."""
+        """Read and validate one study file, as `checked` does its text."""
         text = read_text(
             path,
             "study file",
@@ -58,7 +74,7 @@ class StudyFile:
 
     @classmethod
     def checked(cls, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
-        """A study that is valid at every point of its sweep.
+        """Return a study that is valid at every point of its sweep.
 
         Args:
             path: names it in messages; relative paths in it start in its folder.
@@ -81,76 +97,93 @@ class StudyFile:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The batch policies the study holds, in its order."""
-        own = self.study.scaling.mode
-        varied = (each for each in self._choices() if any("scaling.mode" in choice for choice in each))
-        # A table without a mode leaves the study's.
-        swept = [choice.get("scaling.mode", own) for choice in next(varied, [])] or [own]
-        return tuple(dict.fromkeys(mode for mode in swept if mode in get_args(Mode)))
+        study_mode = self.study.scaling.mode
+        modes = [study_mode]
+        for choices_of_key in self._choices():
+            if any("scaling.mode" in choice for choice in choices_of_key):
+                # A table without a mode leaves the study's.
+                modes = [choice.get("scaling.mode", study_mode) for choice in choices_of_key]
+                break
+        return tuple(dict.fromkeys(mode for mode in modes if mode in get_args(Mode)))
 
     @property
     def launchers(self) -> tuple[str, ...]:
         """The launchers that its points name."""
-        swept = [
-            choice["launch.launcher"] for each in self._choices() for choice in each if "launch.launcher" in choice
-        ]
+        field = "launch.launcher"
+        swept = [choice[field] for choice in self._all_choices() if field in choice]
         return tuple(dict.fromkeys(swept or [self.study.launch.launcher]))
 
     @property
     def swept_fields(self) -> frozenset[str]:
         """The dotted fields that the sweep varies, including those in its tables."""
-        return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
+        return frozenset(field for choice in self._all_choices() for field in choice)
 
-    def points(self) -> Iterator[tuple[FieldValues, Study, frozenset[str]]]:
-        """Yields each point of the sweep: the swept values, the study with them, and the dotted fields set by hand.
+    def points(self) -> Iterator[SweepPoint]:
+        """Yield each point of the sweep; the study itself where nothing is swept.
 
         Raises:
             RequestError: the sweep, rank counts and repeats make more runs than a study may have, or a point is wrong.
         """
-        swept = self._choices()
+        choices_by_key = self._choices()
         self._check_repeats()
+        self._check_run_count(points=math.prod(map(len, choices_by_key)))
+        # Without [sweep], which is validated already, and grows with the number of points.
+        fixed = {section: values for section, values in self.raw.items() if section != "sweep"}
+        for combination in itertools.product(*choices_by_key):
+            labels: FieldValues = {}
+            for choice in combination:
+                labels |= choice
+            raw = {section: copy.copy(values) for section, values in fixed.items()}
+            for field, value in labels.items():
+                section, _, key = field.partition(".")
+                raw.setdefault(section, {})[key] = value
+            # No line is named: a swept value stands on none, and all others have been validated.
+            study = _validated(self.path, raw, location="in [sweep]")
+            study = study.model_copy(update={"sweep": self.study.sweep})
+            yield SweepPoint(labels, study, frozenset(_fields_of(raw)))
+
+    def _check_run_count(self, points: int) -> None:
+        """Refuse a sweep of so many points that they make more runs than a study may have."""
         measure = self.study.measure
         repeats = measure.repeats if measure.target_ci is None else measure.max_repeats
-        runs = math.prod(map(len, swept)) * len(self.study.scaling.gpus) * repeats
+        runs = points * len(self.study.scaling.gpus) * repeats
         if runs > _MOST_RUNS:
             raise self._error(
                 f"points of the sweep x rank counts x repeats make {runs:,} runs",
                 valid=[f"at most {_MOST_RUNS:,}"],
                 next_step="Split the study",
             )
-        # Without [sweep], which is validated already, and grows with the number of points.
-        fixed = {section: values for section, values in self.raw.items() if section != "sweep"}
-        for combination in itertools.product(*swept):
-            labels = {field: value for choice in combination for field, value in choice.items()}
-            raw = {section: copy.copy(values) for section, values in fixed.items()}
-            for field, value in labels.items():
-                section, _, key = field.partition(".")
-                raw.setdefault(section, {})[key] = value
-            # No line is named: a swept value stands on none, and all others have been validated.
-            point = _validated(self.path, raw, location="in [sweep]")
-            yield labels, point.model_copy(update={"sweep": self.study.sweep}), frozenset(_fields_of(raw))
+
+    def _all_choices(self) -> Iterator[FieldValues]:
+        """Yield the choices of all keys of [sweep], one after the other."""
+        for choices_of_key in self._choices():
+            yield from choices_of_key
 
     def _choices(self) -> list[list[FieldValues]]:
+        """Return the choices of each key of [sweep], as `sections.choices` does, with the study's name in an error."""
         try:
             return choices(self.study.sweep)
         except RequestError as error:
             raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
     def _check_sweep(self) -> None:
-        """Refuses to vary what the command line or the site file decides."""
-        for field in sorted(self.swept_fields & self._decided.keys()):
-            by = self._decided[field].format(key=field.partition(".")[2])
-            raise self._error(f"sweep.'{field}' varies what {by} decides", next_step="Remove one of the two")
-        if "train.epochs" in self.swept_fields and "measure.steps" in self._decided:
+        """Refuse to vary what the command line or the site file decides."""
+        for field in sorted(self.swept_fields & self._decider.keys()):
+            decider = self._decider[field].format(key=field.partition(".")[2])
+            raise self._error(f"sweep.'{field}' varies what {decider} decides", next_step="Remove one of the two")
+        if "train.epochs" in self.swept_fields and "measure.steps" in self._decider:
             what = "sweep.'train.epochs' varies a run's length, which measure.steps on the command line decides"
             raise self._error(what, next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
-        """Requires room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
+        """Require room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
         measure = self.study.measure
-        by_hand = "max_repeats" in self.raw.get("measure", {})
-        limit = f"measure.max_repeats = {measure.max_repeats}" + ("" if by_hand else " (its default)")
+        is_limit_set = "max_repeats" in self.raw.get("measure", {})
+        limit = f"measure.max_repeats = {measure.max_repeats}"
+        if not is_limit_set:
+            limit += " (its default)"
         if measure.target_ci is None:
-            if by_hand:
+            if is_limit_set:
                 raise self._error(
                     f"{limit} has no meaning without measure.target_ci",
                     next_step="Remove it, or say how closely epoch times are to be known: add target_ci = 0.02",
@@ -181,37 +214,62 @@ _LONGEST_STEP = 120
 
 
 def _fields_of(sections: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted fields of all sections but [sweep]."""
+    """Yield the dotted fields of all sections but [sweep]."""
     for section, keys in sections.items():
         if section != "sweep" and isinstance(keys, Mapping):
-            yield from (f"{section}.{key}" for key in keys)
+            for key in keys:
+                yield f"{section}.{key}"
 
 
-def _without_other_length(raw: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A study without its own length in epochs where the command line gives one in steps, and the reverse."""
-    for (section, key), (other, its) in itertools.permutations((("train", "epochs"), ("measure", "steps"))):
-        own = raw.get(other)
-        given = key in over.get(section, {}) or f"{section}.{key}" in over.get("sweep", {})
-        if given and its not in over.get(other, {}) and isinstance(own, dict):
-            raw = raw | {other: {name: value for name, value in own.items() if name != its}}
+class _Field(NamedTuple):
+    """A field of a study."""
+
+    section: str
+    key: str
+
+
+_EPOCHS = _Field("train", "epochs")
+_STEPS = _Field("measure", "steps")
+
+
+def _without_other_length(raw: dict[str, Any], override_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a study without its own length in epochs where the command line gives one in steps, and the reverse."""
+    for length, other_length in ((_EPOCHS, _STEPS), (_STEPS, _EPOCHS)):
+        is_set = length.key in override_values.get(length.section, {})
+        is_swept = f"{length.section}.{length.key}" in override_values.get("sweep", {})
+        are_both_set = other_length.key in override_values.get(other_length.section, {})
+        keys = raw.get(other_length.section)
+        if (is_set or is_swept) and not are_both_set and isinstance(keys, dict):
+            remaining = {key: value for key, value in keys.items() if key != other_length.key}
+            raw = raw | {other_length.section: remaining}
     return raw
 
 
 def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Put values of an overlay over those of a study, key by key, and return the study.
+
+    Args:
+        raw: a study's values by section and key; changed.
+        overlay: values by section and key, and the study's name.
+        source: where they come from, for messages.
+
+    Raises:
+        RequestError: the overlay has unknown keys or wrong values.
+    """
     for name, section in overlay.items():
         if not isinstance(section, Mapping):
             raw[name] = section
             continue
         if name in SECTIONS:  # [sweep] has rules of its own
             _check_by_itself(name, section, source)
-        own = raw.get(name, {})
-        if isinstance(own, dict):  # anything else is refused later
-            raw[name] = own | dict(section)
+        study_section = raw.get(name, {})
+        if isinstance(study_section, dict):  # anything else is refused later
+            raw[name] = study_section | dict(section)
     return raw
 
 
 def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None:
-    """Checks a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
+    """Check a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
 
     Keys that it lacks may stand in the study file.
 
@@ -225,8 +283,8 @@ def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None
         for problem in problems:
             problem["loc"] = (name, *problem["loc"])
         if problems:
-            told = _messages(problems, location=_ON_COMMAND_LINE if source == _COMMAND_LINE else "")
-            raise RequestError(f"{source}{told}") from None
+            location = _ON_COMMAND_LINE if source == _COMMAND_LINE else ""
+            raise RequestError(f"{source}{_messages(problems, location=location)}") from None
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
@@ -249,12 +307,23 @@ def _nested_too_deeply(path: Path) -> RequestError:
 
 
 def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str = "") -> Study:
+    """Return the study with these values by section and key.
+
+    Args:
+        path: names the study in messages.
+        raw: the values.
+        text: the file's text, in which a message names the line; empty: it names none.
+        location: where the values stand ("in [sweep]") if not in their own sections.
+
+    Raises:
+        RequestError: a key is unknown or missing, or a value is wrong.
+    """
     try:
         # Strict: "64" is no number, and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        told = _messages(error.errors(include_url=False), text, location=location)
-        raise RequestError(f"{shown(str(path))}{told}") from None
+        messages = _messages(error.errors(include_url=False), text, location=location)
+        raise RequestError(f"{shown(str(path))}{messages}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
             f"{shown(str(path))}: name is {shown(study.name)}",
@@ -264,7 +333,7 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str
 
 
 def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str = "") -> str:
-    """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
+    """Return what is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
 
     `location`: where the values stand ("on the command line") if not in their own sections.
     """
@@ -284,24 +353,40 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str
 
 
 def _follows_from_wrong_items(problem: ErrorDetails, problems: Sequence[ErrorDetails]) -> bool:
-    """Whether a list is called too short only because pydantic does not count its wrong items, which are told too."""
+    """Whether a list is called too short only because pydantic does not count its wrong items, which it names too."""
     lists_with_wrong_items = [other["loc"][:-1] for other in problems]
     return problem["type"] == "too_short" and problem["loc"] in lists_with_wrong_items
 
 
 def _line_of(text: str, path: Sequence[int | str]) -> str:
-    """ "line 7", where a key of a section stands in a study's text, or else its section; empty if neither is found."""
+    """Return "line 7", where a key of a section stands in a study's text, else its section; empty if neither is found.
+
+    Args:
+        text: a study's text.
+        path: section and key ("train", "micro_batch"), or a key outside all sections.
+    """
     section = str(path[0])
     key = str(path[1]) if len(path) > 1 else ""
-    at, heading = "", 0
+    current_section = ""
+    section_line = 0
     for number, line in enumerate(text.splitlines(), 1):
-        if head := re.match(r"\s*\[+([^\[\]]+)\]", line):
-            at = head[1].strip()
-            heading = heading or (number if at == section else 0)
-        wanted = key if at == section else section if not at else ""
-        if wanted and re.match(rf"\s*[\"']?{re.escape(wanted)}[\"']?\s*[=.]", line):
+        heading = re.match(r"\s*\[+([^\[\]]+)\]", line)
+        if heading is not None:
+            current_section = heading[1].strip()
+            if current_section == section and not section_line:
+                section_line = number
+        if current_section == section:
+            is_line_of_key = _assigns(line, key)
+        else:  # above all sections "train.micro_batch = 8" or "train = {...}" may stand
+            is_line_of_key = not current_section and _assigns(line, section)
+        if is_line_of_key:
             return f"line {number}"
-    return f"line {heading}" if heading else ""
+    return f"line {section_line}" if section_line else ""
+
+
+def _assigns(line: str, key: str) -> bool:
+    """Whether a line of TOML gives a value to a key, or to one below it; False for an empty key."""
+    return key != "" and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line) is not None
 
 
 @dataclass(frozen=True)
@@ -344,7 +429,7 @@ class _Problem:
 
 
 def _message(problem: _Problem, listed_sections: set[str]) -> str:
-    """What is wrong, and what to write instead.
+    """Return what is wrong, and what to write instead.
 
     Args:
         problem: the problem.
@@ -356,16 +441,15 @@ def _message(problem: _Problem, listed_sections: set[str]) -> str:
 
 
 def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
-    """Names the key that another program's word stands for, or else the sections that have it, or the valid keys."""
+    """Return a message with the key that another program's word means, or the sections that have it, or all keys."""
     key = problem.key
     section = problem.section
     meaning = meant_key(key)
     if meaning is not None:
-        field, value, remark = meaning
-        right_section, _, right_key = field.partition(".")
-        assignment = f"{right_key} = {value}" if value else right_key
+        right_section, _, right_key = meaning.field.partition(".")
+        assignment = f"{right_key} = {meaning.example}" if meaning.example else right_key
         location = f"[{section}]" if section else "the study"
-        return f"unknown key {shown(key)} in {location}. Write {assignment} in [{right_section}]{remark}."
+        return f"unknown key {shown(key)} in {location}. Write {assignment} in [{right_section}]{meaning.remark}."
 
     valid_keys = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
     location = f"in [{section}]" if section else "at the top level"
@@ -380,7 +464,7 @@ def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
 
 
 def _next_step(problem: _Problem) -> str:
-    """What to write in place of a wrong or missing value."""
+    """Return what to write in place of a wrong or missing value."""
     if problem.kind == "missing":
         return _addition(problem)
     if problem.kind in ("model_type", "dict_type"):
@@ -396,7 +480,7 @@ def _next_step(problem: _Problem) -> str:
 
 
 def _addition(problem: _Problem) -> str:
-    """ "Add name = "..." in [model]", or the section where that is missing."""
+    """Return "Add name = "..." in [model]", or the section where that is missing."""
     if problem.key == "name":
         addition = 'Add name = "..."'
     elif problem.section:
@@ -421,7 +505,7 @@ _TEXT_LIST = _ListForm(r"[^\"'\\]+", has_commas_between=False)
 
 
 def _list_step(problem: _Problem) -> str:
-    """ "Write gpus = [1, 2]" for gpus = "1, 2"; empty where no list was expected, or the text is none."""
+    """Return "Write gpus = [1, 2]" for gpus = "1, 2"; empty where no list was expected, or the text is none."""
     value = problem.value
     is_list_expected = problem.kind in ("list_type", "tuple_type")
     is_single_value = isinstance(value, str | int) and not isinstance(value, bool)
@@ -448,16 +532,16 @@ def _list_form(problem: _Problem) -> _ListForm:
 
 
 def _toml_item(item: str, form: _ListForm) -> str:
-    """A number as it is, all else in quotes; in a list of texts a number is a text too."""
+    """Return a number as it is, all else in quotes; in a list of texts a number is a text too."""
     is_number = form is not _TEXT_LIST and re.fullmatch(_NUMBER_LIST.item, item)
     return item if is_number else f'"{item}"'
 
 
 def _sweep_step(problem: _Problem) -> str:
-    """How to vary a field that was given a list; empty where it was not, or cannot be varied."""
-    is_list = isinstance(problem.value, list) and problem.value
+    """Return how to vary a field that was given a list; empty where it was not, or cannot be varied."""
+    has_items = isinstance(problem.value, list) and bool(problem.value)
     is_sweepable = problem.field in SWEEPABLE and problem.field != "data.columns"
-    if not (is_list and is_sweepable):
+    if not (has_items and is_sweepable):
         return ""
     if problem.location == "":
         return f'To vary it, write "{problem.field}" = [...] in [sweep]'
@@ -467,7 +551,7 @@ def _sweep_step(problem: _Problem) -> str:
 
 
 def overridden(words: Sequence[str]) -> dict[str, Any]:
-    """Parses KEY=VALUE words of the command line: values by section and key, and the study's name.
+    """Parse KEY=VALUE words of the command line into values by section and key, and the study's name.
 
     A key is dotted ("train.micro_batch", "sweep.train.engine"); a value is TOML's, and a bare word a string.
 
@@ -476,57 +560,97 @@ def overridden(words: Sequence[str]) -> dict[str, Any]:
     """
     sections: dict[str, Any] = {}
     for word in words:
-        field, equals, text = word.partition("=")
-        section, _, key = field.strip().partition(".")
-        if not (equals and section):
-            raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
-        value = _value_of(text.strip(), field)
-        if field != "name" and (not key or section not in (*SECTIONS, "sweep")):
-            raise _unknown_override(field, key or section)
-        given = sections if field == "name" else sections.setdefault(section, {})
-        if (key or field) in given:
-            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
-        if field == "name":
-            sections["name"] = value
-            continue
-        if section == "sweep" and not isinstance(value, list):
+        override = _parse_override(word)
+        keys = sections.setdefault(override.section, {}) if override.section else sections
+        if override.key in keys:
+            raise RequestError(f"{override.field} is given twice on the command line", next_step="Give it once")
+        if override.section == "sweep" and not isinstance(override.value, list):
             raise RequestError(
-                f"{field}={text.strip()} sweeps one value", next_step=f"""Give a list: '{field}=["a", "b"]'"""
+                f"{override.field}={override.text} sweeps one value",
+                next_step=f"""Give a list: '{override.field}=["a", "b"]'""",
             )
-        sections[section][key] = value
+        keys[override.key] = override.value
     if "sweep" in sections:
         choices(sections["sweep"])
     return sections
 
 
+class _Override(NamedTuple):
+    """One KEY=VALUE word."""
+
+    field: str
+    """As it was written: "train.micro_batch"."""
+    section: str
+    """ "train"; empty for the study's name."""
+    key: str
+    text: str
+    """The value as it was written."""
+    value: Any
+
+
+def _parse_override(word: str) -> _Override:
+    """Take a KEY=VALUE word apart.
+
+    Raises:
+        RequestError: it is none, or no section has the key.
+    """
+    field, equals, text = word.partition("=")
+    text = text.strip()
+    section, _, key = field.strip().partition(".")
+    if not (equals and section):
+        raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
+    value = _value_of(text, field)
+    if field == "name":
+        return _Override(field, section="", key="name", text=text, value=value)
+    if not key or section not in (*SECTIONS, "sweep"):
+        raise _unknown_override(field, key or section)
+    return _Override(field, section, key, text, value)
+
+
 def likely_overrides(key: str) -> list[str]:
-    """KEY=VALUE words that may be meant by a key without its section, or by another program's word for a key."""
-    if meant := meant_key(key):
-        return [f"{meant[0]}={meant[1] or 'VALUE'}"]
+    """Return KEY=VALUE words that may be meant by a key without its section, or by another program's word for a key.
+
+    Example: "bs" gives ["train.micro_batch=VALUE"].
+    """
+    meaning = meant_key(key)
+    if meaning is not None:
+        return [f"{meaning.field}={meaning.example or 'VALUE'}"]
     return [f"{name}.{key}=VALUE" for name, model in SECTIONS.items() if key in model.model_fields]
 
 
 def _unknown_override(field: str, key: str) -> RequestError:
-    if field in (*SECTIONS, "sweep"):
+    """Return the error for a dotted field of the command line that there is not; `key` is its last part."""
+    sections = [*SECTIONS, "sweep"]
+    if field in sections:
         return RequestError(f"{shown(field)} is a section, and no key", next_step=f"Write {field}.KEY=VALUE")
+    what = f"unknown key {shown(field)} on the command line"
     likely = likely_overrides(key)
-    return RequestError(
-        f"unknown key {shown(field)} on the command line",
-        valid=[] if likely else [f"{name}.KEY=VALUE" for name in (*SECTIONS, "sweep")],
-        next_step=f"Write {' or '.join(likely)}" if likely else "",
-        hint="" if likely else nearest(field.partition(".")[0], [*SECTIONS, "sweep"]),
-    )
+    if likely:
+        return RequestError(what, next_step=f"Write {' or '.join(likely)}")
+    hint = nearest(field.partition(".")[0], sections)
+    return RequestError(what, valid=[f"{name}.KEY=VALUE" for name in sections], hint=hint)
+
+
+_OPENING_CHARACTERS = "\"'[{"
+"""Characters with which a TOML value begins that must be closed."""
 
 
 def _value_of(text: str, field: str) -> Any:
-    """The TOML value of `text`. Other text is a string, unless it begins like a value that must be closed."""
+    """Return the TOML value of `text`. Other text is a string, unless it begins like a value that must be closed.
+
+    Raises:
+        RequestError: it does, or it is empty.
+    """
     try:
-        value = tomllib.loads(f"value = {text}") if not has_long_keys(text) else {}
+        values = tomllib.loads(f"value = {text}") if not has_long_keys(text) else {}
     except (ValueError, RecursionError):
-        value = {}
-    if set(value) == {"value"} and (text[:1] in "\"'[{" or "#" not in text):
-        return value["value"]
-    if not text or text[0] in "\"'[{":
+        values = {}
+    is_opened = text[:1] != "" and text[0] in _OPENING_CHARACTERS
+    is_one_value = values.keys() == {"value"}
+    has_no_comment = is_opened or "#" not in text
+    if is_one_value and has_no_comment:
+        return values["value"]
+    if not text or is_opened:
         raise RequestError(
             f"{field} is {shown(text)}, which is no TOML value",
             next_step=f"""Quote it for the shell: '{field}=["a", "b"]', or write a bare word or a number""",
@@ -542,7 +666,7 @@ Overlay = Mapping[str, Mapping[str, Any]]
 
 
 def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, hostfile: Path | None) -> Overlay:
-    """Merges what the site file and the command line put over a study; the command line wins.
+    """Merge what the site file and the command line put over a study; the command line wins.
 
     Raises:
         RequestError: the site file cannot be read, is not TOML, or has other sections or wrong values; so has the
@@ -551,18 +675,23 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
     sections: dict[str, dict[str, Any]] = read_site(site) if site is not None else {}
     for name, section in sections.items():
         _check_by_itself(name, section, f"site file {shown(str(site))}")
-    given = {"launcher": launcher, "scheduler": scheduler, "hostfile": str(hostfile.absolute()) if hostfile else None}
-    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if scheduler in ("local", "slurm") and hostfile is None:
-        chosen["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
-    if chosen:
-        _check_by_itself("launch", chosen, _COMMAND_LINE)
-        sections["launch"] = sections.get("launch", {}) | chosen
+    options: dict[str, Any] = {}
+    if launcher is not None:
+        options["launcher"] = launcher
+    if scheduler is not None:
+        options["scheduler"] = scheduler
+    if hostfile is not None:
+        options["hostfile"] = str(hostfile.absolute())
+    elif scheduler in ("local", "slurm"):
+        options["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
+    if options:
+        _check_by_itself("launch", options, _COMMAND_LINE)
+        sections["launch"] = sections.get("launch", {}) | options
     return sections
 
 
 def read_site(path: Path) -> dict[str, dict[str, Any]]:
-    """Reads a site file; its values are validated as part of the study that they are put over.
+    """Read a site file into values by section and key, which are validated with the study that they are put over.
 
     Raises:
         RequestError: as `overlay` says.
@@ -581,7 +710,7 @@ def read_site(path: Path) -> dict[str, dict[str, Any]]:
             kind = f"section {shown(name)}" if isinstance(section, dict) else f"key {shown(name)} outside a section"
             raise RequestError(
                 f"site file {shown(str(path))} has a {kind}",
-                valid=[f"[{each}]" for each in SITE_SECTIONS],
+                valid=[f"[{section_name}]" for section_name in SITE_SECTIONS],
                 next_step="What is to be studied belongs in the study file",
             )
     hostfile = raw.get("launch", {}).get("hostfile")

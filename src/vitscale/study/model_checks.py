@@ -1,9 +1,12 @@
-"""Checks, before anything starts, of a model that several ranks share and of one that labels pixels."""
+"""Checks, before anything starts, of a model that several ranks share and of one that labels pixels.
+
+Each raises `RequestError` with what is wrong, the valid values and the next step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, shown
@@ -12,7 +15,7 @@ from vitscale.trial.model_cost import most_stages, recorded_shapes, swin_shape
 from vitscale.trial.model_counts import stages
 from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import ParallelAxis, ParallelSpec
-from vitscale.trial.rank_batches import micro_batches
+from vitscale.trial.rank_batches import largest_divisor, micro_batches
 from vitscale.trial.trial import TrainSpec, Trial, samples_used
 
 if TYPE_CHECKING:
@@ -20,45 +23,70 @@ if TYPE_CHECKING:
 
 
 def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> None:
-    """Checks that the rank counts of a study are multiples of the ranks that share one model, and that its engine may
-    have several.
+    """Check that rank counts are multiples of the ranks that share one model, and that the engine takes several ranks.
 
     Raises:
         RequestError: a count is no multiple; it names multiples that are near. Or an engine that trains on one rank
             is split.
     """
-    each = parallel.ranks_per_model
-    if of_engine(engine).alone and each > 1:
-        taking = max(ENGINES, key=lambda name: len({*parallel.split_axes} & {*ENGINES[name].splits}))
-        split = parallel.model_dump(mode="json", exclude_defaults=True).items()
-        quoted = {field: f'"{value}"' if isinstance(value, str) else f"{value}".lower() for field, value in split}
-        fields = ", ".join(f'"parallel.{field}" = {value}' for field, value in quoted.items())
-        raise RequestError(
-            f"train.engine = {shown(engine)} trains on one rank and takes no split, and {parallel.in_words} ranks "
-            "share one model",
-            next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
-            f'train = [{{ engine = "{engine}" }}, {{ engine = "{taking}", {fields} }}]. Or use that engine alone',
-        )
-    if wrong := [ranks for ranks in gpus if ranks % each]:
-        ranks = wrong[0]
-        near = sorted({max(each, ranks // each * each), -(-ranks // each) * each})
-        raise RequestError(
-            f"scaling.gpus holds {ranks}, and {parallel.in_words} ranks share one model",
-            valid=[f"{each} and multiples of it, such as {' or '.join(map(str, near))}"],
-            next_step="Change scaling.gpus, or split the model less",
-        )
+    if of_engine(engine).alone and parallel.ranks_per_model > 1:
+        raise _split_of_one_rank(parallel, engine)
+    for ranks in gpus:
+        if ranks % parallel.ranks_per_model:
+            near = _nearest_multiples(ranks, parallel.ranks_per_model)
+            raise RequestError(
+                f"scaling.gpus holds {ranks}, and {parallel.in_words} ranks share one model",
+                valid=[f"{parallel.ranks_per_model} and multiples of it, such as {near}"],
+                next_step="Change scaling.gpus, or split the model less",
+            )
+
+
+def _nearest_multiples(number: int, factor: int, *, least: int = 1) -> str:
+    """Return "4 or 8" for 6 and a factor of 4: the multiples around a number, not below `least` times the factor."""
+    below = max(least, number // factor) * factor
+    above = -(-number // factor) * factor
+    return " or ".join(str(multiple) for multiple in sorted({below, above}))
+
+
+def _split_of_one_rank(parallel: ParallelSpec, engine: str) -> RequestError:
+    """Return the error for a split under an engine that trains on one rank, with the study that sweeps both."""
+
+    def count_of_axes_taken(name: str) -> int:
+        return len({*parallel.split_axes} & {*ENGINES[name].splits})
+
+    splitting_engine = max(ENGINES, key=count_of_axes_taken)
+    assignments = []
+    for field, value in parallel.model_dump(mode="json", exclude_defaults=True).items():
+        toml_value = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        assignments.append(f'"parallel.{field}" = {toml_value}')
+    split_table = f'{{ engine = "{splitting_engine}", {", ".join(assignments)} }}'
+    return RequestError(
+        f"train.engine = {shown(engine)} trains on one rank and takes no split, and {parallel.in_words} ranks "
+        "share one model",
+        next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
+        f'train = [{{ engine = "{engine}" }}, {split_table}]. Or use that engine alone',
+    )
+
+
+class DividedBatch(NamedTuple):
+    """A constant global batch, from which the micro-batches of a curve follow (strong-global)."""
+
+    global_batch: int
+    """Images."""
+    most_data_ranks: int
+    """Most data-parallel ranks of the curve."""
 
 
 def check_split(
-    parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: tuple[int, int] | None = None
+    parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: DividedBatch | None = None
 ) -> None:
-    """Checks that the engine and the model's shape allow a split of the model.
+    """Check that the engine and the model's shape allow a split of the model.
 
     Args:
         parallel: the split at one point of a study.
         train: the training of one of its trials.
         model: the model, resolved.
-        divided: where micro-batches follow from a global batch, that, and the most data-parallel ranks of its curve.
+        divided: the global batch where micro-batches follow from it; None where the study sets them.
 
     Raises:
         RequestError: the engine or the model does not allow it; the error names what is possible.
@@ -86,7 +114,7 @@ def check_split(
 
 
 def _check_schedule(parallel: ParallelSpec) -> None:
-    """Refuses settings of a schedule that have no meaning without the field that they belong to."""
+    """Refuse settings of a schedule that have no meaning without the field that they belong to."""
     default = ParallelSpec()
     if parallel.pipeline == 1 and parallel.schedule != default.schedule:
         what = f"parallel.schedule = {shown(parallel.schedule)} has no meaning with parallel.pipeline = 1"
@@ -99,71 +127,120 @@ def _check_schedule(parallel: ParallelSpec) -> None:
         raise RequestError(what, valid=["stages_per_rank of 2 or more"], next_step="Or set schedule = '1f1b'")
 
 
-def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: tuple[int, int] | None) -> None:
-    """Checks that each stage has blocks, and that there are as many micro-batches as the schedule needs."""
+def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: DividedBatch | None) -> None:
+    """Check that each stage has blocks, and that there are as many micro-batches as the schedule needs."""
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
-    most, stages, ranks, count = most_stages(model), parallel.stages, parallel.pipeline, train.grad_accum
-    each = stages // ranks
-    if most < stages and model.factory is None:  # for a factory's model only its ranks can tell
-        heads = " and heads that may be a stage" * (model.task == "segmentation")
-        raise RequestError(
-            f"{parallel.in_words}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
-            f"{model.name} has {model.blocks} blocks{heads}",
-            valid=[f"pipeline of 1 to {most // each}"] if most >= 2 * each else [],
-            next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
-        )
-    rounds = max(1, count // ranks)
-    what = f"train.grad_accum = {count} micro-batches"
-    what += f" (what a global batch of {divided[0]} leaves)" if divided else ""
-    if parallel.schedule == "1f1b" and count < ranks:
-        raise RequestError(
-            f"{what} are too few for parallel.schedule = '1f1b' on {ranks} stages, which take one by one",
-            valid=[_dividing(divided, ranks) if divided else f"grad_accum of {ranks} or more"],
-            next_step=f"Set it{'' if divided else ', and micro_batch smaller by as much'}; or schedule = 'gpipe', "
-            "which takes any number",
-        )
-    if parallel.schedule == "interleaved" and count % rounds:
-        near = sorted({count // ranks * ranks, -(-count // ranks) * ranks})
-        raise RequestError(
-            f"{what} do not divide into {rounds} equal rounds, as parallel.schedule = 'interleaved' takes them on "
-            f"{ranks} ranks",
-            valid=[
-                _dividing(divided, ranks, train.micro_batch)
-                if divided
-                else f"multiples of {ranks}, such as {' or '.join(map(str, near))}"
-            ],
-            next_step=f"{'Set it' if divided else 'Change grad_accum'}, or set schedule = '1f1b'",
-        )
+    _check_stage_count(parallel, model)
+    if parallel.schedule == "1f1b":
+        _check_1f1b(parallel.pipeline, train, divided)
+    if parallel.schedule == "interleaved":
+        _check_interleaved(parallel.pipeline, train, divided)
 
 
-def _dividing(divided: tuple[int, int], ranks: int, most: int | None = None) -> str:
-    """What to set so that a global batch leaves micro-batches for all `ranks` of a pipeline on the whole curve.
+def _check_stage_count(parallel: ParallelSpec, model: ModelSpec) -> None:
+    """Refuse more stages than the model has blocks. Of a factory's model only its ranks know the number."""
+    most = most_stages(model)
+    if model.factory is not None or parallel.stages <= most:
+        return
+    stages_per_rank = parallel.stages // parallel.pipeline
+    split = parallel.in_words
+    if stages_per_rank > 1:
+        split += f" with {stages_per_rank} stages each"
+    blocks = f"{model.blocks} blocks"
+    if model.task == "segmentation":
+        blocks += " and heads that may be a stage"
+    most_ranks = most // stages_per_rank
+    raise RequestError(
+        f"{split} is {parallel.stages} stages, and {model.name} has {blocks}",
+        valid=[f"pipeline of 1 to {most_ranks}"] if most_ranks >= 2 else [],
+        next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
+    )
 
-    With `most` images to a micro-batch they are a multiple of `ranks`. The global batch changes only if it must.
+
+def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
+    """Refuse fewer micro-batches than ranks of the pipeline."""
+    if train.grad_accum >= ranks:
+        return
+    what = f"{_micro_batch_count(train, divided)} are too few for parallel.schedule = '1f1b' on {ranks} stages"
+    if divided is None:
+        valid = f"grad_accum of {ranks} or more"
+        remedy = "Set it, and micro_batch smaller by as much"
+    else:
+        valid = _sizes_for_pipeline(divided, ranks)
+        remedy = "Set it"
+    raise RequestError(
+        f"{what}, which take one by one",
+        valid=[valid],
+        next_step=f"{remedy}; or schedule = 'gpipe', which takes any number",
+    )
+
+
+def _check_interleaved(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
+    """Refuse micro-batches that do not divide into equal rounds of about as many as the pipeline has ranks."""
+    rounds = max(1, train.grad_accum // ranks)
+    if train.grad_accum % rounds == 0:
+        return
+    what = f"{_micro_batch_count(train, divided)} do not divide into {rounds} equal rounds"
+    if divided is None:
+        valid = f"multiples of {ranks}, such as {_nearest_multiples(train.grad_accum, ranks, least=0)}"
+        remedy = "Change grad_accum"
+    else:
+        valid = _sizes_for_pipeline(divided, ranks, largest_micro_batch=train.micro_batch)
+        remedy = "Set it"
+    raise RequestError(
+        f"{what}, as parallel.schedule = 'interleaved' takes them on {ranks} ranks",
+        valid=[valid],
+        next_step=f"{remedy}, or set schedule = '1f1b'",
+    )
+
+
+def _micro_batch_count(train: TrainSpec, divided: DividedBatch | None) -> str:
+    """Return "train.grad_accum = 3 micro-batches", with its cause where it follows from a global batch."""
+    count = f"train.grad_accum = {train.grad_accum} micro-batches"
+    if divided is None:
+        return count
+    return f"{count} (what a global batch of {divided.global_batch} leaves)"
+
+
+def _sizes_for_pipeline(divided: DividedBatch, ranks: int, largest_micro_batch: int | None = None) -> str:
+    """Return what to set so that a global batch leaves micro-batches for a pipeline on the whole curve.
+
+    The global batch changes only if it must.
+
+    Args:
+        divided: the global batch.
+        ranks: ranks of a pipeline, each of which needs a micro-batch.
+        largest_micro_batch: images of the largest micro-batch, where their number must be a multiple of `ranks`; None
+            where it must not.
     """
-    images, models = divided
+    images = divided.global_batch
+    models = divided.most_data_ranks
     share = images // models
-    if share < ranks or (most and share % ranks):
-        images = -(-images // (ranks * models)) * ranks * models
-    size = images // models // ranks
-    if most:
-        size = next(smaller for smaller in range(min(most, size), 0, -1) if size % smaller == 0)
-    return f"train.micro_batch {'=' if most else 'of at most'} {size} with train.global_batch = {images}"
+    must_be_multiple = largest_micro_batch is not None
+    if share < ranks or (must_be_multiple and share % ranks):
+        step = ranks * models
+        images = -(-images // step) * step
+    most_images = images // models // ranks
+    if largest_micro_batch is None:
+        return f"train.micro_batch of at most {most_images} with train.global_batch = {images}"
+    micro_batch = largest_divisor(most_images, at_most=largest_micro_batch)
+    return f"train.micro_batch = {micro_batch} with train.global_batch = {images}"
 
 
 def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
+    """Refuse a split along an axis that the engine does not take, and name the engines that take it here."""
     if axis in of_engine(train.engine).splits:
         return
-    taking = [
+    splitting_engines = [
         f"train.engine = {shown(name)}"
         for name, facts in ENGINES.items()
         if axis in facts.splits and not facts.unavailable(train.device)
     ]
-    asked = f"parallel.{axis} = {getattr(parallel, axis)}"
-    what = f"{asked} is not taken by train.engine = {shown(train.engine)}"
-    raise RequestError(what, valid=taking, next_step=f"Use one of these, or set {axis} = 1")
+    split = f"parallel.{axis} = {getattr(parallel, axis)}"
+    what = f"{split} is not taken by train.engine = {shown(train.engine)}"
+    raise RequestError(what, valid=splitting_engines, next_step=f"Use one of these, or set {axis} = 1")
 
 
 def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
@@ -189,62 +266,91 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
 
 
 def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
+    """Check that the model's heads, widths and tokens can be shared by the ranks of a split."""
     if model.factory is not None and model.task == "classification":
         if parallel.sequence > 1 and parallel.pipeline > 1:
             what = f"{parallel.in_words} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
         return  # only its ranks can tell what it offers, and for how many ranks
-    segments = model.task == "segmentation"
     if model.name is None or model.heads is None:
-        named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
-        what = f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own"
-        vits, swins = "vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like"
-        raise RequestError(
-            f"{what}{' with model.task = ' * segments}{shown('segmentation') * segments} cannot be split: "
-            f"{parallel.in_words} is known to train the same for vitscale's own models",
-            valid=[vits, swins, *(() if segments else ("a factory that says how it is split",))],
-            next_step="Use one of these, or leave [parallel] out",
-        )
+        raise _unknown_split(parallel, model)
     swin = swin_shape(model)
-    if swin is not None and parallel.shard_norms:
+    if swin is not None:
+        _check_swin(parallel, model)
+    _check_heads(parallel, model, model.heads)
+    if model.mlp_size is not None and model.mlp_size % parallel.tensor:
+        what = f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}"
+        raise RequestError(what, next_step="Set another mlp_size, or tensor to a divisor of it")
+    if swin is not None:
+        rows = stages(swin)[-1].side
+        _check_token_parts(parallel, model, rows, f"rows of tokens in {model.name}'s last stage")
+    else:
+        tokens = (model.image_size // (model.patch_size or 1)) ** 2 + 1
+        _check_token_parts(parallel, model, tokens, "tokens")
+
+
+def _unknown_split(parallel: ParallelSpec, model: ModelSpec) -> RequestError:
+    """Return the error for a model that is not one of vitscale's own."""
+    is_segmentation = model.task == "segmentation"
+    subject = "a model of train.script's own"
+    for key in ("name", "hf", "factory"):
+        value = getattr(model, key)
+        if value is not None:
+            subject = f"model.{key} = {shown(value)}"
+            break
+    if is_segmentation:
+        subject += f" with model.task = {shown('segmentation')}"
+    valid = ["vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like"]
+    if not is_segmentation:
+        valid.append("a factory that says how it is split")
+    return RequestError(
+        f"{subject} cannot be split: {parallel.in_words} is known to train the same for vitscale's own models",
+        valid=valid,
+        next_step="Use one of these, or leave [parallel] out",
+    )
+
+
+def _check_swin(parallel: ParallelSpec, model: ModelSpec) -> None:
+    if parallel.shard_norms:
         raise RequestError(
             f"{parallel.in_words} with shard_norms cannot be trained of {model.name}: windows join tokens of several "
             "ranks",
             valid=["shard_norms = false; parallel.sequence shares tokens, of norms too"],
             next_step="Use that, or a vision transformer",
         )
-    if swin is not None and segments and parallel.sequence > 1 and parallel.pipeline > 1:
+    if model.task == "segmentation" and parallel.sequence > 1 and parallel.pipeline > 1:
         what = f"{parallel.in_words} do not go together for {model.name} with model.task = 'segmentation'"
         raise RequestError(
             f"{what}: maps of all stages would be exchanged before its heads", next_step="Set one of them to 1"
         )
-    ranks = parallel.tensor * parallel.sequence
-    if model.heads % ranks:
-        splits = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
-        of_stage = " of its first stage" * (model.depths is not None)
-        raise RequestError(
-            f"{parallel.in_words} ranks share {model.name}'s {model.heads} heads{of_stage}, which they do not divide",
-            valid=[f"tensor x sequence of {splits}"],
-            next_step="Or take a model with other heads (model.heads)",
-        )
-    if model.mlp_size is not None and model.mlp_size % parallel.tensor:
-        what = f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}"
-        raise RequestError(what, next_step="Set another mlp_size, or tensor to a divisor of it")
-    if swin is not None:
-        parts, of_them = stages(swin)[-1].side, f"rows of tokens in {model.name}'s last stage"
-    else:
-        parts, of_them = (model.image_size // (model.patch_size or 1)) ** 2 + 1, "tokens"
-    ranks = parallel.sequence * (parallel.tensor if parallel.shard_norms else 1)
+
+
+def _check_heads(parallel: ParallelSpec, model: ModelSpec, heads: int) -> None:
+    """Refuse ranks that do not divide the attention heads, in Swin those of the first stage."""
+    if heads % (parallel.tensor * parallel.sequence) == 0:
+        return
+    divisors = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+    of_stage = " of its first stage" if model.depths is not None else ""
+    raise RequestError(
+        f"{parallel.in_words} ranks share {model.name}'s {heads} heads{of_stage}, which they do not divide",
+        valid=[f"tensor x sequence of {divisors}"],
+        next_step="Or take a model with other heads (model.heads)",
+    )
+
+
+def _check_token_parts(parallel: ParallelSpec, model: ModelSpec, parts: int, noun: str) -> None:
+    """Refuse more ranks than an image has parts (`parts`, called `noun`) that they could share."""
+    ranks = parallel.sequence * parallel.tensor if parallel.shard_norms else parallel.sequence
     if parts < ranks:
         raise RequestError(
-            f"images of {model.image_size} pixels are {parts} {of_them}, too few to share by {parallel.in_words}",
+            f"images of {model.image_size} pixels are {parts} {noun}, too few to share by {parallel.in_words}",
             valid=[f"up to {counted(parts, 'rank')} for each image"],
             next_step="Use a larger model.image_size, or split the tokens less",
         )
 
 
 def check_blocks(trial: Trial) -> None:
-    """Refuses options that work block by block for a model that is known to have no repeated blocks.
+    """Refuse options that work block by block for a model that is known to have no repeated blocks.
 
     Raises:
         RequestError: the model has no two blocks of one kind, which otherwise only its ranks would notice.
@@ -266,23 +372,24 @@ _POOLING = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "m
 
 
 def check_labels(trial: Trial, summary: Summary) -> None:
-    """Checks that model, data and batch sizes of a trial go together.
+    """Check that model, data and batch sizes of a trial go together.
 
     Raises:
         RequestError: the model's labels are not the data's; the model takes images of one size, and they are evaluated
             in their own; or a batch norm would be over a single image.
     """
-    if trial.model.task != summary.task:
+    model = trial.model
+    if model.task != summary.task:
         raise RequestError(
-            f"data.name = {shown(trial.data.name)} has labels for {summary.task}, and the model is for "
-            f"{trial.model.task}",
+            f"data.name = {shown(trial.data.name)} has labels for {summary.task}, and the model is for {model.task}",
             next_step=f"Set model.task = {shown(summary.task)}, or use other data",
         )
-    own_sizes = summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
-    if own_sizes and trial.model.name is not None and trial.model.depths is None:
-        what = f"{trial.model.name} takes images of one size, and whole ones are evaluated in their own proportions"
+    is_evaluated_whole = trial.window.evaluate and trial.data.evaluation == "whole"
+    is_named_vit = model.name is not None and model.depths is None
+    if summary.sizes_vary and is_evaluated_whole and is_named_vit:
+        what = f"{model.name} takes images of one size, and whole ones are evaluated in their own proportions"
         raise RequestError(what, next_step='Set data.evaluation = "sliding"')
-    if trial.model.task == "segmentation" and _pools_to_one_pixel(trial.model):
+    if model.task == "segmentation" and _pools_to_one_pixel(model):
         _check_batch_norm(trial, samples_used(summary.train_samples, trial.data.fraction))
 
 
@@ -296,30 +403,32 @@ def _pools_to_one_pixel(model: ModelSpec) -> bool:
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:
-    train, sizes = trial.train, micro_batches(trial.train, trial.layout.data)
-    local = train.batch_norm == "local"
-    if fewest_normalised(sizes, train.grad_accum, samples, local=local, drop_last=train.drop_last) > 1:
+    """Refuse a trial of `samples` images an epoch in which a batch norm would be over a single image."""
+    train = trial.train
+    sizes = micro_batches(train, trial.layout.data)
+    is_local = train.batch_norm == "local"
+    if fewest_normalised(sizes, train.grad_accum, samples, local=is_local, drop_last=train.drop_last) > 1:
         return
-    if (min(sizes) if local else sum(sizes)) > 1:
-        left = samples % trial.global_batch
-        what, remedy = (
-            f"the last step of an epoch, {left} images,",
-            "Set train.drop_last = true, or another micro_batch",
-        )
+    of_whole_step = min(sizes) if is_local else sum(sizes)
+    if of_whole_step > 1:
+        cause = f"the last step of an epoch, {samples % trial.global_batch} images,"
+        remedy = "Set train.drop_last = true, or another micro_batch"
     else:
-        what, remedy = f"train.micro_batch = {min(sizes)}", "Set train.micro_batch = 2 or more"
-    whose = "a rank's own images" if local else "the images of all ranks"
-    several = 2 * trial.parallel.ranks_per_model
-    other = f', or train.batch_norm = "synchronised" on {several} ranks or more' if local else ""
+        cause = f"train.micro_batch = {min(sizes)}"
+        remedy = "Set train.micro_batch = 2 or more"
+    if is_local:
+        two_data_ranks = 2 * trial.parallel.ranks_per_model
+        remedy += f', or train.batch_norm = "synchronised" on {two_data_ranks} ranks or more'
+    normalised = "a rank's own images" if is_local else "the images of all ranks"
     raise RequestError(
-        f"on {counted(trial.world.size, 'rank')} {what} leaves a batch norm over {whose} only one of them, and the "
-        "decoder pools each to a single pixel: one value has no variance",
-        next_step=remedy + other,
+        f"on {counted(trial.world.size, 'rank')} {cause} leaves a batch norm over {normalised} only one of them, and "
+        "the decoder pools each to a single pixel: one value has no variance",
+        next_step=remedy,
     )
 
 
 def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, local: bool, drop_last: bool) -> int:
-    """The smallest number of images, above 0, that one norm is taken over in any micro-step of an epoch.
+    """Return the smallest number of images, above 0, that one norm is taken over in any micro-step of an epoch.
 
     Args:
         sizes: images per micro-step of each rank.
@@ -329,18 +438,35 @@ def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, lo
         drop_last: whether the short last step is left out.
     """
     global_batch = sum(sizes) * grad_accum
-    left = samples % global_batch
-    of_whole_steps = min(sizes) if local else sum(sizes)
-    if not left or drop_last:
-        return of_whole_steps
-    # `datasets.batches` cuts the last step like this: slots shrink alike, and images fill them one after the other.
-    entries = [-(-size * left // global_batch) for size in sizes]
-    filled, rest = divmod(left, sum(entries))
-    if not local:
-        of_last = [sum(entries)] * (filled > 0) + [rest] * (rest > 0)
-    else:
-        of_last = entries if filled else []
-        for entry in entries:
-            of_last, rest = [*of_last, *([min(entry, rest)] if rest > 0 else [])], rest - entry
-    whole = [of_whole_steps] if samples >= global_batch else []
-    return min(whole + of_last)
+    remaining = samples % global_batch
+    of_whole_step = min(sizes) if local else sum(sizes)
+    if not remaining or drop_last:
+        return of_whole_step
+    micro_steps = _micro_steps_of_last_step(sizes, global_batch, remaining)
+    of_last_step = min(min(images) if local else sum(images) for images in micro_steps)
+    has_whole_step = samples >= global_batch
+    return min(of_whole_step, of_last_step) if has_whole_step else of_last_step
+
+
+def _micro_steps_of_last_step(sizes: Sequence[int], global_batch: int, remaining: int) -> list[list[int]]:
+    """Return the images per rank, empty ranks left out, in each kind of micro-step that a short last step has.
+
+    `datasets.batches` cuts the last step like this: slots shrink alike, and images fill them one after the other. So
+    there are full micro-steps, at most one that is filled in part, and empty ones.
+
+    Args:
+        sizes: images per micro-step of each rank in a whole step.
+        global_batch: images of a whole step.
+        remaining: images of the last one, above 0.
+    """
+    slots = [-(-size * remaining // global_batch) for size in sizes]
+    full_micro_steps, images = divmod(remaining, sum(slots))
+    kinds = [slots] if full_micro_steps else []
+    filled_in_part = []
+    for slot in slots:
+        if images > 0:
+            filled_in_part.append(min(slot, images))
+            images -= slot
+    if filled_in_part:
+        kinds.append(filled_in_part)
+    return kinds

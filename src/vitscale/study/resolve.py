@@ -1,10 +1,12 @@
-"""Settles what a study leaves open, from the user's DeepSpeed file and the machine, and checks that it fits there. Also
-works out batch and data for each rank count under the three policies, and refuses what does not divide."""
+"""Settles what a study leaves open, from the user's DeepSpeed file and the machine, and checks that it fits there.
+
+Also works out batch and data for each rank count under the three batch policies, and refuses what does not divide.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,26 +16,31 @@ from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
-from vitscale.trial.rank_batches import shares
+from vitscale.trial.rank_batches import largest_divisor, shares
 from vitscale.trial.trial import DeviceName, Mode, Precision, World, exact
 
 
-def with_deepspeed_config(
-    study_path: Path, study: Study, by_hand: frozenset[str]
-) -> tuple[Study, dict[str, Any] | None]:
-    """Reads the user's DeepSpeed file, if any, and takes from it what the study leaves open.
+class WithDeepspeedConfig(NamedTuple):
+    """A study, and the content of the user's DeepSpeed file; None without one."""
+
+    study: Study
+    config: dict[str, Any] | None
+
+
+def with_deepspeed_config(study_path: Path, study: Study, set_fields: frozenset[str]) -> WithDeepspeedConfig:
+    """Read the user's DeepSpeed file, if any, and take from it what the study leaves open.
 
     Args:
         study_path: the study file; a relative path in it starts there.
         study: one point of the sweep.
-        by_hand: the dotted fields that the study sets.
+        set_fields: the dotted fields that the study sets.
 
     Raises:
         RequestError: the file cannot be used, or contradicts the study.
     """
     train = study.train
     if train.deepspeed_config is None:
-        return study, None
+        return WithDeepspeedConfig(study, config=None)
     wrapper = of_engine(train.accelerate_backend or train.engine)
     if "deepspeed_config" not in wrapper.options:
         what = f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}"
@@ -41,38 +48,37 @@ def with_deepspeed_config(
         raise RequestError(what, next_step=f"Use train.engine = {readers}, or remove train.deepspeed_config")
     config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
     values = train.model_dump()
-    set_by_hand = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in by_hand}
-    wrong = deepspeed_config.contradictions(config, set_by_hand)
-    if wrong:
-        raise RequestError(
-            "; ".join(wrong), next_step="Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
-        )
-    fixed = deepspeed_config.fixed_fields(config)
-    fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
-    sizes = deepspeed_config.batch_values(config)
-    fixed |= {
-        "train.micro_batch": sizes.get("train_micro_batch_size_per_gpu"),
-        "train.grad_accum": sizes.get("gradient_accumulation_steps"),
-        "train.global_batch": sizes.get("train_batch_size") if study.scaling.mode == "strong-global" else None,
-    }
-    adopted = {
-        field.removeprefix("train."): value
-        for field, value in fixed.items()
-        if value is not None and field not in by_hand
-    }
+    set_values = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in set_fields}
+    contradictions = deepspeed_config.contradictions(config, set_values)
+    if contradictions:
+        next_step = "Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
+        raise RequestError("; ".join(contradictions), next_step=next_step)
+    adopted = {}
+    for field, value in _fields_in_config(config, study.scaling.mode).items():
+        if value is not None and field not in set_fields:
+            adopted[field.removeprefix("train.")] = value
     try:
         # Validated again, because these values come from the user too.
         new_train = TrainSection.model_validate(values | adopted, strict=True)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise RequestError(
-            "taken from the DeepSpeed configuration: " + wrong_value(problem, next_step="Correct it there")
-        ) from None
-    return study.model_copy(update={"train": new_train}), config
+        problem = wrong_value(error.errors(include_url=False)[0], next_step="Correct it there")
+        raise RequestError(f"taken from the DeepSpeed configuration: {problem}") from None
+    return WithDeepspeedConfig(study.model_copy(update={"train": new_train}), config)
+
+
+def _fields_in_config(config: dict[str, Any], mode: Mode) -> dict[str, Any]:
+    """Return the dotted fields of [train] that a DeepSpeed configuration decides, and its value of each or None."""
+    fixed = deepspeed_config.fixed_fields(config)
+    fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
+    sizes = deepspeed_config.batch_values(config)
+    fixed["train.micro_batch"] = sizes.get("train_micro_batch_size_per_gpu")
+    fixed["train.grad_accum"] = sizes.get("gradient_accumulation_steps")
+    fixed["train.global_batch"] = sizes.get("train_batch_size") if mode == "strong-global" else None
+    return fixed
 
 
 def device_of(study: Study, machine: Machine) -> DeviceName:
-    """cuda where there is a GPU, unless the study names a device.
+    """Return "cuda" where there is a GPU, else "cpu", unless the study names a device.
 
     Raises:
         RequestError: it says cuda, and there is none; or it leaves that open, and GPUs that seem to be there cannot be
@@ -96,15 +102,15 @@ def device_of(study: Study, machine: Machine) -> DeviceName:
 
 
 def precision_of(study: Study, device: DeviceName, machine: Machine) -> Precision:
-    """Precision of the study or its DeepSpeed file; for "auto", bf16 where `device` is fast at it, else fp32."""
+    """Return the precision of the study or its DeepSpeed file; for "auto", bf16 where it is fast on `device`."""
     precision = study.train.precision
-    if precision == "auto":
-        return "bf16" if machine.fast_bf16(device) else "fp32"
-    return precision
+    if precision != "auto":
+        return precision
+    return "bf16" if machine.fast_bf16(device) else "fp32"
 
 
 def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
-    """The hosts that `ranks` ranks take: one where they fit, else as many full ones as needed.
+    """Return the hosts that `ranks` ranks take: one where they fit, else as many full ones as needed.
 
     Args:
         ranks: number of ranks in all.
@@ -128,7 +134,7 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
 def threads_of(
     study: Study, device: DeviceName, machine: Machine, most_per_node: int | None = None, begun_with: int | None = None
 ) -> int:
-    """Threads per rank, the same along the curve.
+    """Return the threads per rank, the same along the curve.
 
     The curve's largest world decides, by its fullest host, also for the baseline on one rank: all curves compute alike.
 
@@ -143,29 +149,39 @@ def threads_of(
     Raises:
         RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
     """
-    ranks = min(max(study.scaling.gpus), most_per_node or max(study.scaling.gpus))
-    share = machine.threads_for(ranks, device)
-    kept = begun_with if begun_with is not None and (begun_with <= share or study.launch.oversubscribe) else None
-    threads = study.launch.threads_per_rank or kept or share
+    largest_world = max(study.scaling.gpus)
+    ranks_on_host = min(largest_world, most_per_node or largest_world)
+    share = machine.threads_for(ranks_on_host, device)
+    threads = study.launch.threads_per_rank or share
+    if study.launch.threads_per_rank is None and begun_with is not None:
+        may_keep = begun_with <= share or study.launch.oversubscribe
+        threads = begun_with if may_keep else share
     if study.launch.oversubscribe:
         return threads
-    largest = 1 if of_engine(study.train.engine).alone else ranks
-    where = " on one host" if most_per_node is not None else ""
-    named = f"{largest} rank{'s' if largest > 1 else ''}{where}"
-    if device == "cuda" and largest > len(machine.gpus):
-        _refuse(f"{named} need {largest} GPUs, and this machine offers {len(machine.gpus)}", len(machine.gpus))
-    if largest * threads > machine.cores:
-        each = f" of {threads} threads" if threads > 1 else ""
-        quota = machine.cpu_quota_cores
-        counted = f" (a cgroup quota of {quota:g} cores counts)" if quota is not None else ""
-        offered = f"this machine offers {machine.cores}{counted}"
-        _refuse(f"{named}{each} need {largest * threads} cores, and {offered}", machine.cores // threads)
+    ranks = 1 if of_engine(study.train.engine).alone else ranks_on_host
+    subject = f"{ranks} ranks" if ranks > 1 else "1 rank"
+    if most_per_node is not None:
+        subject += " on one host"
+    if device == "cuda" and ranks > len(machine.gpus):
+        what = f"{subject} need {ranks} GPUs, and this machine offers {len(machine.gpus)}"
+        raise _too_small(what, fitting_ranks=len(machine.gpus))
+    if ranks * threads > machine.cores:
+        of_threads = f" of {threads} threads" if threads > 1 else ""
+        what = f"{subject}{of_threads} need {ranks * threads} cores, and this machine offers {_cores_offered(machine)}"
+        raise _too_small(what, fitting_ranks=machine.cores // threads)
     return threads
 
 
-def _refuse(what: str, fitting_ranks: int) -> None:
+def _cores_offered(machine: Machine) -> str:
+    """Return "8", or "2 (a cgroup quota of 2 cores counts)"."""
+    if machine.cpu_quota_cores is None:
+        return str(machine.cores)
+    return f"{machine.cores} (a cgroup quota of {machine.cpu_quota_cores:g} cores counts)"
+
+
+def _too_small(what: str, *, fitting_ranks: int) -> RequestError:
     fitting = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
-    raise RequestError(
+    return RequestError(
         what,
         valid=[fitting],
         next_step=f"Or set launch.oversubscribe = true to share them, which says nothing about scaling. {_ANOTHER}",
@@ -179,11 +195,25 @@ _MOST_IMAGES = 1_000_000
 """Largest `trial.BatchCount`."""
 
 
-def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> tuple[int, int]:
-    """Micro-batch and accumulation of one trial under a batch policy.
+class RankBatch(NamedTuple):
+    """How many images a rank takes in an optimizer step, and how: micro-batch x accumulation."""
+
+    micro_batch: int
+    grad_accum: int
+
+
+def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> RankBatch:
+    """Return micro-batch and accumulation of one trial under a batch policy.
 
     strong-micro and weak keep both. strong-global keeps `global_batch` = N x micro-batch x accumulation: as N grows
     first the accumulation shrinks, then the micro-batch, which never exceeds `train.micro_batch`.
+
+    Args:
+        mode: the batch policy.
+        train: [train] at one point of the sweep.
+        world_size: N, data-parallel ranks of the trial.
+        smallest_world: data-parallel ranks of the curve's smallest world, whose global batch strong-global keeps where
+            the study names none.
 
     Raises:
         RequestError: the micro-batch is missing, or the global batch does not divide over the ranks.
@@ -191,23 +221,24 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
     if train.micro_batch is None:
         raise RequestError("train.micro_batch is missing", next_step="Add micro_batch = 64 to [train]")
     if mode != "strong-global":
-        return train.micro_batch, train.grad_accum
+        return RankBatch(train.micro_batch, train.grad_accum)
     global_batch = train.global_batch or smallest_world * train.micro_batch * train.grad_accum
-    if global_batch % world_size:
-        nearby = sorted({global_batch // world_size * world_size, -(-global_batch // world_size) * world_size} - {0})
+    share, remainder = divmod(global_batch, world_size)
+    if remainder:
+        next_below = share * world_size
+        nearby = [size for size in (next_below, next_below + world_size) if size > 0]
         raise RequestError(
             f"a global batch of {global_batch} does not divide over {world_size} ranks",
             valid=[f"train.global_batch = {size}" for size in nearby],
             next_step=f"Or leave {world_size} out of scaling.gpus",
         )
-    share = global_batch // world_size
     # The largest micro-batch that divides the rank's share needs the fewest micro-steps.
-    micro_batch = next(b for b in range(min(train.micro_batch, share), 0, -1) if share % b == 0)
-    return micro_batch, share // micro_batch
+    micro_batch = largest_divisor(share, at_most=train.micro_batch)
+    return RankBatch(micro_batch, share // micro_batch)
 
 
 def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> tuple[int, ...] | None:
-    """Images per micro-step of each rank if `rank_speeds` makes them unequal; their mean is `micro_batch`.
+    """Return the images per micro-step of each rank if `rank_speeds` makes them unequal; their mean is `micro_batch`.
 
     None where all are equal: that is the same trial as without `rank_speeds`.
 
@@ -222,18 +253,20 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
             next_step=f"Give {world_size}, one for each rank in order (fewer ranks use the first of them), or "
             f"leave {world_size} out of scaling.gpus",
         )
-    images = shares(world_size * micro_batch, train.rank_speeds[:world_size])
+    images_of_all = world_size * micro_batch
+    images = shares(images_of_all, train.rank_speeds[:world_size])
     if max(images) > _MOST_IMAGES:
         raise RequestError(
-            f"train.rank_speeds gives one rank {max(images):,} of {world_size * micro_batch:,} images",
+            f"train.rank_speeds gives one rank {max(images):,} of {images_of_all:,} images",
             valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
             next_step="Use a smaller train.micro_batch",
         )
-    return None if len(set(images)) == 1 else images
+    are_equal = len(set(images)) == 1
+    return None if are_equal else images
 
 
 def fraction_of(study: Study, world_size: int) -> float:
-    """Share of the training images used on `world_size` ranks; under weak scaling it grows with them, exactly.
+    """Return the share of the training images used on `world_size` ranks; under weak scaling it grows with them.
 
     Raises:
         RequestError: weak scaling would need more images than there are.

@@ -15,7 +15,7 @@ from typing import Any
 from vitscale.engines import ENGINES
 from vitscale.sources import SOURCES
 from vitscale.study.sections import SECTIONS, SWEEPABLE, Study
-from vitscale.trial.facts import Spec
+from vitscale.trial.fields import Spec
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _OFFERED: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}
@@ -23,23 +23,17 @@ _OFFERED: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name":
 
 
 def study_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a study file, with docstrings of the code as descriptions."""
+    """Return the JSON Schema (draft 2020-12) of a study file, with docstrings of the code as descriptions."""
     schema = Study.model_json_schema()
     definitions = schema["$defs"]
-    kinds: list[type[Spec]] = [Study, *SECTIONS.values()]
-    for kind in kinds:
-        body = schema if kind is Study else definitions[kind.__name__]
-        told = _docstrings(kind)
-        body["description"] = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
-        body["properties"] = {
-            key: _as_toml(value) | ({"description": told[key]} if key in told else {})
-            for key, value in body["properties"].items()
-        }
+    _describe(schema, Study)
+    for section_type in SECTIONS.values():
+        _describe(definitions[section_type.__name__], section_type)
     for field, names in _OFFERED.items():
         section, _, key = field.partition(".")
         properties = definitions[SECTIONS[section].__name__]["properties"]
-        described = {word: properties[key][word] for word in ("description", "default") if word in properties[key]}
-        properties[key] = {"anyOf": [{"enum": sorted(names)}, {"type": "string"}]} | described
+        kept = {word: properties[key][word] for word in ("description", "default") if word in properties[key]}
+        properties[key] = {"anyOf": [{"enum": sorted(names)}, {"type": "string"}]} | kept
     # A script knows model and data itself, and data.hf names the dataset.
     del definitions["DataSpec"]["required"]
     scripted = {"properties": {"script": {}}, "required": ["script"]}
@@ -54,21 +48,31 @@ def study_schema() -> dict[str, Any]:
     return schema
 
 
+def _describe(schema: dict[str, Any], section_type: type[Spec]) -> None:
+    """Put the docstrings of a section and its fields into its schema, and leave out of it what TOML does not have."""
+    descriptions = _docstrings(section_type)
+    schema["description"] = inspect.cleandoc(section_type.__doc__ or "").partition("\n\n")[0]
+    for key, value in schema["properties"].items():
+        schema["properties"][key] = _as_toml(value)
+        if key in descriptions:
+            schema["properties"][key]["description"] = descriptions[key]
+
+
 def _sweep() -> dict[str, Any]:
-    """Schema of [sweep]: a list of values for each field, or of tables of a section's fields, in which other sections'
-    fields go by dotted names."""
-    fields = {
-        field: {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
-        for field in SWEEPABLE
-        for section, _, key in [field.partition(".")]
-    }
-    by_section: dict[str, dict[str, Any]] = {}
-    for field, value in fields.items():
+    """Return the schema of [sweep]: a list of values for each field, or of tables of a section's fields.
+
+    In these tables other sections' fields go by dotted names.
+    """
+    fields: dict[str, Any] = {}
+    fields_by_section: dict[str, dict[str, Any]] = {}
+    for field in SWEEPABLE:
         section, _, key = field.partition(".")
-        by_section.setdefault(section, {})[key] = value
+        reference = {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
+        fields[field] = reference
+        fields_by_section.setdefault(section, {})[key] = reference
     tables = {
         section: {"type": "object", "additionalProperties": False, "properties": keys | fields, "minProperties": 1}
-        for section, keys in by_section.items()
+        for section, keys in fields_by_section.items()
     }
     return {
         "description": "What varies: every combination is a curve.",
@@ -78,22 +82,31 @@ def _sweep() -> dict[str, Any]:
     }
 
 
-def _as_toml(value: dict[str, Any]) -> dict[str, Any]:
-    """`value` without null, which TOML does not have, and without titles, which repeat the key."""
-    kept = {key: part for key, part in value.items() if key != "title" and not (key == "default" and part is None)}
+def _as_toml(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a field's schema without null, which TOML does not have, and without titles, which repeat the key."""
+    kept = {key: value for key, value in schema.items() if key != "title"}
+    if kept.get("default", ...) is None:
+        del kept["default"]
     choices = [choice for choice in kept.pop("anyOf", []) if choice.get("type") != "null"]
-    return kept | (choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})
+    if not choices:
+        return kept
+    return kept | choices[0] if len(choices) == 1 else kept | {"anyOf": choices}
 
 
-def _docstrings(kind: type[Spec]) -> dict[str, str]:
-    """Docstrings of the fields that have one below them; a base class's where the class has none."""
-    told: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
+def _docstrings(section_type: type[Spec]) -> dict[str, str]:
+    """Return field -> the docstring below it, or below a base class's field of this name; fields without are left out.
+
+    Python does not keep the docstrings of fields: they are read from the source.
+    """
+    docstrings: dict[str, str] = {}
+    for base in reversed(section_type.__mro__):
         if not issubclass(base, Spec):
             continue
-        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        body = declared.body if isinstance(declared, ast.ClassDef) else []
-        for field, below in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-                told[field.target.id] = inspect.cleandoc(str(getattr(below.value, "value", "")))
-    return told
+        (declaration,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        statements = declaration.body if isinstance(declaration, ast.ClassDef) else []
+        for statement, following in itertools.pairwise(statements):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(following, ast.Expr):
+                continue
+            if isinstance(statement.target, ast.Name):
+                docstrings[statement.target.id] = inspect.cleandoc(str(getattr(following.value, "value", "")))
+    return docstrings

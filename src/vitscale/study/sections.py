@@ -1,5 +1,7 @@
-"""The study: what to vary and what to hold fixed, as a study file says it. [sweep] varies a field over its values, or a
-section over tables of fields that go together."""
+"""The sections of a study file, which say what to vary and what to hold fixed.
+
+[sweep] varies a field over its values, or a section over tables of fields that go together.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial import script
-from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, traits_of
 from vitscale.trial.hints import meant_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
@@ -68,13 +70,13 @@ class ScalingSection(Spec):
 
     mode: Mode = "strong-micro"
     """What stays as ranks are added: the micro-batch, the global batch, or the images of each rank (weak)."""
-    gpus: Annotated[RankCounts, Fact(swept=False)] = (1,)
+    gpus: Annotated[RankCounts, FieldTraits(swept=False)] = (1,)
     """Ranks in all, on GPUs or on CPUs."""
-    fraction_per_gpu: Annotated[float | None, Fact(swept=False, short="{:g} of the data per GPU")] = Field(
+    fraction_per_gpu: Annotated[float | None, FieldTraits(swept=False, curve_words="{:g} of the data per GPU")] = Field(
         default=None, gt=0.0, le=1.0
     )
     """Share of the training images per rank in weak; by default `data.fraction / max(gpus)`."""
-    gpus_per_node: Annotated[int | None, Fact(short="{} to a host")] = Field(default=None, ge=1, le=4096)
+    gpus_per_node: Annotated[int | None, FieldTraits(curve_words="{} to a host")] = Field(default=None, ge=1, le=4096)
     """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks one host; by default as many as a host has.
     Sweep it to compare the same rank count packed (8) and spread (1)."""
 
@@ -82,13 +84,16 @@ class ScalingSection(Spec):
 AUTO = "auto"
 
 
+_SCHEDULERS = ("auto", "local", "hostfile", "slurm")
+
+
 def _known_scheduler(name: str) -> str:
-    own = ("auto", "local", "hostfile", "slurm")
-    if name not in own and plugins.target("scheduler", name) is None:
-        *others, last = (f"'{known}'" for known in (*own, *sorted(plugins.names("scheduler"))))
-        expected = f"{', '.join(others)} or {last}"
-        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
-    return name
+    """Refuse a scheduler that neither vitscale nor an installed package has."""
+    if name in _SCHEDULERS or plugins.target("scheduler", name) is not None:
+        return name
+    *quoted, last = (f"'{scheduler}'" for scheduler in (*_SCHEDULERS, *sorted(plugins.names("scheduler"))))
+    expected = f"{', '.join(quoted)} or {last}"
+    raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
 class LaunchSection(Spec):
@@ -96,20 +101,20 @@ class LaunchSection(Spec):
 
     launcher: str = AUTO
     """auto: the launcher that results were begun with; for new ones `local` on this machine, `torchrun` elsewhere."""
-    scheduler: Annotated[str, AfterValidator(_known_scheduler), Fact(swept=False)] = "auto"
+    scheduler: Annotated[str, AfterValidator(_known_scheduler), FieldTraits(swept=False)] = "auto"
     """Scheduler of the runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
-    hostfile: Annotated[str | None, Fact(swept=False)] = None
+    hostfile: Annotated[str | None, FieldTraits(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
-    interface: Annotated[str | None, Fact(swept=False)] = Field(
+    interface: Annotated[str | None, FieldTraits(swept=False)] = Field(
         default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$"
     )
     """Network interface that ranks use (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
-    environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
+    environment: Annotated[dict[VariableName, WithoutNul], FieldTraits(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank, equal along a curve; by default those that results were begun with, for new ones the
     machine's cores / max(gpus)."""
-    oversubscribe: Annotated[bool, Fact(swept=False)] = False
+    oversubscribe: Annotated[bool, FieldTraits(swept=False)] = False
     """Allow more threads or ranks than there are cores or GPUs."""
 
 
@@ -163,7 +168,7 @@ class NodeSection(Spec):
 
 
 def _steps_or_auto(steps: Any, _: object) -> Any:
-    """Validates `steps` so that a wrong value gets one message, and not a second one that it is no "auto"."""
+    """Validate `steps` so that a wrong value gets one message, and not a second one that it is no "auto"."""
     if isinstance(steps, str) and steps != AUTO:
         raise PydanticCustomError("steps", 'a whole number or "auto"')
     return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps, strict=True)
@@ -218,25 +223,31 @@ class Study(Spec):
     @model_validator(mode="before")
     @classmethod
     def _of_a_script(cls, values: Any) -> Any:
-        """Fills in engine, model and data for a script, which distributes training itself and knows model and data."""
-        train, sweep = (values.get(key, {}) if isinstance(values, dict) else {} for key in ("train", "sweep"))
-        if not isinstance(train, dict) or not ("script" in train or (isinstance(sweep, dict) and _SWEPT in sweep)):
+        """Fill in engine, model and data for a script, which distributes training itself and knows model and data."""
+        if not isinstance(values, dict):
             return values
+        train = values.get("train", {})
+        if not isinstance(train, dict):
+            return values
+        sweep = values.get("sweep", {})
+        is_script_swept = isinstance(sweep, dict) and "train.script" in sweep
+        if not ("script" in train or is_script_swept):
+            return values
+        filled: dict[str, Any] = {"model": {}} | values
+        filled["train"] = {"engine": script.NAME} | train
         data = values.get("data", {})
-        named = {"data": {"name": script.NAME} | data} if isinstance(data, dict) else {}
-        return {"model": {}} | values | {"train": {"engine": script.NAME} | train} | named
-
-
-_SWEPT = "train.script"
+        if isinstance(data, dict):
+            filled["data"] = {"name": script.NAME} | data
+        return filled
 
 
 SECTIONS = sections_of(Study)
 
 
-def fact_of_label(field: str) -> Fact:
-    """The facts of a dotted field ("train.compile"); empty facts for a name that is no field of a study."""
+def traits_of_label(field: str) -> FieldTraits:
+    """Return the traits of a dotted field ("train.compile"); the default ones where a study has no such field."""
     section, _, key = field.partition(".")
-    return fact_of(SECTIONS[section], key) if section in SECTIONS else Fact()
+    return traits_of(SECTIONS[section], key) if section in SECTIONS else FieldTraits()
 
 
 FieldValues = dict[str, Any]
@@ -247,56 +258,81 @@ _SWEPT_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
 SWEEPABLE = sorted(
     f"{section}.{key}"
     for section in _SWEPT_SECTIONS
-    for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "location")
+    for key in fields_where(SECTIONS[section], lambda traits: traits.swept and traits.role != "location")
 )
 """Dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 
 
 def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[FieldValues]]:
-    """For each key of [sweep], its choices: one field each, or the fields of one table.
+    """Return the choices of each key of [sweep]: one field each, or the fields of one table.
 
     Values are not judged here: each point of the sweep is validated as a study of its own.
+
+    Example: {"train.micro_batch": [8, 16]} gives [[{"train.micro_batch": 8}, {"train.micro_batch": 16}]].
 
     Raises:
         RequestError: a field that cannot be swept, is swept twice, or has no value or one value twice.
     """
-    varied = [_choices_of(key, values) for key, values in sweep.items()]
-    by_field: dict[str, str] = {}
-    for key, its_choices in zip(sweep, varied, strict=True):
-        for field in dict.fromkeys(field for choice in its_choices for field in choice):
-            if field in by_field:
-                both = f"sweep.{shown(by_field[field])} and sweep.{shown(key)}"
+    choices_by_key = {key: _choices_of(key, values) for key, values in sweep.items()}
+    key_by_field: dict[str, str] = {}
+    for key, choices_of_key in choices_by_key.items():
+        for field in _fields_in(choices_of_key):
+            if field in key_by_field:
+                both = f"sweep.{shown(key_by_field[field])} and sweep.{shown(key)}"
                 raise RequestError(
                     f"{both} both vary {field}", next_step="Give all values of a field under one of the two"
                 )
-            by_field[field] = key
-    return varied
+            key_by_field[field] = key
+    return list(choices_by_key.values())
+
+
+def _fields_in(choices_of_key: Sequence[FieldValues]) -> list[str]:
+    """Return the fields of all choices of a key, each once, in the order of the tables."""
+    fields: dict[str, None] = {}
+    for choice in choices_of_key:
+        fields |= dict.fromkeys(choice)
+    return list(fields)
 
 
 def _choices_of(key: str, values: Sequence[Any]) -> list[FieldValues]:
-    named = f"sweep.{shown(key)}"
+    """Return the choices of one key of [sweep], a dotted field or a section.
+
+    Raises:
+        RequestError: it cannot be swept, or has no value or one value twice.
+    """
     if key not in SWEEPABLE and key not in _SWEPT_SECTIONS:
-        section = key.partition(".")[0]
-        valid = [field for field in SWEEPABLE if section in (field.partition(".")[0], field.rpartition(".")[2])]
-        valid = valid or [f"{section}.FIELD" for section in _SWEPT_SECTIONS]
-        meant = meant_key(key.rpartition(".")[2])
-        what, hint = f"{named} is no field that can be swept", nearest(key, SWEEPABLE)
-        if meant is not None and meant[0] in SWEEPABLE:
-            raise RequestError(what, next_step=f'Write "{meant[0]}" = [...]')
-        if key in ("gpus", "scaling.gpus"):
-            raise RequestError(what, next_step="It is a list already: write gpus = [1, 2, 4] in [scaling]")
-        raise RequestError(what, valid=valid, hint=hint)
+        raise _not_sweepable(key)
     if not values:
-        raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
+        raise RequestError(f"sweep.{shown(key)} is an empty list", next_step="Give at least one value")
     if len(set(map(_hashable, values))) < len(values):
-        raise RequestError(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
+        what = f"sweep.{shown(key)} holds a value twice: {shown(values)}"
+        raise RequestError(what, next_step="Name each value once")
     if key in SWEEPABLE:
         return [{key: value} for value in values]
-    return [_of_table(key, value) for value in values]
+    return [_table_fields(key, value) for value in values]
+
+
+def _not_sweepable(key: str) -> RequestError:
+    """Return the error for a key of [sweep] that is neither a field that can be swept nor a section."""
+    what = f"sweep.{shown(key)} is no field that can be swept"
+    meaning = meant_key(key.rpartition(".")[2])
+    if meaning is not None and meaning.field in SWEEPABLE:
+        return RequestError(what, next_step=f'Write "{meaning.field}" = [...]')
+    if key in ("gpus", "scaling.gpus"):
+        return RequestError(what, next_step="It is a list already: write gpus = [1, 2, 4] in [scaling]")
+    first_part = key.partition(".")[0]
+    valid = []
+    for field in SWEEPABLE:
+        section, _, name = field.partition(".")
+        if first_part in (section, name):
+            valid.append(field)
+    return RequestError(
+        what, valid=valid or [f"{section}.FIELD" for section in _SWEPT_SECTIONS], hint=nearest(key, SWEEPABLE)
+    )
 
 
 def _hashable(value: Any) -> Hashable:
-    """A TOML value as one that sets hold: equal where the value is."""
+    """Return a TOML value as one that sets hold: equal where the value is."""
     if isinstance(value, dict):
         return frozenset((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -304,7 +340,12 @@ def _hashable(value: Any) -> Hashable:
     return cast("Hashable", value)
 
 
-def _of_table(section: str, table: Any) -> FieldValues:
+def _table_fields(section: str, table: Any) -> FieldValues:
+    """Return the fields of one table under a section's key of [sweep], by dotted name.
+
+    Raises:
+        RequestError: it is no table or an empty one, or has a key that cannot be swept.
+    """
     named = f"sweep.{shown(section)}"
     fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
     if not isinstance(table, dict):

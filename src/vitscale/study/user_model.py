@@ -10,6 +10,7 @@ import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.base.files import beside, read_text
 from vitscale.base.plugins import target
@@ -21,15 +22,24 @@ _WEIGHTS = "model.safetensors"
 
 
 def located(study_path: Path, model: ModelSpec) -> ModelSpec:
-    """Makes `hf` and `weights` absolute paths where they name folders beside the study file; else they stay names on
-    the hub. A name that an installed package offers becomes the factory that it stands for."""
-    if model.name is not None and model.name not in NAMED_MODELS and (factory := target("model", model.name)):
-        model = model.model_copy(update={"name": None, "factory": factory})
-    folders = {key: _located(study_path, value) for key in ("hf", "weights") if (value := getattr(model, key))}
-    return model.model_copy(update=folders) if folders else model
+    """Return the model with absolute paths of folders, and the factory in place of an installed package's name.
+
+    `hf` and `weights` are paths where they name folders beside the study file; else they stay names on the hub.
+    """
+    if model.name is not None and model.name not in NAMED_MODELS:
+        factory = target("model", model.name)
+        if factory:
+            model = model.model_copy(update={"name": None, "factory": factory})
+    update = {}
+    if model.hf:
+        update["hf"] = _folder_or_hub_name(study_path, model.hf)
+    if model.weights:
+        update["weights"] = _folder_or_hub_name(study_path, model.weights)
+    return model.model_copy(update=update) if update else model
 
 
-def _located(study_path: Path, name: str) -> str:
+def _folder_or_hub_name(study_path: Path, name: str) -> str:
+    """Return the absolute path of a folder beside the study file; where there is none, the name as it is."""
     folder = beside(study_path, name)
     try:
         return str(folder) if folder.is_dir() else name
@@ -38,7 +48,7 @@ def _located(study_path: Path, name: str) -> str:
 
 
 def weights_digest(model: ModelSpec) -> str | None:
-    """SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
+    """Return the SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
 
     Raises:
         RequestError: they are not there, not whole, or not in safetensors: other formats may run code when they are
@@ -49,42 +59,59 @@ def weights_digest(model: ModelSpec) -> str | None:
     folder = Path(model.weights)
     if not folder.is_absolute():
         return hashlib.sha256(_from_hub(model.weights, _WEIGHTS, "weights").read_bytes()).hexdigest()
+    config = folder / "config.json"
     files = sorted(folder.glob("*.safetensors"))
-    if not files or not (folder / "config.json").is_file():
+    if not files or not config.is_file():
+        missing = "config.json" if files else "file *.safetensors"
         raise RequestError(
-            f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
+            f"model.weights {shown(model.weights)} has no {missing}",
             next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
         )
     _refuse_lost_or_cut(model.weights, folder)
     digest = hashlib.sha256()
-    for path in (folder / "config.json", *files):
+    for path in (config, *files):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def _refuse_lost_or_cut(weights: str, folder: Path) -> None:
-    """Refuses files that every rank would fail on: a shard that is not there, a download that broke off."""
-    index, needed = folder / f"{_WEIGHTS}.index.json", {_WEIGHTS}
+    """Refuse files that every rank would fail on: a shard that is not there, a download that broke off."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    needed = {_WEIGHTS}
     if index.is_file() and not (folder / _WEIGHTS).is_file():
         text = read_text(index, "the index of model.weights", next_step="Get it again")
         needed = {*re.findall(r':\s*"([^"/]+\.safetensors)"', text)}
-    for path in (folder / name for name in sorted(needed)):
-        what = "is not there"
-        if path.is_file():
-            with path.open("rb") as file:
-                # Size of the header, header, tensors; it tells where each of them ends.
-                size = int.from_bytes(file.read(8), "little")
-                header = file.read(min(size, path.stat().st_size)).decode(errors="replace")
-            ends = map(int, re.findall(r'"data_offsets":\s*\[\s*\d+\s*,\s*(\d+)', header))
-            if 8 + size + max(ends, default=0) == path.stat().st_size:
-                continue
-            what = "is cut off, or no such file (a pointer of Git LFS is none)"
-        raise RequestError(f"model.weights {shown(weights)}: {path.name} {what}", next_step="Get it again")
+    for name in sorted(needed):
+        path = folder / name
+        if not path.is_file():
+            fault = "is not there"
+        elif not _is_whole(path):
+            fault = "is cut off, or no such file (a pointer of Git LFS is none)"
+        else:
+            continue
+        raise RequestError(f"model.weights {shown(weights)}: {name} {fault}", next_step="Get it again")
+
+
+_HEADER_SIZE_BYTES = 8
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a safetensors file ends where its last tensor does.
+
+    It holds the size of the header (8 bytes, little-endian), the header, and the tensors. The header says where each of
+    these ends, counted from its own end.
+    """
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_HEADER_SIZE_BYTES), "little")
+        header = file.read(min(header_bytes, file_bytes)).decode(errors="replace")
+    ends = [int(end) for end in re.findall(r'"data_offsets":\s*\[\s*\d+\s*,\s*(\d+)', header)]
+    return _HEADER_SIZE_BYTES + header_bytes + max(ends, default=0) == file_bytes
 
 
 def check(study_path: Path, model: ModelSpec) -> str | None:
-    """Checks that a located model is there.
+    """Check that a located model is there.
 
     Returns:
         For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
@@ -107,7 +134,9 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
 
 
 def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
-    """The SHA-256 of the file in which a model's factory stands, as the ranks find it; None: no factory, or no text.
+    """Return the SHA-256 of the file in which a model's factory stands, as the ranks find it.
+
+    None where there is no factory, or no Python text of it.
 
     Modules that it imports are not in it.
     """
@@ -121,13 +150,27 @@ def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
 
 
 def _spec_of(study_path: Path, reference: str) -> ModuleSpec | None:
-    """The specification of the module in "module:name", found where the ranks look for it."""
-    module = reference.partition("[")[0].strip().partition(":")[0]
+    """Return the specification of the module in "module:name", found where the ranks look for it."""
+    module = _parse_reference(reference).module
     return _module_spec(module.split("."), _user_folders(study_path))
 
 
+class _Reference(NamedTuple):
+    """A name in a module, dotted where it lies in a class."""
+
+    module: str
+    name: str
+    """Empty where the reference has none."""
+
+
+def _parse_reference(reference: str) -> _Reference:
+    """Read "module:name", or "module:name [extra]" as entry points may have it."""
+    module, _, name = reference.partition("[")[0].strip().partition(":")
+    return _Reference(module, name)
+
+
 def _user_folders(study_path: Path) -> list[str]:
-    """The folders in which ranks look for a user's modules, after what is installed."""
+    """Return the folders in which ranks look for a user's modules, after what is installed."""
     return [str(Path.cwd()), str(study_path.parent.absolute())]
 
 
@@ -135,33 +178,45 @@ _HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SE
 
 
 def _check_type(model: ModelSpec, config: str) -> None:
-    """Refuses a model type for which the installed transformers has no such head; without it, refuses nothing."""
-    told = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
-    known = _types_with_head(_HEADS[model.task])
-    if told is None or not known or told[1] in known:
+    """Refuse a model type for which the installed transformers has no such head; without it, refuse nothing."""
+    match = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
+    types_with_head = _types_with_head(_HEADS[model.task])
+    if match is None or not types_with_head or match[1] in types_with_head:
         return
+    model_type = match[1]
     raise RequestError(
-        f"model.hf {shown(model.hf)} is of type {shown(told[1])}, for which transformers has no {model.task} of images",
-        valid=known,
-        hint=nearest(told[1], known),
+        f"model.hf {shown(model.hf)} is of type {shown(model_type)}, for which transformers has no {model.task} of "
+        "images",
+        valid=types_with_head,
+        hint=nearest(model_type, types_with_head),
         next_step="Name the configuration of such a model",
     )
 
 
 def _types_with_head(head: str) -> list[str]:
-    """The model types in transformers' own table, read as text: importing it takes seconds, and torch."""
+    """Return the model types in transformers' own table; none without transformers.
+
+    The table is read as text: importing it takes seconds, and torch.
+
+    Args:
+        head: as transformers' names of tables have it: "IMAGE_CLASSIFICATION".
+    """
     transformers = importlib.util.find_spec("transformers")
-    for folder in (transformers.submodule_search_locations or ()) if transformers is not None else ():
-        file = Path(folder) / "models" / "auto" / "modeling_auto.py"
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
-        # A type with its class, or with several classes in brackets of their own.
-        return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
-    return []
+    if transformers is None or not transformers.submodule_search_locations:
+        return []
+    file = Path(transformers.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
+    # A type with its class, or with several classes in brackets of their own.
+    return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
 
 
 def _from_hub(name: str, file: str, key: str) -> Path:
-    """A file from the hub, or from huggingface_hub's cache; `key` of [model] names it in messages."""
+    """Return a file from the hub, or from huggingface_hub's cache; `key` of [model] names it in messages.
+
+    Raises:
+        RequestError: the hub does not have it or cannot be reached, and it is not in the cache.
+    """
     import huggingface_hub as hub
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each try; one message is enough
@@ -181,7 +236,7 @@ def _from_hub(name: str, file: str, key: str) -> Path:
 
 
 def script_digest(script: Path) -> str:
-    """The SHA-256 of a training script.
+    """Return the SHA-256 of a training script.
 
     Raises:
         RequestError: it cannot be read, or is no Python.
@@ -194,7 +249,7 @@ def script_digest(script: Path) -> str:
 def check_reference(
     study_path: Path, what: str, reference: str, methods: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
 ) -> None:
-    """Checks that "module:name" is there and can be what the ranks take it for, as far as its text tells.
+    """Check that "module:name" is there and can be what the ranks take it for, as far as its text shows.
 
     Nothing is imported: that would bring torch, and the ranks may have another machine. What is imported into the
     module, inherited, decorated or compiled is left to them.
@@ -209,12 +264,12 @@ def check_reference(
     Raises:
         RequestError: it is not there, or cannot be that.
     """
-    module, _, name = reference.partition("[")[0].strip().partition(":")
+    module, name = _parse_reference(reference)
     spec = _spec_of(study_path, reference)
     if spec is None:
-        refused = f"{what}: there is no module {shown(module)}"
         raise RequestError(
-            refused, next_step="Put it beside the study file or into the working directory, or install it"
+            f"{what}: there is no module {shown(module)}",
+            next_step="Put it beside the study file or into the working directory, or install it",
         )
     if spec.origin is None or not spec.origin.endswith(".py") or not name:
         return  # compiled: only the rank can look inside
@@ -223,40 +278,71 @@ def check_reference(
     names = _names_in(tree)
     if "*" in names or "__getattr__" in names:
         return
-    if (first := name.partition(".")[0]) not in names:
-        valid = sorted(name for name in set(names) if not name.startswith("_"))[:20]
+    first_name = name.partition(".")[0]
+    if first_name not in names:
+        public_names = sorted(name for name in set(names) if not name.startswith("_"))
         shadowed = _module_spec_in(module.split("."), _user_folders(study_path))
-        next_step = "" if shadowed is None or shadowed.origin == spec.origin else _RENAME
-        raise RequestError(f"{what}: {spec.origin} has no {shown(first)}", valid=valid, next_step=next_step)
-    if first == name and names.count(name) == 1 and (why := _unlike(tree, name, methods, arguments)):
-        raise RequestError(f"{what}: {shown(name)} in {spec.origin} {why}")
+        is_user_module_hidden = shadowed is not None and shadowed.origin != spec.origin
+        raise RequestError(
+            f"{what}: {spec.origin} has no {shown(first_name)}",
+            valid=public_names[:_MOST_NAMES],
+            next_step=_RENAME if is_user_module_hidden else "",
+        )
+    is_bound_once = name == first_name and names.count(name) == 1
+    fault = _fault_of(tree, name, methods, arguments) if is_bound_once else ""
+    if fault:
+        raise RequestError(f"{what}: {shown(name)} in {spec.origin} {fault}")
 
 
-def _unlike(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tuple[str, ...]) -> str:
-    """Why what the module's own text calls `name` cannot be what is needed; empty where it may be."""
+_MOST_NAMES = 20
+"""Names of a module that a message lists at most."""
+
+
+def _fault_of(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tuple[str, ...]) -> str:
+    """Return why what the module's own text calls `name` cannot be what is needed; empty where it may be.
+
+    Example: "has no begin and no end".
+    """
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) else ()
-        if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and _assigns(node, name):
             return "is a constant"
         if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != name or node.decorator_list:
             continue
-        if isinstance(node, ast.ClassDef) and not node.bases and not node.keywords:
-            own = _names_in(node)
-            if lacking := [method for method in methods if method not in own and "__getattr__" not in own]:
-                return f"has no {' and no '.join(lacking)}"
-        if isinstance(node, ast.FunctionDef) and arguments:
-            taken = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
-            lacking = [each for each in arguments if each not in taken and node.args.kwarg is None]
-            if lacking:
-                return f"does not take the keyword argument{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)}"
+        lacking = _lacking_methods(node, methods) if isinstance(node, ast.ClassDef) else []
+        if lacking:
+            return f"has no {' and no '.join(lacking)}"
+        lacking = _lacking_arguments(node, arguments) if isinstance(node, ast.FunctionDef) else []
+        if lacking:
+            noun = "keyword argument" if len(lacking) == 1 else "keyword arguments"
+            return f"does not take the {noun} {' and '.join(lacking)}"
     return ""
+
+
+def _assigns(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(assigned, ast.Name) and assigned.id == name for assigned in node.targets)
+
+
+def _lacking_methods(node: ast.ClassDef, methods: tuple[str, ...]) -> list[str]:
+    """Return the methods that a class does not have; none where it may inherit or make them."""
+    names = _names_in(node)
+    if node.bases or node.keywords or "__getattr__" in names:
+        return []
+    return [method for method in methods if method not in names]
+
+
+def _lacking_arguments(node: ast.FunctionDef, arguments: tuple[str, ...]) -> list[str]:
+    """Return the keyword arguments that a function does not take."""
+    if node.args.kwarg is not None:
+        return []
+    parameters = [parameter.arg for parameter in (*node.args.args, *node.args.kwonlyargs)]
+    return [argument for argument in arguments if argument not in parameters]
 
 
 _RENAME = "A module of this name is installed, and comes before the study's own: give yours another name"
 
 
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
-    """The module's specification, found package by package without importing any, where ranks find it.
+    """Return the module's specification, found package by package without importing any, where ranks find it.
 
     They search what is installed, then the working directory, then the study file's folder.
     """
@@ -270,12 +356,12 @@ def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
 
 
 def _module_spec_in(parts: list[str], folders: list[str]) -> ModuleSpec | None:
-    """The module's specification in these folders alone."""
+    """Return the module's specification in these folders alone."""
     return _submodule_spec(PathFinder.find_spec(parts[0], folders), parts)
 
 
 def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | None:
-    """The specification of all of a dotted name, given that of its first part."""
+    """Return the specification of all of a dotted name, from that of its first part."""
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
@@ -285,7 +371,7 @@ def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | N
 
 
 def _names_in(tree: ast.AST) -> list[str]:
-    """Every name to which a text gives a value, as often as it does; "*" for a star import."""
+    """Return every name to which a text gives a value, as often as it does; "*" for a star import."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -293,11 +379,18 @@ def _names_in(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.append(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+            for alias in node.names:
+                first_part = alias.name.partition(".")[0]
+                names.append(alias.asname or first_part)
     return names
 
 
 def _parsed(text: str, what: str) -> ast.Module:
+    """Parse Python, called `what` in messages.
+
+    Raises:
+        RequestError: it is no Python.
+    """
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:

@@ -1,48 +1,62 @@
-"""Other programs' words for keys and values of a study, and what is meant by them. The only table of them."""
+"""The only table of other programs' words for keys and values of a study, and what they mean: lr is learning_rate."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-_KEYS = (
-    ("lr base_lr blr", "train.learning_rate", "", ""),
-    ("wd", "train.weight_decay", "", ""),
+
+class KeyMeaning(NamedTuple):
+    """The field of a study that another program's word for a key means."""
+
+    field: str
+    """Dotted: "train.learning_rate"."""
+    example: str = ""
+    """A value of it as TOML; empty where the word does not suggest one."""
+    remark: str = ""
+    """Continues the sentence "Write micro_batch in [train]"."""
+
+
+_MEANINGS_BY_WORDS: tuple[tuple[str, KeyMeaning], ...] = (
+    ("lr base_lr blr", KeyMeaning("train.learning_rate")),
+    ("wd", KeyMeaning("train.weight_decay")),
     (
         "batch_size bs batch per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size",
-        "train.micro_batch",
-        "",
-        ", of one rank; global_batch is that of all of them under strong-global",
+        KeyMeaning(
+            "train.micro_batch", remark=", of one rank; global_batch is that of all of them under strong-global"
+        ),
     ),
-    ("total_batch_size train_batch_size", "train.global_batch", "", ', under mode = "strong-global"'),
+    ("total_batch_size train_batch_size", KeyMeaning("train.global_batch", remark=', under mode = "strong-global"')),
     (
         "accumulate accumulation accum accum_iter gradient_accumulation gradient_accumulation_steps "
         "accumulate_grad_batches",
-        "train.grad_accum",
-        "",
-        "",
+        KeyMeaning("train.grad_accum"),
     ),
-    ("num_epochs n_epochs max_epochs num_train_epochs", "train.epochs", "", ""),
-    ("max_steps iterations iters num_steps", "measure.steps", "", ""),
-    ("amp mixed_precision fp16 bf16 dtype use_amp", "train.precision", '"bf16"', ""),
-    ("backend strategy parallel distributed", "train.engine", "", ""),
-    ("opt", "train.optimizer", "", ""),
-    ("zero stage", "train.zero_stage", "", ""),
-    ("grad_clip clip_grad max_grad_norm gradient_clip_val clip", "train.gradient_clipping", "", ""),
-    ("grad_checkpointing gradient_checkpointing checkpointing", "train.activation_checkpointing", "", ""),
-    ("torch_compile torchcompile", "train.compile", "", ""),
-    ("gpus world_size num_gpus ngpus devices nproc ranks", "scaling.gpus", "[1, 2, 4]", ""),
-    ("nproc_per_node ranks_per_node tasks_per_node", "scaling.gpus_per_node", "", ""),
-    ("img_size imgsz input_size resolution", "model.image_size", "", ""),
-    ("arch architecture model_name", "model.name", "", ""),
-    ("path data_path data_dir dir", "data.root", "", ""),
-    ("num_workers", "data.workers", "", ""),
-    ("dataset", "data.name", "", ""),
-    ("runs trials repetitions", "measure.repeats", "", ""),
-    ("warmup", "measure.warmup_steps", "", "; of the learning rate, learning_rate_warmup_steps in [train]"),
+    ("num_epochs n_epochs max_epochs num_train_epochs", KeyMeaning("train.epochs")),
+    ("max_steps iterations iters num_steps", KeyMeaning("measure.steps")),
+    ("amp mixed_precision fp16 bf16 dtype use_amp", KeyMeaning("train.precision", example='"bf16"')),
+    ("backend strategy parallel distributed", KeyMeaning("train.engine")),
+    ("opt", KeyMeaning("train.optimizer")),
+    ("zero stage", KeyMeaning("train.zero_stage")),
+    ("grad_clip clip_grad max_grad_norm gradient_clip_val clip", KeyMeaning("train.gradient_clipping")),
+    ("grad_checkpointing gradient_checkpointing checkpointing", KeyMeaning("train.activation_checkpointing")),
+    ("torch_compile torchcompile", KeyMeaning("train.compile")),
+    ("gpus world_size num_gpus ngpus devices nproc ranks", KeyMeaning("scaling.gpus", example="[1, 2, 4]")),
+    ("nproc_per_node ranks_per_node tasks_per_node", KeyMeaning("scaling.gpus_per_node")),
+    ("img_size imgsz input_size resolution", KeyMeaning("model.image_size")),
+    ("arch architecture model_name", KeyMeaning("model.name")),
+    ("path data_path data_dir dir", KeyMeaning("data.root")),
+    ("num_workers", KeyMeaning("data.workers")),
+    ("dataset", KeyMeaning("data.name")),
+    ("runs trials repetitions", KeyMeaning("measure.repeats")),
+    (
+        "warmup",
+        KeyMeaning("measure.warmup_steps", remark="; of the learning rate, learning_rate_warmup_steps in [train]"),
+    ),
 )
-_BY_WORD = {word: row for row in _KEYS for word in row[0].split()}
+_MEANINGS = {word: meaning for words, meaning in _MEANINGS_BY_WORDS for word in words.split()}
 
-_VALUES = {
+_ADVICE: dict[str, tuple[tuple[str, str], ...]] = {
     "model.name": (
         (
             r"(resnet|convnext|efficientnet|mobilenet|densenet|vgg|regnet).*",
@@ -94,20 +108,30 @@ _VALUES = {
         (r"accelerate|python|torch\.distributed.*", 'Write launcher = "torchrun"'),
     ),
 }
+"""Dotted field -> (pattern of another program's value, what to write instead, with {} for that value)."""
 
 
-def meant_key(word: str) -> tuple[str, str, str] | None:
-    """The dotted field that another program calls `word`, an example of its value, and a remark; None if unknown."""
-    row = _BY_WORD.get(word.lower().replace("-", "_"))
-    return row[1:] if row else None
+def meant_key(word: str) -> KeyMeaning | None:
+    """Return the field of a study that another program calls `word`; None where the word is unknown.
+
+    Capitals and hyphens do not matter: "Batch-Size" is train.micro_batch.
+    """
+    return _MEANINGS.get(word.lower().replace("-", "_"))
+
+
+_LONGEST_VALUE = 100
+"""Characters of a value beyond which it is nobody's word."""
 
 
 def meant_value(field: str, value: object) -> str:
-    """What to write for another program's value of a dotted field; empty where the value is unknown."""
-    value = "true" if value is True else value
-    if not isinstance(value, str) or len(value) > 100:
+    """Return what to write for another program's value of a dotted field; empty where the value is unknown.
+
+    Example: "cuda:0" for "train.device" gives 'Write device = "cuda"'.
+    """
+    word = "true" if value is True else value
+    if not isinstance(word, str) or len(word) > _LONGEST_VALUE:
         return ""
-    for pattern, advice in _VALUES.get(field, ()):
-        if re.fullmatch(pattern, value, re.IGNORECASE):
-            return advice.format(value)
+    for pattern, advice in _ADVICE.get(field, ()):
+        if re.fullmatch(pattern, word, re.IGNORECASE):
+            return advice.format(word)
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -211,16 +211,15 @@ def training_flops(spec: ModelSpec) -> int | None:
 
 
 def most_stages(spec: ModelSpec) -> int:
-    """Most stages into which a resolved model can be cut: its blocks, and in segmentation the heads as one more."""
-    return (spec.blocks or 0) + (spec.task == "segmentation")
+    """Return the most stages into which a resolved model can be cut: its blocks, and in segmentation the heads too."""
+    blocks = spec.blocks or 0
+    return blocks + 1 if spec.task == "segmentation" else blocks
 
 
 def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """The blocks of each pipeline stage of a resolved model, cut so that the largest stage has the fewest FLOPs.
+    """Return the blocks of each pipeline stage of a resolved model, cut so that the largest stage has the fewest FLOPs.
 
     The first stage also has the embedding, and the last one the head; in segmentation the last may have nothing else.
-    Blocks of one size go one by one to the stage with the least so far, which is optimal. Among equals the last stage
-    gets the block, because later stages hold fewer activations.
 
     Args:
         spec: a resolved model.
@@ -232,38 +231,81 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
     shapes = parameter_shapes(spec)
     if shapes is None or most_stages(spec) < stages:
         raise ValueError(f"{spec.blocks} blocks do not make {stages} stages")
-    macs = [sum(module.macs for block in unit for module in block.modules) for unit in shapes.in_a_row]
-    embedding, head = (sum(module.macs for module in own.modules) for own in (shapes.blocks[0], shapes.blocks[-1]))
-    segments = spec.task == "segmentation"
-    if shapes.units:
-        macs[0] += embedding
-        costs = [*macs, head] if segments else [*macs[:-1], macs[-1] + head]
-        ends = (*balanced(tuple(costs), stages)[:-1], len(macs))
-        if ends[-2:] == (len(macs),) * 2:  # the heads alone: the blocks are balanced over the other stages
-            ends = (*balanced(tuple(macs), stages - 1), len(macs))
-        return tuple(range(begin, end) for begin, end in pairwise((0, *ends)))
-    block = macs[0]
-    counts = [1] * (stages - 1) + [0 if segments else 1]
-    of_stage = [block * count for count in counts]
-    of_stage[0], of_stage[-1] = of_stage[0] + embedding, of_stage[-1] + head
-    for _ in range(len(macs) - sum(counts)):
-        least = min(range(stages), key=lambda stage: (of_stage[stage], -stage))
-        counts[least], of_stage[least] = counts[least] + 1, of_stage[least] + block
-    return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
+    embedding_macs = _macs(shapes.blocks[:1])
+    head_macs = _macs(shapes.blocks[-1:])
+    block_macs = [_macs(unit) for unit in shapes.in_a_row]
+    may_be_head_alone = spec.task == "segmentation"
+    cut = _cut_different_blocks if shapes.units else _cut_equal_blocks
+    ends = cut(block_macs, stages, embedding_macs, head_macs, may_be_head_alone=may_be_head_alone)
+    return tuple(range(begin, end) for begin, end in pairwise((0, *ends)))
+
+
+def _macs(blocks: Iterable[ModelBlock]) -> int:
+    """Return the MACs of one image's forward in these blocks, each taken once."""
+    return sum(module.macs for block in blocks for module in block.modules)
+
+
+def _cut_different_blocks(
+    block_macs: Sequence[int], stages: int, embedding_macs: int, head_macs: int, *, may_be_head_alone: bool
+) -> tuple[int, ...]:
+    """Return the end of each stage, as an index of blocks, for blocks that differ in size (Swin)."""
+    blocks = len(block_macs)
+    costs = list(block_macs)
+    costs[0] += embedding_macs
+    if not may_be_head_alone:
+        costs[-1] += head_macs
+        return balanced(tuple(costs), stages)
+    ends = balanced((*costs, head_macs), stages)  # the head as one more block
+    is_head_alone = stages > 1 and ends[-2] == blocks
+    if is_head_alone:  # the blocks are balanced over the other stages
+        return (*balanced(tuple(costs), stages - 1), blocks)
+    return (*ends[:-1], blocks)
+
+
+def _cut_equal_blocks(
+    block_macs: Sequence[int], stages: int, embedding_macs: int, head_macs: int, *, may_be_head_alone: bool
+) -> tuple[int, ...]:
+    """Return the end of each stage, as an index of blocks, for blocks of one size.
+
+    Blocks go one by one to the stage with the least so far, which is optimal. Among equals the last stage gets the
+    block, because later stages hold fewer activations.
+    """
+    counts = [1] * stages
+    if may_be_head_alone:
+        counts[-1] = 0
+    stage_macs = [block_macs[0] * count for count in counts]
+    stage_macs[0] += embedding_macs
+    stage_macs[-1] += head_macs
+    for _ in range(len(block_macs) - sum(counts)):
+        least = min(range(stages), key=lambda stage: (stage_macs[stage], -stage))
+        counts[least] += 1
+        stage_macs[least] += block_macs[0]
+    return tuple(accumulate(counts))
 
 
 @lru_cache(maxsize=1024)
 def balanced(costs: tuple[int, ...], groups: int) -> tuple[int, ...]:
-    """Ends of `groups` runs of `costs`, chosen so that the largest sum of a run is least."""
+    """Return the ends of `groups` runs of `costs`, chosen so that the largest sum of a run is least.
+
+    Example: costs (3, 1, 1, 4) in two groups have the ends (2, 4), for sums of 4 and 5.
+    """
 
     @cache
-    def cut(begin: int, left: int) -> tuple[int, tuple[int, ...]]:
-        if left == 1:
-            return sum(costs[begin:]), (len(costs),)
-        tried = []
-        for end in range(begin + 1, len(costs) - left + 2):
-            largest, ends = cut(end, left - 1)
-            tried.append((max(sum(costs[begin:end]), largest), (end, *ends)))
-        return min(tried)
+    def cut(begin: int, groups_left: int) -> _Cut:
+        if groups_left == 1:
+            return _Cut(sum(costs[begin:]), (len(costs),))
+        candidates = []
+        for end in range(begin + 1, len(costs) - groups_left + 2):
+            following = cut(end, groups_left - 1)
+            largest = max(sum(costs[begin:end]), following.largest_sum)
+            candidates.append(_Cut(largest, (end, *following.ends)))
+        return min(candidates)
 
-    return cut(0, groups)[1]
+    return cut(0, groups).ends
+
+
+class _Cut(NamedTuple):
+    """A way to cut a row of costs into groups; ways are compared by the sum, then by the ends."""
+
+    largest_sum: int
+    ends: tuple[int, ...]

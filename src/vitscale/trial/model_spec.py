@@ -1,4 +1,4 @@
-"""Which model is trained: the user's words, and `resolve`, which turns them into a spec that leaves nothing open.
+"""Which model is trained: as the user wrote it, and `resolve`, which makes of that a spec that leaves nothing open.
 
 The shape in a Hugging Face configuration on disk is read as plain JSON: no torch, no transformers.
 """
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from vitscale.base.plugins import names
 from vitscale.errors import RequestError, shown, unknown
-from vitscale.trial.facts import Fact, Spec
+from vitscale.trial.fields import FieldTraits, Spec
 from vitscale.trial.hints import meant_value
 
 Task = Literal["classification", "segmentation"]
@@ -35,7 +35,7 @@ class ModelSpec(Spec):
 
     task: Task = "classification"
     """What is labelled: each image, or each pixel. Named models of segmentation have UperNet's head."""
-    name: Annotated[str | None, Fact(short="{}")] = None
+    name: Annotated[str | None, FieldTraits(curve_words="{}")] = None
     """One of `NAMED_MODELS`."""
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
@@ -83,6 +83,8 @@ class ModelSpec(Spec):
 
 
 class _NamedShape(NamedTuple):
+    """The shape of a named model, by field names of `ModelSpec`."""
+
     patch_size: int
     hidden_size: int
     heads: int
@@ -115,42 +117,69 @@ _FACTORY = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}")
 
 
 def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) -> ModelSpec:
-    """Fills every field of `spec` that can be known here, so that a trial's identity holds real values.
+    """Return `spec` with every field filled that can be known here, so that a trial's identity holds real values.
 
     A named model gets its whole shape; `hf` gets the shape in its folder's config.json where that is a plain ViT or
-    DeiT; `num_classes` comes from the dataset unless given, and `channels` (None: not known here) always. Resolving
-    twice changes nothing.
+    DeiT; `num_classes` comes from the dataset unless given. Resolving twice changes nothing.
 
-    Raises `RequestError` for anything that cannot be built: the message names the bad value and the valid ones.
+    Args:
+        spec: the model as the user wrote it.
+        dataset_classes: number of the dataset's classes.
+        channels: channels of the dataset's images, which the model always takes; None where they are not known here.
+
+    Raises:
+        RequestError: it cannot be built: the message names the bad value and the valid ones.
     """
-    given = [key for key in ("name", "hf", "factory") if getattr(spec, key) is not None]
-    if len(given) != 1:
-        got = " and ".join(given) if given else "none of them"
+    sources = [key for key in ("name", "hf", "factory") if getattr(spec, key) is not None]
+    if len(sources) != 1:
+        got = " and ".join(sources) if sources else "none of them"
         raise RequestError(f"[model] needs exactly one of name, hf and factory; it has {got}", valid=NAMED_MODELS)
     if spec.parameter_count is not None:
         raise RequestError("model.parameter_count is of imported logs alone", next_step="Remove it")
-    classes = dataset_classes if spec.num_classes is None else spec.num_classes
-    if classes < dataset_classes:
-        what = f"model.num_classes = {classes} is fewer than the dataset's {dataset_classes} classes"
-        raise RequestError(what, next_step="Leave num_classes out to take the dataset's count")
-    if channels is None:
-        channels = spec.channels
-    elif "channels" in spec.model_fields_set and spec.channels != channels:
-        what = f"model.channels = {spec.channels}, and the images have {channels}"
-        raise RequestError(what, next_step="Remove it: the model takes what data.channels says")
-    filled: dict[str, object] = {"num_classes": classes, "channels": channels}
+    filled: dict[str, object] = {
+        "num_classes": _class_count(spec, dataset_classes),
+        "channels": _channel_count(spec, channels),
+    }
     if spec.name is not None:
-        filled |= _named_shape(spec)
+        filled |= _named_shape(spec, spec.name)
     elif spec.hf is not None:
-        filled |= _hf_fields(spec)
+        filled |= _hf_fields(spec, spec.hf)
     else:
-        _refuse_shape_fields(spec, "factory", {})
-        if not _FACTORY.fullmatch(spec.factory or "") or len(spec.factory or "") > 500:
-            what = f"model.factory {shown(spec.factory)} is not of the form 'module:function'"
-            raise RequestError(what, next_step="Name an importable function, such as 'my_models.vit:build'")
-    resolved = spec.model_copy(update=filled | _segmentation(spec))
+        _check_factory(spec, spec.factory or "")
+    resolved = spec.model_copy(update=filled | _segmentation_fields(spec))
     _check_shape(resolved)
     return resolved
+
+
+def _class_count(spec: ModelSpec, dataset_classes: int) -> int:
+    """Return the number of the model's classes: its own, which may be more than the dataset's, else the dataset's."""
+    if spec.num_classes is None:
+        return dataset_classes
+    if spec.num_classes < dataset_classes:
+        what = f"model.num_classes = {spec.num_classes} is fewer than the dataset's {dataset_classes} classes"
+        raise RequestError(what, next_step="Leave num_classes out to take the dataset's count")
+    return spec.num_classes
+
+
+def _channel_count(spec: ModelSpec, channels: int | None) -> int:
+    """Return the channels of the dataset's images, or the model's where those are not known (None)."""
+    if channels is None:
+        return spec.channels
+    is_set_by_hand = "channels" in spec.model_fields_set
+    if is_set_by_hand and spec.channels != channels:
+        what = f"model.channels = {spec.channels}, and the images have {channels}"
+        raise RequestError(what, next_step="Remove it: the model takes what data.channels says")
+    return channels
+
+
+_LONGEST_FACTORY = 500
+
+
+def _check_factory(spec: ModelSpec, factory: str) -> None:
+    _refuse_shape_fields(spec, "factory", {})
+    if len(factory) > _LONGEST_FACTORY or not _FACTORY.fullmatch(factory):
+        what = f"model.factory {shown(factory)} is not of the form 'module:function'"
+        raise RequestError(what, next_step="Name an importable function, such as 'my_models.vit:build'")
 
 
 _LEAST_STAGES = 3
@@ -158,15 +187,18 @@ _DECODER_SIZE = 512
 _AUXILIARY_WEIGHT = 0.4
 
 
-def _segmentation(spec: ModelSpec) -> dict[str, object]:
-    """The fields of segmentation, filled or refused."""
-    for key, applies, where in (
-        ("decoder_size", spec.task == "segmentation" and spec.name is not None, "a named model of segmentation"),
-        ("auxiliary_weight", spec.task == "segmentation", 'model.task = "segmentation"'),
-    ):
-        if not applies and (value := getattr(spec, key)) is not None:
-            raise RequestError(f"model.{key} = {value} is of {where} alone", next_step=f"Remove {key}")
-    if spec.task == "classification":
+def _segmentation_fields(spec: ModelSpec) -> dict[str, object]:
+    """Return the fields of segmentation, filled in; none for classification.
+
+    Raises:
+        RequestError: a field has no meaning for the task or the model, or the model has no segmentation head.
+    """
+    is_segmentation = spec.task == "segmentation"
+    if spec.decoder_size is not None and not (is_segmentation and spec.name is not None):
+        raise _field_of_others("decoder_size", spec.decoder_size, "a named model of segmentation")
+    if spec.auxiliary_weight is not None and not is_segmentation:
+        raise _field_of_others("auxiliary_weight", spec.auxiliary_weight, 'model.task = "segmentation"')
+    if not is_segmentation:
         return {}
     if spec.hf is not None and hf_shape(spec.hf) is not None:
         raise RequestError(
@@ -176,76 +208,121 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
         )
     if spec.name is None:
         return {}
-    weight = _AUXILIARY_WEIGHT if spec.auxiliary_weight is None else spec.auxiliary_weight
-    return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": weight}
+    auxiliary_weight = _AUXILIARY_WEIGHT if spec.auxiliary_weight is None else spec.auxiliary_weight
+    return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": auxiliary_weight}
 
 
-_OTHERS_NAMES = re.compile(
+def _field_of_others(key: str, value: object, owner: str) -> RequestError:
+    return RequestError(f"model.{key} = {value} is of {owner} alone", next_step=f"Remove {key}")
+
+
+_NAMES_ELSEWHERE = re.compile(
     r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)"
     r"(?:[-_/]?(?:patch)?(8|14|16|32)(?:\D.*)?)?",
     re.IGNORECASE,
 )
 
 
-def _meant(name: str) -> str:
-    """The next step for a name of timm's, torchvision's or the hub's; empty where the name is not recognised."""
-    if match := _OTHERS_NAMES.fullmatch(name):
-        letter = match[1][0].lower()
-        own = next((ours for ours in NAMED_MODELS if ours.startswith(f"vit-{letter}")), None)
-        patch = match[2]
-        other_patch = f" with patch_size = {patch}" if own and patch and not own.endswith(patch) else ""
-        return f'Write name = "{own}"{other_patch}, or hf = "..." for a configuration of the hub' if own else ""
-    return meant_value("model.name", name)
+def _step_for_name(name: str) -> str:
+    """Return the next step for a name of timm's, torchvision's or the hub's; empty where it is not recognised.
+
+    Example: for "vit_base_patch32_224" 'Write name = "vit-b16" with patch_size = 32, or ...'.
+    """
+    match = _NAMES_ELSEWHERE.fullmatch(name)
+    if match is None:
+        return meant_value("model.name", name)
+    size_letter = match[1][0].lower()
+    patch_size = match[2]
+    for named_model in NAMED_MODELS:
+        if named_model.startswith(f"vit-{size_letter}"):
+            has_other_patch = patch_size is not None and not named_model.endswith(patch_size)
+            addition = f" with patch_size = {patch_size}" if has_other_patch else ""
+            return f'Write name = "{named_model}"{addition}, or hf = "..." for a configuration of the hub'
+    return ""
 
 
-def _named_shape(spec: ModelSpec) -> dict[str, object]:
-    shape = NAMED_MODELS.get(spec.name or "")
+def _named_shape(spec: ModelSpec, name: str) -> dict[str, object]:
+    """Return the shape of a named model by field, with the user's values in place of its own.
+
+    Raises:
+        RequestError: there is no such model, or a field has no meaning for it.
+    """
+    shape = NAMED_MODELS.get(name)
     if shape is None:
-        raise unknown("model", spec.name, {*NAMED_MODELS, *names("model")}, next_step=_meant(spec.name or ""))
-    own = SWIN_FIELDS if shape.depths else VIT_FIELDS
+        raise unknown("model", name, {*NAMED_MODELS, *names("model")}, next_step=_step_for_name(name))
+    shape_fields = SWIN_FIELDS if shape.depths else VIT_FIELDS
     for key in SHAPE_FIELDS:
-        if key not in own and getattr(spec, key) is not None:
-            what = f"model.{key} = {shown(getattr(spec, key))} has no meaning for {spec.name}"
-            raise RequestError(what, valid=own, next_step=f"Remove {key}")
-    filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in own}
-    return filled if shape.depths else filled | {"mlp_size": spec.mlp_size or 4 * (filled["hidden_size"] or 0)}
+        value = getattr(spec, key)
+        if value is not None and key not in shape_fields:
+            what = f"model.{key} = {shown(value)} has no meaning for {name}"
+            raise RequestError(what, valid=shape_fields, next_step=f"Remove {key}")
+    filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in shape_fields}
+    if not shape.depths:
+        filled["mlp_size"] = spec.mlp_size or 4 * (filled["hidden_size"] or 0)
+    return filled
 
 
 def _check_shape(spec: ModelSpec) -> None:
-    patch = spec.patch_size
-    segments = spec.task == "segmentation" and spec.name is not None
-    if segments and spec.depths is not None and len(spec.depths) < _LEAST_STAGES:
-        what = f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet"
-        raise RequestError(what, valid=[f"{_LEAST_STAGES} stages or more"])
-    if segments and spec.depths is None and patch is not None and spec.image_size < 2 * patch:
+    """Refuse sizes of a resolved model that do not go together."""
+    if spec.task == "segmentation" and spec.name is not None:
+        _check_feature_maps(spec)
+    if spec.patch_size is not None:
+        _check_image_size(spec, spec.patch_size)
+    if spec.hidden_size is not None and spec.heads is not None:
+        _check_heads(spec.hidden_size, spec.heads)
+
+
+def _check_feature_maps(spec: ModelSpec) -> None:
+    """Refuse a named model whose feature maps are too few or too small for UperNet."""
+    if spec.depths is not None:
+        if len(spec.depths) < _LEAST_STAGES:
+            what = f"model.depths = {list(spec.depths)} makes {len(spec.depths)} feature maps, too few for UperNet"
+            raise RequestError(what, valid=[f"{_LEAST_STAGES} stages or more"])
+    elif spec.patch_size is not None and spec.image_size < 2 * spec.patch_size:
         what = f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side"
-        raise RequestError(what, valid=[f"{2 * patch} or more"])
-    if patch is not None and spec.depths is not None:
-        least = patch << (len(spec.depths) - 1)  # transformers pads the rest
-        if spec.image_size < least:
+        raise RequestError(what, valid=[f"{2 * spec.patch_size} or more"])
+
+
+_LARGEST_IMAGE = 8192
+
+
+def _check_image_size(spec: ModelSpec, patch_size: int) -> None:
+    """Refuse images of which a Swin's last stage has no token, or that a ViT's patches do not fill."""
+    image_size = spec.image_size
+    if spec.depths is not None:
+        # Each further stage joins two tokens a side into one; transformers pads the rest.
+        least = patch_size << (len(spec.depths) - 1)
+        if image_size < least:
             raise RequestError(
-                f"model.image_size = {spec.image_size} leaves nothing of an image for the last of "
-                f"{len(spec.depths)} stages",
+                f"model.image_size = {image_size} leaves nothing of an image for the last of {len(spec.depths)} stages",
                 valid=[f"{least} or more"],
                 next_step="Use larger images, or fewer model.depths",
             )
-    elif patch is not None and spec.image_size % patch:
-        below = spec.image_size // patch * patch
-        nearest = [size for size in (below, below + patch) if 0 < size <= 8192]
-        what = f"model.image_size = {spec.image_size} is not divisible by patch_size = {patch}"
+    elif image_size % patch_size:
+        below = image_size // patch_size * patch_size
+        nearest = [size for size in (below, below + patch_size) if 0 < size <= _LARGEST_IMAGE]
+        what = f"model.image_size = {image_size} is not divisible by patch_size = {patch_size}"
         raise RequestError(what, valid=nearest, next_step="Take one of these image sizes, or set model.patch_size")
-    hidden, heads = spec.hidden_size, spec.heads
-    if hidden is not None and heads is not None and hidden % heads:
-        divisors = [n for n in range(1, min(hidden, 1024) + 1) if hidden % n == 0]
-        raise RequestError(
-            f"model.hidden_size = {hidden} is not divisible by heads = {heads}",
-            valid=sorted(sorted(divisors, key=lambda n: abs(n - heads))[:4]),
-            next_step="Take one of these numbers of heads, or another hidden_size",
-        )
+
+
+_MOST_HEADS = 1024
+
+
+def _check_heads(hidden_size: int, heads: int) -> None:
+    """Refuse heads that do not divide the width, and name the four nearest numbers of heads that do."""
+    if hidden_size % heads == 0:
+        return
+    divisors = [count for count in range(1, min(hidden_size, _MOST_HEADS) + 1) if hidden_size % count == 0]
+    nearest_first = sorted(divisors, key=lambda count: abs(count - heads))
+    raise RequestError(
+        f"model.hidden_size = {hidden_size} is not divisible by heads = {heads}",
+        valid=sorted(nearest_first[:4]),
+        next_step="Take one of these numbers of heads, or another hidden_size",
+    )
 
 
 def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) -> None:
-    """Refuses a shape field whose value differs from the one that `source` fixes (`allowed`)."""
+    """Refuse a shape field whose value differs from the one that `source` ("hf", "factory") fixes (`allowed`)."""
     for key in SHAPE_FIELDS:
         value = getattr(spec, key)
         if value is not None and value != allowed.get(key):
@@ -257,8 +334,9 @@ def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) 
             )
 
 
-def _hf_fields(spec: ModelSpec) -> dict[str, object]:
-    config = hf_shape(spec.hf or "")
+def _hf_fields(spec: ModelSpec, hf: str) -> dict[str, object]:
+    """Return the shape in a Hugging Face configuration by field, with its image size unless the user sets one."""
+    config = hf_shape(hf)
     shape = {} if config is None else config.fields()
     _refuse_shape_fields(spec, "hf", shape)
     if config is None or "image_size" in spec.model_fields_set:
@@ -267,7 +345,7 @@ def _hf_fields(spec: ModelSpec) -> dict[str, object]:
 
 
 def fields_named(name: str, next_step: str = "Or give the folder of a Hugging Face model") -> dict[str, Any]:
-    """The field of a `ModelSpec` that a user's word for a model means: a name here, or a Hugging Face folder.
+    """Return the field of a `ModelSpec` that a user's word for a model means: a name here, or a Hugging Face folder.
 
     Raises:
         RequestError: it is neither.
@@ -303,16 +381,19 @@ class HfShape(BaseModel):
 
     @field_validator("image_size", "patch_size", mode="before")
     @classmethod
-    def _square(cls, value: object) -> object:
-        return value[0] if isinstance(value, list) and len(value) == 2 and value[0] == value[1] else value
+    def _side_of_square(cls, value: object) -> object:
+        """Read [224, 224] as 224; other pairs stay, and are refused."""
+        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+            return value[0]
+        return value
 
     def fields(self) -> dict[str, int]:
-        """The shape by field names of `ModelSpec`."""
+        """Return the shape by field names of `ModelSpec`."""
         return {key: getattr(self, key) for key in VIT_FIELDS}
 
 
 def hf_shape(hf: str) -> HfShape | None:
-    """The configuration in folder `hf`; None for a hub name, and for an architecture that is not counted here.
+    """Return the configuration in folder `hf`; None for a hub name, and for an architecture that is not counted here.
 
     Raises:
         RequestError: a field of config.json cannot be used.
@@ -332,27 +413,31 @@ def hf_shape(hf: str) -> HfShape | None:
 
 
 def read_config(hf: str) -> dict[str, Any] | None:
-    """The content of config.json in folder `hf`, or None where `hf` is a hub name and no folder.
+    """Return the content of config.json in folder `hf`, or None where `hf` is a hub name and no folder.
 
-    Raises `RequestError` where `hf` is neither, and where the file is missing, above 1 MiB or no JSON object.
+    Raises:
+        RequestError: `hf` is neither, or the file is missing, above 1 MiB or no JSON object.
     """
-    problem = ""
     try:
         folder = Path(hf).expanduser()
         if not folder.is_dir():
             if _HUB_NAME.fullmatch(hf):
                 return None
-            problem = "is neither a folder nor a name on the hub"
-        elif not (folder / "config.json").is_file():
-            problem = "has no file config.json"
-        else:
-            with (folder / "config.json").open("rb") as file:
-                text = file.read(_LARGEST_CONFIG_BYTES + 1)
-            content = json.loads(text) if len(text) <= _LARGEST_CONFIG_BYTES else None
-            if isinstance(content, dict):
-                return content
-            problem = "has a config.json that is no JSON object of at most 1 MiB"
+            raise _unusable_hf(hf, "is neither a folder nor a name on the hub")
+        path = folder / "config.json"
+        if not path.is_file():
+            raise _unusable_hf(hf, "has no file config.json")
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_CONFIG_BYTES + 1)
+        content = json.loads(text) if len(text) <= _LARGEST_CONFIG_BYTES else None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder, or nested too deeply
         problem = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
-    what = f"model.hf {shown(hf)} {problem}"
-    raise RequestError(what, next_step="Name a folder with an image-classification config.json, or a model of the hub")
+        raise _unusable_hf(hf, problem) from None
+    if not isinstance(content, dict):
+        raise _unusable_hf(hf, "has a config.json that is no JSON object of at most 1 MiB")
+    return content
+
+
+def _unusable_hf(hf: str, problem: str) -> RequestError:
+    next_step = "Name a folder with an image-classification config.json, or a model of the hub"
+    return RequestError(f"model.hf {shown(hf)} {problem}", next_step=next_step)

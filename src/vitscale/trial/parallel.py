@@ -1,14 +1,19 @@
-"""How several ranks share one model, and each rank's place among them; the rest of the world is data parallel."""
+"""How several ranks share one model, and each rank's place among them.
+
+Ranks that share one copy of the model split it along the axes tensor, sequence and pipeline. The copies are data
+parallel: ranks = pipeline x data x sequence x tensor.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from vitscale.trial.facts import Fact, Spec
+from vitscale.trial.fields import FieldTraits, Spec
 
 SplitCount = Annotated[int, Field(ge=1, le=4096)]
 ParallelAxis = Literal["pipeline", "data", "sequence", "tensor"]
@@ -18,47 +23,52 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 class ParallelSpec(Spec):
     """[parallel]: over how many ranks one model is split, and along which axes."""
 
-    tensor: Annotated[SplitCount, Fact(short="tensor {}")] = 1
+    tensor: Annotated[SplitCount, FieldTraits(curve_words="tensor {}")] = 1
     """Ranks over which each block's matrices are cut: attention by heads, the MLP by its width (Shoeybi et al.,
     "Megatron-LM", arXiv 1909.08053, section 3)."""
-    sequence: Annotated[SplitCount, Fact(short="sequence {}")] = 1
+    sequence: Annotated[SplitCount, FieldTraits(curve_words="sequence {}")] = 1
     """Ranks over which each image's tokens are cut, and exchanged for heads around attention (Jacobs et al., "DeepSpeed
     Ulysses", arXiv 2309.14509, section 3)."""
-    pipeline: Annotated[SplitCount, Fact(short="pipeline {}")] = 1
+    pipeline: Annotated[SplitCount, FieldTraits(curve_words="pipeline {}")] = 1
     """Ranks over which the blocks are cut into stages, each of which hands its activations on to the next."""
-    schedule: Annotated[Schedule, Fact(short="{}")] = "1f1b"
+    schedule: Annotated[Schedule, FieldTraits(curve_words="{}")] = "1f1b"
     """Order in which a pipeline's rank takes the forward and backward of the step's micro-batches. "gpipe": all
     forward, then all backward (Huang et al., arXiv 1811.06965); "1f1b": by turns once the pipeline is full;
     "interleaved": by turns among several stages of each rank (Narayanan et al., arXiv 2104.04473, section 2.2)."""
-    stages_per_rank: Annotated[SplitCount, Fact(short="{} stages per rank")] = 2
+    stages_per_rank: Annotated[SplitCount, FieldTraits(curve_words="{} stages per rank")] = 2
     """Stages of each rank under `schedule` "interleaved"; the other schedules have one."""
-    shard_norms: Annotated[bool, Fact(short=("sharded norms", "whole norms"))] = False
+    shard_norms: Annotated[bool, FieldTraits(curve_words=("sharded norms", "whole norms"))] = False
     """Whether under `tensor` norms and residuals hold a part of the tokens on each rank, instead of all on every rank
     (Korthikanti et al., arXiv 2205.05198, section 4.2.2)."""
 
     def __hash__(self) -> int:
-        """Hashes the counts only: ten times as fast as pydantic's hash, for each of thousands of configurations."""
+        """Hash the counts only: ten times as fast as pydantic's hash, for each of thousands of configurations."""
         return hash((self.tensor, self.sequence, self.pipeline))
 
     @property
     def stages(self) -> int:
-        """Number of stages into which the blocks are cut."""
-        return self.pipeline * (self.stages_per_rank if self.schedule == "interleaved" else 1)
+        """Number of stages into which the blocks are cut, over all ranks of a pipeline."""
+        if self.schedule == "interleaved":
+            return self.pipeline * self.stages_per_rank
+        return self.pipeline
 
     def bubble_share(self, micro_batches: int) -> float:
-        """Share of a step in which a rank waits for other stages, if all take equally long and nothing is sent.
+        """Return the share of a step in which a rank waits for other stages.
 
-        (P - 1) / (v M + P - 1) for P ranks with v stages each (arXiv 2104.04473, section 2.2, of the whole step).
+        It is (P - 1) / (v M + P - 1) for P ranks with v stages each, if all stages take equally long and nothing is
+        sent (arXiv 2104.04473, section 2.2, of the whole step).
 
         Args:
             micro_batches: M, of an optimizer step.
         """
-        return (self.pipeline - 1) / (self.stages // self.pipeline * micro_batches + self.pipeline - 1)
+        stages_per_rank = self.stages // self.pipeline
+        return (self.pipeline - 1) / (stages_per_rank * micro_batches + self.pipeline - 1)
 
     @property
     def split_axes(self) -> tuple[ParallelAxis, ...]:
-        """Axes along which ranks share a model."""
-        return tuple(axis for axis in get_args(ParallelAxis) if axis != "data" and getattr(self, axis) > 1)
+        """Axes along which ranks share a model, outermost first: ("pipeline", "tensor")."""
+        axes: tuple[ParallelAxis, ...] = ("pipeline", "sequence", "tensor")
+        return tuple(axis for axis in axes if getattr(self, axis) > 1)
 
     @property
     def in_words(self) -> str:
@@ -76,9 +86,13 @@ NO_SPLIT = ParallelSpec()
 
 
 def even_parts(count: int, ranks: int) -> list[slice]:
-    """Slices that cut `count` things for `ranks` ranks; the first ranks get one more where it does not divide."""
-    ends = [rank * (count // ranks) + min(rank, count % ranks) for rank in range(ranks + 1)]
-    return list(map(slice, ends, ends[1:]))
+    """Return a slice for each rank that cut `count` things; the first ranks get one more where it does not divide.
+
+    Example: 7 things for 3 ranks are 0:3, 3:5 and 5:7.
+    """
+    each, remainder = divmod(count, ranks)
+    bounds = [rank * each + min(rank, remainder) for rank in range(ranks + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 class Coordinates(NamedTuple):
@@ -105,15 +119,20 @@ class RankLayout:
 
     @classmethod
     def of(cls, ranks: int, parallel: ParallelSpec) -> RankLayout:
-        """The layout of a world with this many ranks.
+        """Return the layout of a world with this many ranks.
 
         Raises:
             ValueError: its ranks are not a multiple of those that share one model.
         """
-        data, rest = divmod(ranks, parallel.ranks_per_model)
-        if rest or not data:
+        models, remainder = divmod(ranks, parallel.ranks_per_model)
+        if remainder or not models:
             raise ValueError(f"{ranks} ranks are not a multiple of {parallel.ranks_per_model}, which share one model")
-        return cls(parallel.pipeline, data, parallel.sequence, parallel.tensor)
+        return cls(pipeline=parallel.pipeline, data=models, sequence=parallel.sequence, tensor=parallel.tensor)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in all."""
+        return math.prod(self.sizes)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -133,29 +152,46 @@ class RankLayout:
     @property
     def exchanges_in_groups(self) -> bool:
         """Whether some exchanges involve only a part of the ranks: then not all ranks leave one together."""
-        return self.pipeline > 1 or max(self.sizes) < math.prod(self.sizes)
+        has_one_axis = max(self.sizes) == self.ranks
+        return self.pipeline > 1 or not has_one_axis
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The place of a rank."""
-        along = []
-        for size in reversed(self.sizes):
-            rank, number = divmod(rank, size)
-            along.append(number)
-        return Coordinates(*reversed(along))
+        """Return the place of a rank along each axis."""
+        remaining, tensor = divmod(rank, self.tensor)
+        remaining, sequence = divmod(remaining, self.sequence)
+        pipeline, data = divmod(remaining, self.data)
+        return Coordinates(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
-    def groups_of(self, rank: int) -> str:
-        """A rank's groups in words: "pipeline 1+3, data 2+3" for rank 3; empty where no ranks share a model."""
-        if self.data == math.prod(self.sizes):
+    def groups_in_words(self, rank: int) -> str:
+        """Return a rank's groups: "pipeline 1+3, data 2+3" for rank 3; empty where no ranks share a model."""
+        if self.data == self.ranks:
             return ""
-        own = {axis: next(group for group in self.groups(axis) if rank in group) for axis in get_args(ParallelAxis)}
-        named = {axis: "+".join(map(str, group[:8])) + "+..." * (len(group) > 8) for axis, group in own.items()}
-        return ", ".join(f"{axis} {named[axis]}" for axis, group in own.items() if len(group) > 1)
+        clauses = []
+        for axis, size in self.by_axis.items():
+            if size > 1:
+                (group,) = [ranks for ranks in self.groups(axis) if rank in ranks]
+                clauses.append(f"{axis} {_joined(group)}")
+        return ", ".join(clauses)
 
     def groups(self, *axes: ParallelAxis) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that differ only along `axes`, each in order."""
-        fixed: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(math.prod(self.sizes)):
-            at = self.coordinates(rank)
-            key = tuple(value for axis, value in at._asdict().items() if axis not in axes)
-            fixed.setdefault(key, []).append(rank)
-        return tuple(map(tuple, fixed.values()))
+        """Return the groups of ranks that differ only along `axes`, each in order.
+
+        Example: for 2 data x 2 tensor ranks, groups("tensor") is ((0, 1), (2, 3)), and groups("data") ((0, 2), (1, 3)).
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.ranks):
+            place = self.coordinates(rank)._asdict()
+            other_axes = tuple(number for axis, number in place.items() if axis not in axes)
+            groups.setdefault(other_axes, []).append(rank)
+        return tuple(tuple(group) for group in groups.values())
+
+
+_MOST_RANKS_IN_WORDS = 8
+
+
+def _joined(ranks: tuple[int, ...]) -> str:
+    """Return "0+2", with "+..." in place of all after the eighth."""
+    numbers = [str(rank) for rank in ranks[:_MOST_RANKS_IN_WORDS]]
+    if len(ranks) > _MOST_RANKS_IN_WORDS:
+        numbers.append("...")
+    return "+".join(numbers)

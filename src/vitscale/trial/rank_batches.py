@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -25,18 +26,20 @@ _SLOWEST_SPEED = 0.01
 
 
 def speeds_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """Values for `train.rank_speeds` from each rank's rate, at least one: the fastest has 1.
+    """Return values for `train.rank_speeds` from the rates of one rank or more: the fastest has 1.
 
     Example: 100 and 31 images per second give (1.0, 0.31).
     """
     fastest = max(rates)
-    return tuple(max(_SLOWEST_SPEED, round(rate / fastest, _SPEED_DECIMALS)) for rate in rates)
+    speeds = [round(rate / fastest, _SPEED_DECIMALS) for rate in rates]
+    return tuple(max(_SLOWEST_SPEED, speed) for speed in speeds)
 
 
 def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """The images of each rank, at least one, which add up to `images` and are done soonest.
+    """Return the images of each rank, at least one, which add up to `images` and are done soonest.
 
-    Exact, and the same everywhere: if two ranks would be done at once, the first takes the image.
+    Exact, and the same everywhere: if two ranks would be done at once, the first takes the image. For 7 images and
+    speeds 1 and 0.31 it is (6, 1).
 
     Args:
         images: images of all ranks together, at least as many as there are ranks.
@@ -47,42 +50,59 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """
     if images < len(speeds):
         raise ValueError(f"{images} images do not go round {len(speeds)} ranks")
-    exactly = [exact(speed) for speed in speeds]
+    exact_speeds = [exact(speed) for speed in speeds]
     # At this moment the ranks together have done all images but one per rank, so one each on top is not too many.
-    moment = (images - len(speeds)) / sum(exactly)
-    taken = [max(1, math.floor(moment * speed)) for speed in exactly]
-    done = [((count + 1) / speed, rank) for rank, (count, speed) in enumerate(zip(taken, exactly, strict=True))]
-    heapq.heapify(done)
-    for _ in range(images - sum(taken)):
-        _, rank = done[0]
-        taken[rank] += 1
-        heapq.heapreplace(done, ((taken[rank] + 1) / exactly[rank], rank))
-    return tuple(taken)
+    moment = (images - len(speeds)) / sum(exact_speeds)
+    shares = [max(1, math.floor(moment * speed)) for speed in exact_speeds]
+
+    def time_with_another_image(rank: int) -> tuple[Fraction, int]:
+        return (shares[rank] + 1) / exact_speeds[rank], rank
+
+    soonest = [time_with_another_image(rank) for rank in range(len(speeds))]
+    heapq.heapify(soonest)
+    for _ in range(images - sum(shares)):
+        _, rank = soonest[0]
+        shares[rank] += 1
+        heapq.heapreplace(soonest, time_with_another_image(rank))
+    return tuple(shares)
+
+
+def largest_divisor(number: int, *, at_most: int) -> int:
+    """Return the largest divisor of a number above 0 that is not larger than `at_most`."""
+    divisor = min(number, at_most)
+    while number % divisor:
+        divisor -= 1
+    return divisor
 
 
 def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
-    """Time of a micro-step with these shares, max(share / speed), in seconds where speeds are in images per second."""
+    """Return the time of a micro-step with these shares, max(share / speed): seconds for speeds in images/s."""
     return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
 
 
 def micro_batches(train: TrainSpec, ranks: int) -> tuple[int, ...]:
-    """Images per micro-step of each rank."""
+    """Return the images per micro-step of each rank."""
     return train.micro_batches or (train.micro_batch,) * ranks
 
 
 def largest_micro_batch(train: TrainSpec) -> int:
-    """Images per micro-step of the rank that takes most; memory depends on it."""
-    return max((train.micro_batch, *(train.micro_batches or ())))
+    """Return the images per micro-step of the rank that takes most; memory depends on it."""
+    shares = train.micro_batches or ()
+    return max((train.micro_batch, *shares))
 
 
 def in_words(values: Sequence[Any], between: str = " + ") -> str:
-    """Values in words, equal neighbours counted: "2 x 10 + 4"."""
-    groups = [(str(value).removesuffix(".0"), len(list(same))) for value, same in groupby(values)]
-    return between.join(f"{count} x {value}" if count > 1 else value for value, count in groups)
+    """Return values in words, equal neighbours counted: "2 x 10 + 4" for 10, 10 and 4."""
+    terms = []
+    for value, equal_neighbours in groupby(values):
+        text = str(value).removesuffix(".0")
+        count = len(list(equal_neighbours))
+        terms.append(f"{count} x {text}" if count > 1 else text)
+    return between.join(terms)
 
 
 def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
-    """Says that a rank's share is cut into more micro-steps than necessary; empty where it is not.
+    """Say that a rank's share is cut into more micro-steps than necessary; empty where it is not.
 
     A prime share of 37 images can only be cut into 37 micro-steps of one image, where 3 of at most 16 would hold it.
 

@@ -1,4 +1,4 @@
-"""A user's own training script: what placeholders in its arguments stand for, and what can be asked of it.
+"""A user's own training script: the placeholders in its arguments, and the fields of a study that it may leave out.
 
 "{micro_batch}" is a field of [train] or of the world, "{model.image_size}" and "{data.root}" those of other sections,
 "{output}" a folder of the run's own. "{{" and "}}" are braces. Words stay words: no shell sees them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.trial import TrainFields, TrainSpec, Trial
@@ -17,21 +18,29 @@ NAME = "script"
 """Name of a script's engine, as it distributes training itself, and of its data where the study names none."""
 OUTPUT = "output"
 """Placeholder of the run's own folder, and the name of that folder."""
-_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_NOT_HANDED_ON = ("script", "arguments", "engine", "micro_batches", "deepspeed_config")
-OF_OUR_LOOP = ("rank_speeds", "target_accuracy", "deepspeed_config", "accelerate_backend")
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+"""A doubled brace, a placeholder, or a brace that stands alone."""
+_WITHOUT_PLACEHOLDER = ("script", "arguments", "engine", "micro_batches", "deepspeed_config")
+"""Fields of [train] that cannot be handed on."""
+VITSCALE_LOOP_FIELDS = ("rank_speeds", "target_accuracy", "deepspeed_config", "accelerate_backend")
 """Fields of [train] that mean nothing to a script."""
-ALWAYS_TOLD = ("script", "arguments", "engine", "device", "micro_batch", "grad_accum", "global_batch")
-"""Fields of [train] that count even if no argument passes them on: what a Probe is told is checked against them."""
+CHECKED_FIELDS = ("script", "arguments", "engine", "device", "micro_batch", "grad_accum", "global_batch")
+"""Fields of [train] that count even if no argument passes them on: the values that a script gives to its Probe are
+checked against them."""
 
 
 def placeholders(arguments: Iterable[str]) -> set[str]:
-    """The names in braces."""
-    return {match[1] for word in arguments for match in _PART.finditer(word) if match[1] is not None}
+    """Return the names in single braces: {"micro_batch"} for "--batch={micro_batch}"."""
+    names = set()
+    for word in arguments:
+        for match in _BRACES.finditer(word):
+            if match[1] is not None:
+                names.add(match[1])
+    return names
 
 
 def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, output: Path) -> list[str]:
-    """The script's arguments with the values of one run.
+    """Return the script's arguments with the values of one run in place of placeholders.
 
     Args:
         arguments: the study's arguments.
@@ -45,29 +54,36 @@ def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, ou
     """
     values = _values(trial) | {"seed": seed, "repeat": repeat, OUTPUT: str(output)}
 
-    def value(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        if (name := match[1]) is None:
-            raise _wrong(f"{shown(match.string)} has a brace that stands alone", "Write {{ or }} for a brace")
+        name = match[1]
+        if name is None:
+            what = f"{shown(match.string)} has a brace that stands alone"
+            raise _wrong_argument(what, next_step="Write {{ or }} for a brace")
         if name not in values:
-            what, valid = f"train.arguments: unknown placeholder {shown(match[0])}", sorted(values)
+            valid = sorted(values)
+            what = f"train.arguments: unknown placeholder {shown(match[0])}"
             raise RequestError(what, valid=valid, hint=nearest(name, valid))
         if values[name] is None:
-            raise _wrong(f"{shown(match[0])} has no value in this trial", f"Set {name}, or remove the argument")
-        return _text(values[name])
+            what = f"{shown(match[0])} has no value in this trial"
+            raise _wrong_argument(what, next_step=f"Set {name}, or remove the argument")
+        return _argument_text(values[name])
 
-    return [_PART.sub(value, word) for word in arguments]
+    return [_BRACES.sub(replacement, word) for word in arguments]
 
 
-def _wrong(what: str, next_step: str) -> RequestError:
+def _wrong_argument(what: str, *, next_step: str) -> RequestError:
     return RequestError(f"train.arguments: {what}", next_step=next_step)
 
 
 def _values(trial: Trial) -> dict[str, object]:
-    train, world, window = trial.train, trial.world, trial.window
+    """Return placeholder -> its value in a trial, all but those of a single run; None where a field is not set."""
+    train = trial.train
+    world = trial.world
+    window = trial.window
     return {
-        **{name: value for name, value in train if name not in _NOT_HANDED_ON},
+        **{name: value for name, value in train if name not in _WITHOUT_PLACEHOLDER},
         **{f"model.{name}": value for name, value in trial.model},
         **{f"data.{name}": value for name, value in trial.data},
         "nodes": world.nodes,
@@ -80,42 +96,63 @@ def _values(trial: Trial) -> dict[str, object]:
     }
 
 
-def _text(value: object) -> str:
+def _argument_text(value: object) -> str:
+    """Return "true", "1,2" for the tuple (1, 2), and else what `str` gives."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
 
 
-def unfit(train: TrainSpec) -> Iterator[tuple[str, str]]:
-    """Why a script does not go with the rest of [train]: (what is in the way, next step)."""
+class Obstacle(NamedTuple):
+    """A field of [train] that does not go with the script."""
+
+    what: str
+    next_step: str
+
+
+def unfit(train: TrainSpec) -> Iterator[Obstacle]:
+    """Yield why a script does not go with the rest of [train], or the rest not without a script."""
     if train.script is None:
         what = "train.arguments" if train.arguments else f"train.engine = {shown(NAME)}"
-        yield f"{what} has no meaning without train.script", 'Add script = "train.py", or remove it'
+        yield Obstacle(f"{what} has no meaning without train.script", 'Add script = "train.py", or remove it')
     elif train.engine != NAME:
-        yield (
+        yield Obstacle(
             f"train.engine = {shown(train.engine)} has no meaning with train.script: the script distributes training",
             'Remove it; hand a choice of the script\'s own on by train.arguments, which "train.arguments" = [[...], '
             "[...]] in [sweep] varies",
         )
 
 
-def untold(train: TrainFields, by_hand: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Fields of [train] that the study sets but the script never hears of, as (what is in the way, next step).
+def not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obstacle]:
+    """Yield the fields of [train] that the study sets and no argument of the script hands on.
 
     Args:
         train: training by a script.
-        by_hand: fields that the study sets, "train.momentum" among them.
+        set_fields: fields that the study sets, "train.momentum" among them.
     """
-    told = {*placeholders(train.arguments), *ALWAYS_TOLD}
-    for field in sorted(name.removeprefix("train.") for name in by_hand if name.startswith("train.")):
-        if field in OF_OUR_LOOP:
-            yield f"train.{field} has no meaning with train.script: it is of vitscale's own loop", "Remove it"
-        elif field != "precision" and field not in told:
-            hand_on = f'Hand it on: arguments = ["--{field.replace("_", "-")}", "{{{field}}}"], or remove it'
-            hand_on += " and give measure.steps, as many as the script takes" * (field == "epochs")
-            yield f"train.{field} is set, and no argument of train.script hands it on", hand_on
-    if "train.precision" not in by_hand and "precision" not in told:
-        yield (
+    set_fields = frozenset(set_fields)
+    handed_on = {*placeholders(train.arguments), *CHECKED_FIELDS}
+    names = [field.removeprefix("train.") for field in set_fields if field.startswith("train.")]
+    for name in sorted(names):
+        if name in VITSCALE_LOOP_FIELDS:
+            what = f"train.{name} has no meaning with train.script: it is of vitscale's own loop"
+            yield Obstacle(what, next_step="Remove it")
+        elif name != "precision" and name not in handed_on:
+            what = f"train.{name} is set, and no argument of train.script hands it on"
+            yield Obstacle(what, next_step=_how_to_hand_on(name))
+    if "train.precision" not in set_fields and "precision" not in handed_on:
+        yield Obstacle(
             "train.precision is not told to train.script: nobody knows what it computes in",
             'Set it to what the script computes in, or hand it on: "{precision}"',
         )
+
+
+def _how_to_hand_on(field: str) -> str:
+    """Return the arguments that hand a field of [train] on; the length also needs a number of steps."""
+    option = field.replace("_", "-")
+    step = f'Hand it on: arguments = ["--{option}", "{{{field}}}"], or remove it'
+    if field == "epochs":
+        step += " and give measure.steps, as many as the script takes"
+    return step

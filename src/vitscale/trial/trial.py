@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of, switch, wrapping
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch, traits_of, wrapper_option
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -32,6 +32,7 @@ LearningRateScaling = Literal["none", "linear", "sqrt"]
 AccelerateBackend = Literal["ddp", "fsdp2", "deepspeed"]
 Offload = Literal["none", "optimizer", "parameters"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
+CompileMode = Literal["default", "reduce-overhead"]
 BatchNormScope = Literal["local", "synchronised"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
@@ -52,55 +53,66 @@ gradients are taken. attached: on a GPU, timed after the profiler first started,
 are in a reported time; warm-up is marked apart."""
 
 
-def _or_says(expected: str) -> WrapValidator:
-    """Takes lists for tuples; a value that fits none of several types gets one message, not one for each type."""
+def _tuple_from_list(value: Any) -> Any:
+    """Return a tuple for a list, which TOML and JSON have in its place; any other value as it is."""
+    return tuple(value) if isinstance(value, list) else value
 
-    def validate(value: Any, validated: Callable[[Any], Any]) -> Any:
+
+FROM_LIST = BeforeValidator(_tuple_from_list)
+"""Makes tuples of the lists that TOML and JSON have."""
+
+
+def _with_one_message(expected: str) -> WrapValidator:
+    """Make a validator that takes lists for tuples, and has one message where a value fits none of several types.
+
+    pydantic by itself has a message for each of the types.
+    """
+
+    def validate(value: Any, validate_types: Callable[[Any], Any]) -> Any:
         try:
-            return validated(tuple(value) if isinstance(value, list) else value)
+            return validate_types(_tuple_from_list(value))
         except ValidationError:
             raise PydanticCustomError("wrong_value", "Input should be {expected}", {"expected": expected}) from None
 
     return WrapValidator(validate)
 
 
-FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Makes tuples of the lists that TOML and JSON have."""
 Classes = Annotated[
     Annotated[int, Field(ge=2, le=100_000)]
     | Annotated[str, Field(min_length=1)]
     | Annotated[tuple[str, ...], Field(min_length=2, max_length=100_000)],
-    _or_says("a number from 2 to 100000, or a file that names a class a line"),
+    _with_one_message("a number from 2 to 100000, or a file that names a class a line"),
 ]
-Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
+Columns = Annotated[tuple[str, str], _with_one_message("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
 _REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
 """Fields of [train] in records of earlier versions that had no effect but with an optimizer that is gone too."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
+COMPILE_MODES = {"default": "compiled without CUDA graphs", "reduce-overhead": "CUDA graphs"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
 
 class DataSpec(Spec):
     """Which images are used, and how many of them.
 
-    The fields in `HOW_FOUND` stay out of a trial's identity: what was really read is recorded as a fingerprint of its
-    content.
+    The fields in `LOCATION_FIELDS` stay out of a trial's identity: what was really read is recorded as a fingerprint
+    of its content.
     """
 
-    name: Annotated[str, Fact(short="{}")]
+    name: Annotated[str, FieldTraits(curve_words="{}")]
     """Dataset: one of vitscale's (`synthetic` makes images, `folder` reads your own), or another package's."""
     hf: str | None = Field(default=None, min_length=1, max_length=4096)
     """A dataset of Hugging Face's library: a folder on disk, or a name on the hub ("NAME", "NAME:CONFIGURATION")."""
     columns: Columns | None = None
     """The columns of images and labels of an `hf` dataset, where it has several."""
-    root: Annotated[str | None, Fact(role="location")] = None
+    root: Annotated[str | None, FieldTraits(role="location")] = None
     """Folder of the images, or the archive that holds them; a relative path starts in the study file's folder."""
-    download: Annotated[bool, Fact(role="location")] = False
+    download: Annotated[bool, FieldTraits(role="location")] = False
     """Fetch the archive into `root` where it is not there yet."""
-    verify: Annotated[bool, Fact(role="location")] = True
+    verify: Annotated[bool, FieldTraits(role="location")] = True
     """Refuse an archive that has another MD5 than the official one."""
-    md5: Annotated[str | None, Fact(role="location")] = None
+    md5: Annotated[str | None, FieldTraits(role="location")] = None
     """MD5 that the archive shall have instead of the official one."""
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the training images that is used."""
@@ -113,16 +125,16 @@ class DataSpec(Spec):
     line; in a trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
     """Side in pixels of generated images, and of those from files as stored; for scenes the longer side at most."""
-    channels: Annotated[int, Fact(short="{} channels")] = Field(default=3, ge=1, le=4096)
+    channels: Annotated[int, FieldTraits(curve_words="{} channels")] = Field(default=3, ge=1, le=4096)
     """Channels of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
     dtype: PixelType = "uint8"
     """Type in which decoded files are stored. Arrays of fewer bits are widened, those of more are refused."""
-    source: Annotated[PixelSource | None, Fact(short="from {}")] = None
+    source: Annotated[PixelSource | None, FieldTraits(curve_words="from {}")] = None
     """Source of files' pixels: decoded anew each time, from the decoded cache, or from a copy of it in each rank's
     memory. Null: the cache where it fits, else memory, else files."""
-    skip_broken: Annotated[int, Fact(role="location")] = Field(default=0, ge=0, le=10_000_000)
+    skip_broken: Annotated[int, FieldTraits(role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
-    augment: Annotated[bool, Fact(short=switch("augment"))] = True
+    augment: Annotated[bool, FieldTraits(curve_words=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: SceneEvaluation = "whole"
     """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
@@ -132,88 +144,100 @@ class DataSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, values: Any) -> Any:
-        """Fills in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
+        """Fill in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
         if not isinstance(values, dict):
             return values
-        implied = {"name": "hf"} if values.get("hf") is not None else {}
-        return implied | ({"classes": ADE20K_CLASSES} if values.get("name") == "ade20k" else {}) | values
+        implied: dict[str, Any] = {}
+        if values.get("hf") is not None:
+            implied["name"] = "hf"
+        if values.get("name") == "ade20k":
+            implied["classes"] = ADE20K_CLASSES
+        return implied | values
 
 
-HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "location")
+LOCATION_FIELDS = fields_where(DataSpec, lambda traits: traits.role == "location")
 """Fields of `DataSpec` that say how the images are found, and change nothing in what is computed."""
 
 
 class TrainFields(Spec):
     """How a trial is trained, applied alike by every engine. A study's [train] may leave some of it open."""
 
-    engine: Annotated[str, Fact(role="wrapper")]
+    engine: Annotated[str, FieldTraits(role="wrapper")]
     """What distributes training over the ranks; `none` trains on one rank, unwrapped."""
-    precision: Annotated[str, Fact(step_seconds=True, short="{}")]
-    device: Annotated[str, Fact(step_seconds=True)]
-    micro_batch: Annotated[BatchCount | None, Fact(role="batch")]
+    precision: Annotated[str, FieldTraits(affects_step_time=True, curve_words="{}")]
+    device: Annotated[str, FieldTraits(affects_step_time=True)]
+    micro_batch: Annotated[BatchCount | None, FieldTraits(role="batch")]
     """Images per rank per micro-step."""
-    grad_accum: Annotated[BatchCount, Fact(role="batch")] = 1
+    grad_accum: Annotated[BatchCount, FieldTraits(role="batch")] = 1
     """Micro-steps per optimizer step."""
-    epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
+    epochs: Annotated[EpochCount | None, FieldTraits(role="duration")] = None
     """Length of a run in epochs, warm-up included; or give `measure.steps`."""
-    optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
+    optimizer: Annotated[str, FieldTraits(affects_step_time=True, curve_words="{}")] = "adamw"
     """Optimizer, computed alike under every engine."""
-    learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
+    learning_rate: Annotated[float, FieldTraits(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
-    learning_rate_scaling: Annotated[LearningRateScaling, Fact(role="rate")] = "none"
+    learning_rate_scaling: Annotated[LearningRateScaling, FieldTraits(role="rate")] = "none"
     """How the learning rate follows the global batch: by its ratio to the base batch, or by the ratio's square root."""
     learning_rate_base_batch: Annotated[
-        BatchCount, Fact(role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
+        BatchCount, FieldTraits(role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
     ] = 256
     """Global batch to which `learning_rate` belongs where it is scaled."""
     learning_rate_warmup_steps: WarmupCount = 0
     """Optimizer steps over which the learning rate rises linearly from 1/n of itself; then it is constant."""
     weight_decay: float = Field(default=0.05, ge=0.0)
     """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
-    momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
+    momentum: Annotated[float, FieldTraits(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
-    gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
+    gradient_clipping: Annotated[float, FieldTraits(affects_step_time=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 means no clipping."""
-    accelerate_backend: Annotated[AccelerateBackend | None, Fact(role="wrapper")] = None
+    accelerate_backend: Annotated[AccelerateBackend | None, FieldTraits(role="wrapper")] = None
     """The engine by which Accelerate wraps the model; null under every other engine."""
-    zero_stage: Annotated[ZeroStage, wrapping(short="ZeRO-{}")] = 0
+    zero_stage: Annotated[ZeroStage, wrapper_option(curve_words="ZeRO-{}")] = 0
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
-    offload: Annotated[Offload, wrapping(short=OFFLOADED)] = "none"
+    offload: Annotated[Offload, wrapper_option(curve_words=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapping(short=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
-    bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB buckets")] = None
+    bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB gather buckets")] = None
+    gather_bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB gather buckets")] = None
     """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
-    gradient_dtype: Annotated[GradientDtype | None, wrapping(short="{} gradients")] = None
+    gradient_dtype: Annotated[GradientDtype | None, wrapper_option(curve_words="{} gradients")] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: Annotated[bool, wrapping(short=("fp32 master weights", "no master weights"))] = False
+    master_weights: Annotated[bool, wrapper_option(curve_words=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapping(short=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapping(short=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapping(short=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapper_option(curve_words=switch("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
-        bool, Fact(role="execution", step_seconds=True, short=switch("activation checkpointing"))
+        bool, FieldTraits(role="execution", affects_step_time=True, curve_words=switch("activation checkpointing"))
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
-    compile: Annotated[bool, Fact(role="execution", step_seconds=True, short=switch("compile"))] = False
+    compile: Annotated[
+        bool,
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch("compile")),
+    ] = False
     """Compile each block by torch.compile."""
-    batch_norm: Annotated[BatchNormScope | None, Fact(short=NORMS)] = None
+    compile_mode: Annotated[
+        CompileMode,
+        FieldTraits(role="execution", affects_step_time=True, needs=("compile", (True,)), curve_words=COMPILE_MODES),
+    ] = "default"
+    """torch.compile's mode: `reduce-overhead` replays a block's kernels as CUDA graphs."""
+    batch_norm: Annotated[BatchNormScope | None, FieldTraits(curve_words=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: Annotated[Any, wrapping()] = None
+    deepspeed_config: Annotated[Any, wrapper_option()] = None
     """Your own DeepSpeed file (JSON), for what [train] has no field for; batch sizes are the study's."""
-    script: Annotated[str | None, Fact(short="{}")] = Field(default=None, min_length=1, max_length=4096)
+    script: Annotated[str | None, FieldTraits(curve_words="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
     arguments: Annotated[tuple[ArgumentWord, ...], Field(max_length=1000), FROM_LIST] = ()
     """Words of the command line of `script`, in which "{micro_batch}" stands for the trial's value."""
-    drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
+    drop_last: Annotated[bool, FieldTraits(curve_words=("drop last", "keep last"))] = False
     """Leave out the images of an epoch that do not fill a whole global batch."""
-    target_accuracy: Annotated[Accuracy | None, Fact(role="duration")] = None
+    target_accuracy: Annotated[Accuracy | None, FieldTraits(role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches this; `epochs` is then the limit."""
     seed: Seed = 0
     """Seed of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
@@ -230,14 +254,14 @@ class TrainSpec(TrainFields):
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
-    micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(role="batch")] = None
+    micro_batches: Annotated[tuple[BatchCount, ...] | None, FieldTraits(role="batch")] = None
     """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, values: Any) -> Any:
-        """Leaves out fields that only earlier versions had."""
+        """Leave out fields that only earlier versions had."""
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if name not in _REMOVED_FROM_TRAIN}
@@ -248,10 +272,10 @@ class TrainSpec(TrainFields):
         return self.accelerate_backend or self.engine
 
 
-OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
+WRAPPER_FIELDS = frozenset(fields_where(TrainSpec, lambda traits: traits.role == "wrapper"))
 """Fields of `TrainSpec` that say how training is distributed. They do not change what is computed; only the dtype in
 which gradients travel may round it."""
-OF_THE_BATCH = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "batch"))
+BATCH_FIELDS = frozenset(fields_where(TrainSpec, lambda traits: traits.role == "batch"))
 
 
 class WindowSpec(Spec):
@@ -275,10 +299,11 @@ class WindowSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _with_meters(cls, fields: Any) -> Any:
-        """Reads a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
-        if cls is WindowSpec and isinstance(fields, dict) and "probes" in fields:
-            return {("meters" if name == "probes" else name): value for name, value in fields.items()}
-        return fields
+        """Read a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
+        is_of_trial = cls is WindowSpec
+        if not (is_of_trial and isinstance(fields, dict) and "probes" in fields):
+            return fields
+        return {("meters" if name == "probes" else name): value for name, value in fields.items()}
 
 
 class World(Spec):
@@ -293,8 +318,9 @@ class World(Spec):
 
     @model_validator(mode="after")
     def _last_node_has_some(self) -> Self:
-        full = self.nodes * self.ranks_per_node
-        if self.ranks is not None and not full - self.ranks_per_node < self.ranks < full:
+        full_nodes = self.nodes * self.ranks_per_node
+        without_last_node = full_nodes - self.ranks_per_node
+        if self.ranks is not None and not without_last_node < self.ranks < full_nodes:
             raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
         if self.size > MOST_RANKS:
             raise ValueError(f"a world of {self.size} ranks is more than {MOST_RANKS:,}")
@@ -307,11 +333,18 @@ class World(Spec):
 
 
 def world_of_hosts(ranks: int, ranks_per_node: int, threads_per_rank: int) -> World:
-    """The world that a scheduler gives: full hosts of at most `ranks_per_node`, and one with the remaining ranks."""
-    each = min(ranks, ranks_per_node)
-    nodes = -(-ranks // each)
-    rest = ranks if ranks % each else None
-    return World(nodes=nodes, ranks_per_node=each, threads_per_rank=threads_per_rank, ranks=rest)
+    """Return the world that a scheduler gives: full hosts of `ranks_per_node` ranks, and one with the remaining ranks.
+
+    One host where all ranks fit on it. Example: 6 ranks on hosts of 4 are 4 and 2.
+    """
+    ranks_of_full_node = min(ranks, ranks_per_node)
+    is_every_node_full = ranks % ranks_of_full_node == 0
+    return World(
+        nodes=-(-ranks // ranks_of_full_node),
+        ranks_per_node=ranks_of_full_node,
+        threads_per_rank=threads_per_rank,
+        ranks=None if is_every_node_full else ranks,
+    )
 
 
 class Trial(Spec):
@@ -336,17 +369,23 @@ class Trial(Spec):
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
+        ranks = self.layout.data
+        mean = self.train.micro_batch
         shares = self.train.micro_batches
-        ranks, mean = self.layout.data, self.train.micro_batch
-        if shares is not None and (len(shares) != ranks or sum(shares) != ranks * mean):
+        if shares is None:
+            return self
+        if len(shares) != ranks or sum(shares) != ranks * mean:
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
 
     @property
     def model_name(self) -> str | None:
-        """The model as the user named it, else the script that holds it; None where neither is told."""
-        model, script = self.model, self.train.script
-        return model.name or model.hf or model.factory or (PurePath(script).name if script is not None else None)
+        """The model as the user named it, else the name of the script that holds it; None where neither is known."""
+        named = self.model.name or self.model.hf or self.model.factory
+        if named:
+            return named
+        script = self.train.script
+        return PurePath(script).name if script is not None else None
 
     @property
     def layout(self) -> RankLayout:
@@ -359,7 +398,10 @@ class Trial(Spec):
         return self.layout.data * self.train.micro_batch * self.train.grad_accum
 
     def steps_per_epoch(self, images: int) -> int:
-        """Optimizer steps in an epoch of this many images, already a fraction of the dataset (`steps_per_epoch`)."""
+        """Return the optimizer steps in an epoch of this many images, already a fraction of the dataset.
+
+        See `steps_per_epoch` of this module.
+        """
         train = self.train
         return steps_per_epoch(images, self.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
 
@@ -376,14 +418,24 @@ class Trial(Spec):
         return self.train.learning_rate * factor
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of an optimizer step (counted from 0): `min(1, (step + 1) / warm-up steps)` of the peak."""
-        warmup = self.train.learning_rate_warmup_steps
-        return self.peak_learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        """Return the learning rate of an optimizer step, counted from 0.
+
+        It is `min(1, (step + 1) / warm-up steps)` of the peak.
+        """
+        warmup_steps = self.train.learning_rate_warmup_steps
+        if not warmup_steps:
+            return self.peak_learning_rate
+        return self.peak_learning_rate * min(1.0, (step + 1) / warmup_steps)
 
     def identity(self) -> str:
-        """Identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
+        """Return the identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
+        canonical = json.dumps(self._identity_content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def _identity_content(self) -> dict[str, Any]:
+        """Return all that affects the result, in the names and values that identities have always been made of."""
         content = self.model_dump(mode="json")
-        for key in HOW_FOUND:
+        for key in LOCATION_FIELDS:
             del content["data"][key]
         for section, defaults in _DEFAULTS_LEFT_OUT.items():
             for key, default in defaults.items():
@@ -395,6 +447,7 @@ class Trial(Spec):
             content["window"]["probes"] = content["window"].pop("meters")
         if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
+        # A digest stands in place of the path that it was made of.
         if self.model_digest is not None:
             del content["model"]["hf"]
         if self.script_digest is None:
@@ -405,8 +458,7 @@ class Trial(Spec):
             del content["weights_digest"]
         else:
             content["model"].pop("weights", None)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return content
 
 
 _DEFAULTS_IN_IDENTITY: Mapping[str, frozenset[str]] = {
@@ -426,27 +478,31 @@ _DEFAULTS_IN_IDENTITY: Mapping[str, frozenset[str]] = {
 other field is left out, so that a trial keeps its identity when fields come that it does without."""
 
 
-def _defaults_left_out(section: str, kind: type[Spec]) -> dict[str, Any]:
-    """Field -> its default in JSON, for the fields of a section whose default is no part of an identity."""
-    always = _DEFAULTS_IN_IDENTITY.get(section, frozenset())
-    return {
-        name: json.loads(json.dumps(field.default))
-        for name, field in kind.model_fields.items()
-        if name not in always and not field.is_required() and fact_of(kind, name).role != "location"
-    }
+def _defaults_left_out(section: str, spec: type[Spec]) -> dict[str, Any]:
+    """Return field -> its default in JSON, for the fields of a section whose default is no part of an identity."""
+    defaults = {}
+    for name, field in spec.model_fields.items():
+        is_always_in = name in _DEFAULTS_IN_IDENTITY.get(section, frozenset())
+        is_never_in = traits_of(spec, name).role == "location"
+        if not (is_always_in or is_never_in or field.is_required()):
+            defaults[name] = json.loads(json.dumps(field.default))
+    return defaults
 
 
-_DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, kind) for section, kind in sections_of(Trial).items()}
+_DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, spec) for section, spec in sections_of(Trial).items()}
 
 
 @lru_cache(maxsize=1 << 12)
 def samples_used(dataset_samples: int, fraction: float) -> int:
-    """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
+    """Return the training images used of a dataset of D: `ceil(D * fraction)`.
+
+    It is exact: 0.1 * 3 of 50,000 is 15,000, not 15,001.
+    """
     return math.ceil(dataset_samples * exact(fraction))
 
 
 def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
-    """Optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
+    """Return the optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
 
     `ceil(ceil(samples / N) / micro_batch)` micro-steps on each of N data-parallel ranks, grouped by accumulation;
     nested ceilings collapse, so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last
@@ -457,7 +513,7 @@ def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum:
 
 
 def last_step_share(trial: Trial, samples: int) -> float | None:
-    """Slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
+    """Return the slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
 
     `datasets.batches` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
     batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
@@ -467,25 +523,32 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
         trial: gives the batch sizes.
         samples: images of an epoch.
     """
-    whole = trial.global_batch
-    left = samples % whole
-    if not left or samples < whole or trial.train.drop_last:
+    global_batch = trial.global_batch
+    remaining = samples % global_batch
+    if not remaining or samples < global_batch or trial.train.drop_last:
         return None
-    return max(-(-size * left // whole) / size for size in trial.train.micro_batches or (trial.train.micro_batch,))
+    micro_batches = trial.train.micro_batches or (trial.train.micro_batch,)
+    return max(-(-images * remaining // global_batch) / images for images in micro_batches)
 
 
 def effective_steps(trial: Trial, samples: int) -> float:
-    """Whole steps to which an epoch of `samples` images amounts, counting its short last one by `last_step_share`."""
-    count = trial.steps_per_epoch(samples)
+    """Return the whole steps to which an epoch of `samples` images amounts, its short last one by `last_step_share`.
+
+    Example: 10 whole steps and one of half the slots are 10.5.
+    """
+    steps = trial.steps_per_epoch(samples)
     share = last_step_share(trial, samples)
-    return float(count) if share is None else count - 1 + share
+    return float(steps) if share is None else steps - 1 + share
 
 
 def exact(share: float) -> Fraction:
-    """The rational number that a share was meant to be: 0.3 is 3/10, the float nearest 5/7 is 5/7, 0.1 * 3 is 3/10.
+    """Return the rational number that a share was meant to be: 3/10 for 0.3 and 0.1 * 3, 5/7 for the nearest float.
 
     It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
     `ceil`.
     """
-    candidates = (Fraction(share).limit_denominator(10**digits) for digits in range(1, 16))
-    return next((c for c in candidates if math.isclose(c, share, rel_tol=1e-14)), Fraction(share))
+    for digits in range(1, 16):
+        candidate = Fraction(share).limit_denominator(10**digits)
+        if math.isclose(candidate, share, rel_tol=1e-14):
+            return candidate
+    return Fraction(share)

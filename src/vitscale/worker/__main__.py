@@ -1,5 +1,4 @@
-"""Runs one rank: of a run, where it reads its trial, trains and records; or of `vitscale check`, where it measures its
-host, network, speed, loader and disk.
+"""Runs one rank of a run, which trains and records, or of `vitscale check`, which measures host, network and speed.
 
 A user's own training script runs as `python train.py` would, with its arguments filled in: with a Probe it is measured
 step by step (`vitscale.worker.script_steps`), without one it is timed as a whole.
@@ -34,35 +33,39 @@ _REQUEST = "request.json"
 
 
 class Train:
-    """Trains as trial.json says."""
+    """Trains as trial.json says: by vitscale's own loop, or by the user's script."""
 
     name = "trial"
     at_once = False
 
     def __init__(self, folder: Path) -> None:
         self._header = RunHeader.model_validate_json((folder / "trial.json").read_text(encoding="utf-8"))
-        self.world, self.device = self._header.trial.world, self._header.trial.train.device
+        self.world = self._header.trial.world
+        self.device = self._header.trial.train.device
 
-    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
+    def work(self, rank: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
         """Trains, from the first import of torch to the last step; or runs the user's own script."""
         del folder
         if launch is not None and launch.prepared_seconds is not None:
             log.write(PhaseLine(name="prepare", seconds=launch.prepared_seconds))
-        if own.launch_seconds is not None:
-            log.write(PhaseLine(name="launch", seconds=own.launch_seconds))
+        if rank.launch_seconds is not None:
+            log.write(PhaseLine(name="launch", seconds=rank.launch_seconds))
         if self._header.trial.train.script is not None:
-            return run_script(self._header, own, log, launch)
+            return run_script(self._header, rank, log, launch)
         began = time.perf_counter()
         gc.disable()  # until all is imported: it stays, and searching it for garbage takes a seventh of the time
         # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
-        return train(self._header, own, log, began)
+        return train(self._header, rank, log, began)
 
 
 class Check:
-    """Measures what request.json asks for. A stage that fails or hangs is part of the result, and the next one begins
-    all the same; so each line is on disk first. A timer, which begins with the body, ends the process in the end."""
+    """Measures what request.json asks for.
+
+    A stage that fails or hangs is part of the result, and the next one begins all the same; so each line is on disk
+    first. A timer, which begins with the body, ends the process in the end.
+    """
 
     name = "check"
     at_once = True
@@ -71,14 +74,15 @@ class Check:
         from vitscale.store.checks import CheckRequest
 
         self._request = CheckRequest.model_validate_json((folder / _REQUEST).read_text(encoding="utf-8"))
-        self.world, self.device = self._request.world, self._request.device
+        self.world = self._request.world
+        self.device = self._request.device
         # Ends this process if stages overrun their limits: a thread may hold Python's lock.
         timer = threading.Timer(self._request.longest_seconds + _GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()
         self._host_cores = len(os.sched_getaffinity(0))
 
-    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
+    def work(self, rank: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
         """Does every stage."""
         del launch
         gc.disable()
@@ -87,10 +91,10 @@ class Check:
 
         gc.freeze()
         gc.enable()
-        measure(self._request, own, log, folder, self._host_cores)
+        measure(self._request, rank, log, folder, self._host_cores)
 
 
-def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFile | None) -> Any:
+def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFile | None) -> Any:
     """Runs the user's script to its end; returns objects that must not be destroyed before the process ends.
 
     Raises:
@@ -113,8 +117,8 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
     sys.path.insert(0, str(path.parent))
     forget_safe_path(os.environ)
     os.environ.setdefault(*RECORDER_RING)
-    if own.world_size == 1:
-        _tell_the_only_rank(launch)
+    if rank.world_size == 1:
+        _set_variables_of_only_rank(launch)
     # What the script prints is a sign of life, though the log is a file.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
@@ -124,12 +128,12 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
     def start() -> Any:
         from vitscale.worker.script_steps import ScriptSteps  # imports torch: the script has done so, or wants it
 
-        return ScriptSteps(header, own, log, began)
+        return ScriptSteps(header, rank, log, began)
 
     Current.start = start
-    kept: Any = None
+    script_globals: Any = None
     try:
-        kept = runpy.run_path(str(path), run_name="__main__")
+        script_globals = runpy.run_path(str(path), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
@@ -137,15 +141,15 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
         Current.script_steps.end()
     _leave_as_python_does()
     if Current.script_steps is None:
-        _time_as_a_whole(log, header, own, time.perf_counter() - began)
-    return kept
+        _time_as_a_whole(log, header, rank, time.perf_counter() - began)
+    return script_globals
 
 
-def _tell_the_only_rank(launch: LaunchFile | None) -> None:
-    """Sets the variables of a group of one: a script finds its group by variables even where it is alone."""
+def _set_variables_of_only_rank(launch: LaunchFile | None) -> None:
+    """Sets torch's variables for a group of one: a script finds its group by variables even where it is alone."""
     port = launch.master_port if launch is not None else None
     address = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or 29500)}
-    for name, value in (TORCH.telling(0, 1, 0) | address).items():
+    for name, value in (TORCH.variables(0, 1, 0) | address).items():
         os.environ.setdefault(name, value)
 
 
@@ -155,7 +159,7 @@ def _leave_as_python_does() -> None:
     atexit._run_exitfuncs()
 
 
-def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: float) -> None:
+def _time_as_a_whole(log: RankLog, header: RunHeader, rank: RankInfo, seconds: float) -> None:
     """Records the script's whole time in place of an epoch's; everything else is unknown."""
     nothing = dict.fromkeys(
         ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
@@ -167,14 +171,20 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: fl
         from vitscale.worker.environment import start_line
         from vitscale.worker.script_steps import device_of
 
-        log.write(start_line(header, own, device_of(header), None))
+        log.write(start_line(header, rank, device_of(header), None))
     log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))
     log.write(EpochLine.model_validate(nothing | {"epoch": 0, "seconds": seconds, "complete": True}))
 
 
 def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:
     """Does this rank's part of the run, or of the check, in `folder`; see `run_rank`."""
-    run_rank(folder, lambda asked: Check(asked) if (asked / _REQUEST).exists() else Train(asked), arrived_ns)
+    run_rank(folder, _read_body, arrived_ns)
+
+
+def _read_body(folder: Path) -> Check | Train:
+    """Reads a folder's work: a check has a request."""
+    is_check = (folder / _REQUEST).exists()
+    return Check(folder) if is_check else Train(folder)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class _EventSteps:
         if pause is not None:
             pause.__exit__(None, None, None)
         elif images is not None and self._script_steps is not None:
-            self._script_steps.end_step(images, last=self._is_last)
+            self._script_steps.end_step(images, allow_fewer_images=self._is_last)
         return self.probe.done
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,10 @@ from vitscale.worker.environment import environment
 from vitscale.worker.rank_process import RankInfo
 
 _LONGEST_REASON = 500
+_SEEN_SECONDS = 10.0
+"""Longest wait for another rank's file."""
+_CONNECT_SECONDS = 3.0
+_WARM_UP_BATCHES = 3
 
 
 class CheckStages:
@@ -53,7 +57,10 @@ class CheckStages:
             begins: called with a stage before it begins.
             prepare: called first in each stage's thread: torch keeps the device of a process by thread.
         """
-        self._limits, self._record, self._begins, self._prepare = limits, record, begins, prepare
+        self._limits = limits
+        self._record = record
+        self._begins = begins
+        self._prepare = prepare
 
     def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
         """Does `work`; returns whether it was done in time. Records what it raised, or that it did not end."""
@@ -73,38 +80,40 @@ class CheckStages:
         limit = self._limits[stage]
         thread.join(limit)
         seconds = time.perf_counter() - began
-        ending: Literal["done", "failed", "timeout"] = "done"
-        reason = ""
         if thread.is_alive():
-            ending, reason = "timeout", f"not done after {limit:g} s"
-        elif failure:
-            text = f"{type(failure[0]).__name__}: {failure[0]}".splitlines()[0][:_LONGEST_REASON]
-            ending, reason = "failed", text.encode("utf-8", errors="backslashreplace").decode()
-        self._record(checks.StageLine(name=stage, ending=ending, seconds=seconds, reason=reason))
-        return ending == "done"
+            reason = f"not done after {limit:g} s"
+            self._record(checks.StageLine(name=stage, ending="timeout", seconds=seconds, reason=reason))
+            return False
+        if failure:
+            reason = _first_line(failure[0])
+            self._record(checks.StageLine(name=stage, ending="failed", seconds=seconds, reason=reason))
+            return False
+        self._record(checks.StageLine(name=stage, ending="done", seconds=seconds, reason=""))
+        return True
 
     def skip(self, stage: CheckStage, reason: str) -> None:
         """Records that a stage was not begun."""
         self._record(checks.StageLine(name=stage, ending="skipped", seconds=0.0, reason=reason))
 
 
-_SEEN_SECONDS = 10.0
-_CONNECT_SECONDS = 3.0
-_WARM_UP_BATCHES = 3
+def _first_line(error: BaseException) -> str:
+    """Returns an error's type and the first line of its message, so that it can be stored as UTF-8."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+    return text.encode("utf-8", errors="backslashreplace").decode()
 
 
-def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, host_cores: int) -> None:
+def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, host_cores: int) -> None:
     """Does every stage, each within its limit.
 
     Args:
-        request: what is asked for.
-        own: this rank.
+        request: the check's settings.
+        rank: which rank this is.
         log: gets each measurement as soon as it is made.
         folder: folder of the check.
         host_cores: cores this rank could have used before it was pinned.
     """
     torch.set_num_threads(request.world.threads_per_rank)
-    device = group.device_of(request.device, own)
+    device = group.device_of(request.device, rank)
 
     def begins(stage: CheckStage) -> None:
         PROGRESS.phase = stage
@@ -115,43 +124,46 @@ def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, ho
             torch.cuda.set_device(device)
 
     stages = CheckStages(dict(request.limits), log.write, begins, prepare)
-    rank = _Rank(request, own, log, folder, device)
-    stages.do("facts", lambda: rank.tell_facts(host_cores))
-    several = own.world_size > 1
-    if several and own.rank != 0:
-        stages.do("network", rank.reach_rank_0)
-    together = stages.do("join", rank.join)
-    if not several:
+    measurements = _Measurements(request, rank, log, folder, device)
+    stages.do("facts", lambda: measurements.record_facts(host_cores))
+    is_distributed = rank.world_size > 1
+    if is_distributed and rank.rank != 0:
+        stages.do("network", measurements.reach_rank_0)
+    has_joined = stages.do("join", measurements.join)
+    if not is_distributed:
         stages.skip("collectives", "there is one rank")
-    elif not together:
+    elif not has_joined:
         stages.skip("collectives", "the ranks did not meet")
     else:
-        together = stages.do("collectives", rank.sweep_collectives)
-    rank.together = together and several
-    stages.do("matmul", rank.measure_matmul)
-    stages.do("compute", rank.measure_compute)
+        measurements.can_meet = stages.do("collectives", measurements.sweep_collectives)
+    stages.do("matmul", measurements.measure_matmul)
+    stages.do("compute", measurements.measure_compute)
     if request.trial is not None:
-        stages.do("loader", rank.measure_loader)
-    stages.do("disk", rank.measure_disk)
+        stages.do("loader", measurements.measure_loader)
+    stages.do("disk", measurements.measure_disk)
 
 
-class _Rank:
-    """What one rank measures, stage by stage."""
+class _Measurements:
+    """Measures one rank, stage by stage, and records each result."""
 
-    def __init__(self, request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, device: torch.device) -> None:
-        self.request, self.own, self.log, self.folder, self.device = request, own, log, folder, device
-        self.together = False
-        """Whether collectives can be expected to end."""
+    def __init__(self, request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, device: torch.device) -> None:
+        self._request = request
+        self._rank = rank
+        self._log = log
+        self._folder = folder
+        self._device = device
+        self.can_meet = False
+        """Whether there are other ranks, and collectives with them can be expected to end."""
 
-    def tell_facts(self, host_cores: int) -> None:
+    def record_facts(self, host_cores: int) -> None:
         """Records where this rank runs."""
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self.log.write(
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        self._log.write(
             checks.FactsLine(
-                rank=self.own.rank,
-                world_size=self.own.world_size,
-                local_rank=self.own.local_rank,
-                environment=environment(self.device, backend),
+                rank=self._rank.rank,
+                world_size=self._rank.world_size,
+                local_rank=self._rank.local_rank,
+                environment=environment(self._device, backend),
                 host_cores=host_cores,
                 cpu_throttled_seconds=cpu_throttled_seconds(),
                 hostname_addresses=host.hostname_addresses(),
@@ -162,8 +174,9 @@ class _Rank:
 
     def reach_rank_0(self) -> None:
         """Connects to where ranks meet, and hangs up. Rank 0 may still be importing, so it tries again and again."""
-        address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
-        end = time.monotonic() + max(1.0, self.request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        address = os.environ.get("MASTER_ADDR", "")
+        port = int(os.environ.get("MASTER_PORT", "0"))
+        end = time.monotonic() + max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
         while True:
             began = time.perf_counter()
             try:
@@ -171,103 +184,117 @@ class _Rank:
             except (OSError, UnicodeError) as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
                 if time.monotonic() > end:
-                    self.log.write(checks.ReachLine(address=address, port=port, seconds=None, reason=reason))
+                    self._log.write(checks.ReachLine(address=address, port=port, seconds=None, reason=reason))
                     raise
                 time.sleep(0.2)
             else:
-                self.log.write(checks.ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
+                self._log.write(checks.ReachLine(address=address, port=port, seconds=time.perf_counter() - began))
                 return
 
     def join(self) -> None:
         """Meets the other ranks."""
-        group.join(self.own, self.device, alone=self.own.world_size == 1)
+        group.join(self._rank, self._device, alone=self._rank.world_size == 1)
         group.barrier()
 
     def sweep_collectives(self) -> None:
         """Sweeps every group of ranks that differs from the others."""
-        for line in sweep_groups(self.request.sweep, self.own, self.device):
-            self.log.write(line)
-        for line in sweep_split(self.request, self.device):
-            self.log.write(line)
+        for line in sweep_groups(self._request.sweep, self._rank, self._device):
+            self._log.write(line)
+        for line in sweep_split(self._request, self._device):
+            self._log.write(line)
 
     def measure_matmul(self) -> None:
         """Measures the matrix-multiply rate of this rank's device."""
         self._meet()
-        if (line := measured_matmul(self.device, self.request.precision)) is not None:
-            self.log.write(line)
+        line = measured_matmul(self._device, self._request.precision)
+        if line is not None:
+            self._log.write(line)
 
     def measure_compute(self) -> None:
         """Measures this rank's pace while its GPU is watched."""
+        request = self._request
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
-        monitor = gpu_monitor(gpu_uuid(self.device), min(1.0, self.request.compute_seconds))
+        monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
         try:
             self._meet()
-            self.log.write(
-                compute_speed(self.device, self.request.compute_repeats, self.request.compute_seconds, monitor)
-            )
+            self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))
         finally:
             monitor.close()
 
     def measure_loader(self) -> None:
         """Measures the study's loader on all ranks at once, as in training."""
-        if self.request.trial is not None:
-            self._meet()
-            pin = self.device.type == "cuda"
-            self.log.write(loader_rate(self.request.trial, self.own, self.request.loader_seconds, pin=pin))
+        trial = self._request.trial
+        if trial is None:
+            return
+        self._meet()
+        pin = self._device.type == "cuda"
+        self._log.write(loader_rate(trial, self._rank, self._request.loader_seconds, pin=pin))
 
     def measure_disk(self) -> None:
         """Writes and flushes as records are written; if the ranks have met, looks for a file of rank 0 too."""
-        size, seconds = host.record_seconds(self.folder, self.own.rank)
-        seen, reason = None, "the ranks did not meet"
-        if self.own.world_size == 1:
-            reason = "there is one rank"
-        elif self.together:
-            seen, reason = self._look_for_rank_0s_file()
-        self.log.write(
+        record = host.record_seconds(self._folder, self._rank.rank)
+        sight = self._look_for_rank_0s_file()
+        self._log.write(
             checks.DiskLine(
-                free_bytes=host.free_bytes(self.folder),
-                record_seconds=seconds,
-                record_bytes=size,
-                seen_seconds=seen,
-                seen_reason=reason,
+                free_bytes=host.free_bytes(self._folder),
+                record_seconds=record.seconds,
+                record_bytes=record.record_bytes,
+                seen_seconds=sight.seconds,
+                seen_reason=sight.reason,
             )
         )
 
-    def _look_for_rank_0s_file(self) -> tuple[float | None, str]:
+    def _look_for_rank_0s_file(self) -> _Sight:
+        """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""
+        if self._rank.world_size == 1:
+            return _Sight(seconds=None, reason="there is one rank")
+        if not self.can_meet:
+            return _Sight(seconds=None, reason="the ranks did not meet")
         group.barrier()
-        if self.own.rank == 0:
-            host.show(self.folder, "shown")
-            return 0.0, ""
-        seen = host.seen_after(self.folder, "shown", _SEEN_SECONDS)
-        return seen, "" if seen is not None else f"not seen within {_SEEN_SECONDS:g} s"
+        if self._rank.rank == 0:
+            host.show(self._folder, "shown")
+            return _Sight(seconds=0.0, reason="")
+        seconds = host.seen_after(self._folder, "shown", _SEEN_SECONDS)
+        reason = "" if seconds is not None else f"not seen within {_SEEN_SECONDS:g} s"
+        return _Sight(seconds, reason)
 
     def _meet(self) -> None:
-        if self.together:
+        """Waits for the other ranks, if they can be expected to come."""
+        if self.can_meet:
             group.barrier()
 
 
-def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterator[CollectiveLine]:
+class _Sight(NamedTuple):
+    """How soon a rank saw another rank's file."""
+
+    seconds: float | None
+    reason: str
+    """Why `seconds` is None; empty where it is known."""
+
+
+def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Iterator[CollectiveLine]:
     """Sweeps each group of ranks that differs from the others, one after the other. Called on all ranks at once.
 
     The groups inside hosts are swept at the same time, as training uses them.
     """
-    hosts = _ranks_by_host(own, device)
-    sharing = max(map(len, hosts))
-    everybody = sorted(rank for ranks in hosts for rank in ranks)
-    first_of_each = [ranks[0] for ranks in hosts]
+    hosts = _ranks_by_host(rank, device)
+    most_ranks_per_host = max(map(len, hosts))
+    has_several_hosts = len(hosts) > 1
+    has_one_rank_per_host = most_ranks_per_host == 1
+    first_ranks = [ranks[0] for ranks in hosts]
     # Every rank has to make every group, also those that it is not in.
-    inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in hosts]
-    across = dist.new_group(first_of_each) if len(hosts) > 1 and first_of_each != everybody else None
-    for own_group, ranks in zip(inside, hosts, strict=True):
-        if own_group is not None and own.rank in ranks:
-            yield from sweep(plan, "inside nodes", own_group, device, sharing)
+    groups_inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in hosts]
+    group_across = dist.new_group(first_ranks) if has_several_hosts and not has_one_rank_per_host else None
+    for group_inside, ranks in zip(groups_inside, hosts, strict=True):
+        if group_inside is not None and rank.rank in ranks:
+            yield from sweep(plan, "inside nodes", group_inside, device, most_ranks_per_host)
     group.barrier()
-    if across is not None and own.rank in first_of_each:
-        yield from sweep(plan, "across nodes", across, device, 1)
+    if group_across is not None and rank.rank in first_ranks:
+        yield from sweep(plan, "across nodes", group_across, device, 1)
     group.barrier()
-    if len(hosts) > 1 and dist.group.WORLD is not None:
-        name: CheckGroup = "across nodes" if first_of_each == everybody else "all ranks"
-        yield from sweep(plan, name, dist.group.WORLD, device, sharing)
+    if has_several_hosts and dist.group.WORLD is not None:
+        name: CheckGroup = "across nodes" if has_one_rank_per_host else "all ranks"
+        yield from sweep(plan, name, dist.group.WORLD, device, most_ranks_per_host)
     group.barrier()
 
 
@@ -280,44 +307,50 @@ def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[Collect
         group.barrier()
 
 
-def _ranks_by_host(own: RankInfo, device: torch.device) -> list[list[int]]:
-    """The ranks of each host, by the hosts' own names, so that no launcher need be asked where it put them."""
+def _ranks_by_host(rank: RankInfo, device: torch.device) -> list[list[int]]:
+    """Returns the ranks of each host, by the hosts' own names, so that no launcher need be asked where it put them."""
     digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
     name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
-    names = [torch.zeros_like(name) for _ in range(own.world_size)]
+    names = [torch.zeros_like(name) for _ in range(rank.world_size)]
     dist.all_gather(names, name)
-    hosts: dict[int, list[int]] = {}
-    for rank, other in enumerate(names):
-        hosts.setdefault(int(other.item()), []).append(rank)
-    return list(hosts.values())
+    ranks_by_name: dict[int, list[int]] = {}
+    for number, name_of_rank in enumerate(names):
+        ranks_by_name.setdefault(int(name_of_rank.item()), []).append(number)
+    return list(ranks_by_name.values())
 
 
-def loader_rate(trial: Trial, own: RankInfo, seconds: float, *, pin: bool) -> LoaderLine:
+def loader_rate(trial: Trial, rank: RankInfo, seconds: float, *, pin: bool) -> LoaderLine:
     """Reads batches for `seconds`, epoch after epoch, as training would. Called on all ranks at once.
 
     Raises:
         RequestError: the data is not here, or damaged.
     """
     dataset = sources.load(trial.data)
-    images, timed, epoch, batches_taken = 0, 0.0, 0, 0
-    while timed < seconds:
+    images = 0
+    timed_seconds = 0.0
+    epoch = 0
+    batches_taken = 0
+    while timed_seconds < seconds:
         order = EpochOrder(
             len(dataset.train),
             seed=trial.train.seed,
             epoch=epoch,
-            micro_batches=[trial.train.micro_batch] * own.world_size,
+            micro_batches=[trial.train.micro_batch] * rank.world_size,
             grad_accum=1,
             fraction=trial.data.fraction,
         )
-        with Batches(dataset.train, order, rank=own.rank, workers=trial.data.workers, pin=pin) as batches:
+        with Batches(dataset.train, order, rank=rank.rank, workers=trial.data.workers, pin=pin) as batches:
             began = time.perf_counter()
             for batch in batches:
-                now = time.perf_counter()
+                ended = time.perf_counter()
                 batches_taken += 1
                 if batches_taken > _WARM_UP_BATCHES:  # the first batches may be ready before they are asked for
-                    images, timed = images + len(batch.images), timed + now - began
-                began = now
-                if timed >= seconds:
+                    images += len(batch.images)
+                    timed_seconds += ended - began
+                began = ended
+                if timed_seconds >= seconds:
                     break
         epoch += 1
-    return LoaderLine(images_per_second=images / timed, workers=trial.data.workers, batch=trial.train.micro_batch)
+    return LoaderLine(
+        images_per_second=images / timed_seconds, workers=trial.data.workers, batch=trial.train.micro_batch
+    )

@@ -1,4 +1,4 @@
-"""The environment of a rank, as the rank finds it."""
+"""Reads the environment of a rank: its host, device, cores, versions and settings."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 def environment(
     device: torch.device, backend: str | None, *, with_revision: bool = True, engines: tuple[str, ...] = ()
 ) -> Environment:
-    """Host, device, cores, versions and settings of this process; the git revision takes three processes to find.
-    `engines` are those in use."""
+    """Reads the environment of this process.
+
+    Args:
+        device: what it computes on.
+        backend: backend of its process group; None without one.
+        with_revision: whether to look for the git revision, which takes three processes to find.
+        engines: names of the engines in use, whose versions are read too.
+    """
     versions = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     cores = frozenset(os.sched_getaffinity(0))
-    siblings_told = (_CPUS / "cpu0/topology/thread_siblings_list").exists()
+    knows_siblings = (_CPUS / "cpu0/topology/thread_siblings_list").exists()
     return Environment(
         host=socket.gethostname(),
         device=_device(device),
@@ -53,7 +59,7 @@ def environment(
         settings=recorded_settings(os.environ),
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         git_revision=git_revision(Path.cwd()) if with_revision else None,
-        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if siblings_told else None,
+        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if knows_siblings else None,
         cpu=_cpu_name(),
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
@@ -65,37 +71,42 @@ def environment(
 
 
 def start_line(
-    header: RunHeader, own: RankInfo, device: torch.device, backend: str | None, engines: tuple[str, ...] = ()
+    header: RunHeader, rank: RankInfo, device: torch.device, backend: str | None, engines: tuple[str, ...] = ()
 ) -> StartLine:
-    """The first line of this rank: where it runs, and what it is to do."""
+    """Returns the first line of this rank's record: where it runs, and which trial."""
     return StartLine(
         format=FORMAT,
         trial=header.trial_id,
-        rank=own.rank,
-        world_size=own.world_size,
-        environment=environment(device, backend, with_revision=own.rank == 0, engines=engines),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        environment=environment(device, backend, with_revision=rank.rank == 0, engines=engines),
     )
 
 
 def recorded_settings(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which libraries are set, by name, without those whose names tell of a secret."""
+    """Returns the variables by which libraries are set, sorted by name, without those whose names suggest a secret."""
     names = sorted(name for name in variables if name.startswith(_SETTINGS) and not is_secret_name(name))
     return {name: variables[name] for name in names}
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:
-    """The batch system and its job id, from variables that it sets in a job; None outside a job."""
-    return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
+    """Returns the batch system and its job id, as "slurm 123", from variables that it sets; None outside a job."""
+    for name, system in _ALLOCATIONS.items():
+        job_id = variables.get(name)
+        if job_id:
+            return f"{system} {job_id}"
+    return None
 
 
 def _device(device: torch.device) -> DeviceRecord:
+    """Returns the record of a device, with what the driver reports of a GPU."""
     if device.type == "cpu":
-        return DeviceRecord(
-            type="cpu", name=_cpu_name(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        )
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return DeviceRecord(type="cpu", name=_cpu_name(), memory_bytes=memory_bytes)
     properties = torch.cuda.get_device_properties(device)
     uuid = gpu_uuid(device)
     gpu = gpu_with_uuid(uuid) if uuid is not None else None
+    settings = gpu_settings(uuid) if uuid is not None else None
     return DeviceRecord(
         type="cuda",
         name=properties.name,
@@ -103,33 +114,44 @@ def _device(device: torch.device) -> DeviceRecord:
         driver=gpu.driver if gpu else None,
         uuid=uuid,
         numa_node=gpu.numa_node if gpu else None,
-        settings=GpuSettings(**told) if uuid is not None and (told := gpu_settings(uuid)) else None,
+        settings=GpuSettings(**settings) if settings else None,
     )
 
 
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
-    """Governors of all `cores`, which may differ; None where the kernel does not tell."""
+    """Returns the governors of all `cores`, as "performance, powersave"; None where the kernel does not report one."""
     governors = {kernel_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
-    return None if None in governors else ", ".join(sorted(filter(None, governors)))
+    if None in governors:
+        return None
+    return ", ".join(sorted(filter(None, governors)))
 
 
 def _boost(cpus: Path = _CPUS) -> bool | None:
-    """Whether boost is on, by Intel's driver or by the general one; None where the kernel does not tell."""
-    no_turbo, boost = kernel_text(cpus / "intel_pstate/no_turbo"), kernel_text(cpus / "cpufreq/boost")
+    """Whether boost is on, by Intel's driver or by the general one; None where the kernel does not report it."""
+    no_turbo = kernel_text(cpus / "intel_pstate/no_turbo")
     if no_turbo in ("0", "1"):
         return no_turbo == "0"
-    return boost == "1" if boost in ("0", "1") else None
+    boost = kernel_text(cpus / "cpufreq/boost")
+    if boost in ("0", "1"):
+        return boost == "1"
+    return None
 
 
 def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
-    """Type, firmware and rate of active adapters, without their names, whose numbers differ from host to host."""
-    described = set()
+    """Returns type, firmware and rate of active adapters: "MT4129, firmware 28.39.1002, 400 Gb/sec (4X NDR)".
+
+    Their names are left out, for their numbers differ from host to host. None where there are no active adapters.
+    """
+    descriptions = set()
     for port in infiniband_ports(adapters):
         folder = adapters / port.name.partition(":")[0]
-        if port.active and (firmware := kernel_text(folder / "fw_ver")):
-            described.add(f"{kernel_text(folder / 'hca_type') or 'unknown type'}, firmware {firmware}, {port.rate}")
-    return tuple(sorted(described)) or None
+        firmware = kernel_text(folder / "fw_ver")
+        if port.active and firmware:
+            adapter_type = kernel_text(folder / "hca_type") or "unknown type"
+            descriptions.add(f"{adapter_type}, firmware {firmware}, {port.rate}")
+    return tuple(sorted(descriptions)) or None
 
 
 def _cpu_name() -> str:
+    """Returns the processor's model name; its architecture where the kernel does not report one."""
     return cpu_facts().get("model name") or platform.machine()

@@ -1,4 +1,6 @@
-"""What a rank compiles before its second step and later runs reuse: shown while it happens, and named in the record.
+"""Watches what a rank compiles before its second step and later runs reuse.
+
+It is shown while it happens, and named in the record.
 
 DeepSpeed loads an operator by `OpBuilder.jit_load`, which has torch compile what its folder of extensions lacks
 (`torch.utils.cpp_extension.load`): minutes the first time, tenths of a second ever after. A new or changed library in
@@ -35,6 +37,7 @@ def watched() -> Iterator[list[str]]:
 
 @contextmanager
 def _extensions(compiled: list[str]) -> Iterator[None]:
+    """Meanwhile adds names of DeepSpeed's operators that are compiled to `compiled`, and shows them while they load."""
     builder = getattr(sys.modules.get(_BUILDER), "OpBuilder", None)
     original = getattr(builder, "jit_load", None)
     if builder is None or original is None:
@@ -42,13 +45,14 @@ def _extensions(compiled: list[str]) -> Iterator[None]:
         return
 
     def jit_load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, phase = _libraries(self.name), PROGRESS.phase
-        PROGRESS.phase = f"loading {self.name}" if before else f"{COMPILING}{self.name}, once for all runs"
+        libraries_before = _libraries(self.name)
+        phase = PROGRESS.phase
+        PROGRESS.phase = f"loading {self.name}" if libraries_before else f"{COMPILING}{self.name}, once for all runs"
         try:
             return original(self, *args, **kwargs)
         finally:
             PROGRESS.phase = phase
-            if _libraries(self.name) != before:
+            if _libraries(self.name) != libraries_before:
                 compiled.append(self.name)
 
     builder.jit_load = jit_load
@@ -60,6 +64,7 @@ def _extensions(compiled: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _blocks(compiled: list[str]) -> Iterator[None]:
+    """Meanwhile shows when torch compiles blocks, and adds `BLOCKS` to `compiled` if any was not on disk."""
     dynamo = sys.modules.get("torch._dynamo")
     handler = getattr(getattr(dynamo, "callback", None), "callback_handler", None)
     counters = getattr(getattr(dynamo, "utils", None), "counters", None)
@@ -70,12 +75,13 @@ def _blocks(compiled: list[str]) -> Iterator[None]:
 
     def begins(_: Any) -> None:
         nonlocal phase
-        phase, PROGRESS.phase = PROGRESS.phase, COMPILING + BLOCKS
+        phase = PROGRESS.phase
+        PROGRESS.phase = COMPILING + BLOCKS
 
     def ends(_: Any) -> None:
         PROGRESS.phase = phase
 
-    not_found = counters["inductor"]["fxgraph_cache_miss"]
+    misses_before = counters["inductor"]["fxgraph_cache_miss"]
     handler.register_start_callback(begins)
     handler.register_end_callback(ends)
     try:
@@ -84,12 +90,12 @@ def _blocks(compiled: list[str]) -> Iterator[None]:
         with suppress(ValueError):  # the compiler was reset meanwhile
             handler.remove_start_callback(begins)
             handler.remove_end_callback(ends)
-        if counters["inductor"]["fxgraph_cache_miss"] > not_found:
+        if counters["inductor"]["fxgraph_cache_miss"] > misses_before:
             compiled.append(BLOCKS)
 
 
 def _libraries(name: str) -> dict[str, int]:
-    """The libraries in an extension's folder, with the times at which they were written."""
+    """Returns the libraries in an extension's folder: file name -> time in ns at which it was written."""
     # As `jit_load` does next. The function is torch's own for `load`; a version without it shows no change.
     from torch.utils import cpp_extension
 

@@ -1,4 +1,4 @@
-"""The process group: how the ranks of one run find each other."""
+"""Joins the ranks of one run to a process group, and does what they do together outside of steps."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ from vitscale.worker.rank_process import RankInfo
 _PATIENCE_SECONDS = 10.0
 
 
-def device_of(kind: str, own: RankInfo) -> torch.device:
-    """This rank's device.
+def device_of(kind: str, rank: RankInfo) -> torch.device:
+    """Returns this rank's device; a GPU becomes the one that torch uses by default in this thread.
+
+    Args:
+        kind: "cpu" or "cuda".
+        rank: which rank this is.
 
     Raises:
         RuntimeError: it is to be a GPU, and torch sees none.
     """
     if kind == "cpu":
         return torch.device("cpu")
-    if not (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count()
+    if count == 0:
         raise RuntimeError(
             "this trial computes on GPUs, and torch sees none on this host: CUDA_VISIBLE_DEVICES is "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r}, and torch {torch.__version__} is built for CUDA "
             f"{torch.version.cuda}. Install torch for CUDA and see to the driver, or set train.device = 'cpu'"
         )
-    device = torch.device("cuda", own.local_rank % count)
+    device = torch.device("cuda", rank.local_rank % count)
     torch.cuda.set_device(device)
     return device
 
 
-def join(own: RankInfo, device: torch.device, *, alone: bool = False, gradients_on_host: bool = False) -> str | None:
+def join(rank: RankInfo, device: torch.device, *, alone: bool = False, gradients_on_host: bool = False) -> str | None:
     """Joins the group of all ranks and returns the backend of its devices; None where a rank trains alone.
 
     Args:
-        own: this rank.
+        rank: which rank this is.
         device: the device of this rank.
         alone: whether it trains without a process group (`EngineFacts.alone`).
         gradients_on_host: whether ranks of GPUs exchange gradients on the host. See `backends`.
@@ -48,18 +53,18 @@ def join(own: RankInfo, device: torch.device, *, alone: bool = False, gradients_
     if alone:
         return None
     size_ring()
-    of_device = "nccl" if device.type == "cuda" else "gloo"
-    device_id = device if of_device == "nccl" else None
+    device_backend = "nccl" if device.type == "cuda" else "gloo"
+    device_id = device if device_backend == "nccl" else None
     backend = backends(device.type, gradients_on_host=gradients_on_host)
     if "MASTER_ADDR" in os.environ:
-        if own.rank:
+        if rank.rank != 0:
             _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         dist.init_process_group(backend, device_id=device_id)
     else:
         # One rank without a launcher meets nobody, so no port is opened. DeepSpeed insists on the variable.
-        os.environ.setdefault("LOCAL_RANK", str(own.local_rank))
+        os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=device_id)
-    return of_device
+    return device_backend
 
 
 def _await_rank_0(address: str, port: int) -> None:
@@ -67,8 +72,8 @@ def _await_rank_0(address: str, port: int) -> None:
 
     Anything but a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
     """
-    until = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < until:
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < end:
         try:
             socket.create_connection((address, port), timeout=1).close()
         except ConnectionRefusedError:
@@ -80,7 +85,7 @@ def _await_rank_0(address: str, port: int) -> None:
 
 
 def backends(device: str, *, gradients_on_host: bool) -> str:
-    """The backends of the group of all ranks, as `init_process_group` takes them; the device's own stands last.
+    """Returns the backends of the group of all ranks, as `init_process_group` takes them; the device's stands last.
 
     Gradients that FSDP2 keeps on the host are exchanged there when their norm is taken, which NCCL cannot do. Only then
     is gloo there too: it must find an interface between the hosts, and that may fail where NCCL's own is well.
@@ -91,13 +96,13 @@ def backends(device: str, *, gradients_on_host: bool) -> str:
 
 
 def barrier() -> None:
-    """Waits for all ranks."""
+    """Waits for all ranks; does nothing without a process group."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def total(values: Tensor) -> Tensor:
-    """`values` [n] summed over all ranks."""
+    """Sums `values` (any shape) over all ranks, in place, and returns them."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values

@@ -1,4 +1,4 @@
-"""What a rank does with images, micro-batch by micro-batch; nothing is measured here, its phases are only named.
+"""A rank's passes over images: training by micro-batches, and evaluation. Nothing is measured here; phases are named.
 
 The loss is scaled so that every image, or every pixel, of an optimizer step counts alike. Labels are of images [n] or
 of pixels [n, H, W]. Those that count are 0 or more: padding images, and pixels that are to be ignored, are
@@ -60,26 +60,30 @@ class Passes:
     """One rank's passes over its share of the images."""
 
     def __init__(
-        self, trial: Trial, own: RankInfo, dataset: Dataset, engine: Engine, device: torch.device, seed: int
+        self, trial: Trial, rank: RankInfo, dataset: Dataset, engine: Engine, device: torch.device, seed: int
     ) -> None:
         """`seed`: this run's seed for the order and the augmentation."""
-        self.trial, self.dataset, self.engine, self.device, self.seed = trial, dataset, engine, device, seed
-        # Ranks that share a model take the same images.
-        self.data_ranks, self.at = trial.layout.data, trial.layout.coordinates(own.rank)
-        self.segments, self.classes = trial.model.task == "segmentation", trial.model.num_classes
-        self.labelling = trial.layout.sequence if self.segments else 1
+        self.trial = trial
+        self.dataset = dataset
+        self.engine = engine
+        self.device = device
+        self.seed = seed
+        self.data_ranks = trial.layout.data
+        """Number of ranks, or of groups that share a model, that take images of their own."""
+        self.coordinates = trial.layout.coordinates(rank.rank)
+        """This rank's place on each axis of the layout."""
+        self.segments = trial.model.task == "segmentation"
+        """Whether pixels rather than images have labels."""
+        self.classes = trial.model.num_classes
+        self.labelling_ranks = trial.layout.sequence if self.segments else 1
         """Number of ranks that share the tokens of every image, and label the pixels of some images each."""
         self.norms = norms_of(engine.module)
-        self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight if self.segments else 0.0)
-        size, augment = trial.model.image_size, trial.data.augment
-        self.preprocess: Preprocess | Scenes = (
-            Scenes(size, augment=augment, seed=seed)
-            if dataset.summary.sizes_vary
-            else Preprocess(trial.data.name, size, augment=augment, seed=seed, statistics=dataset.statistics)
-        )
+        auxiliary_weight = trial.model.auxiliary_weight if self.segments else 0.0
+        self.auxiliary = AuxiliaryLogits(engine.module, auxiliary_weight)
+        self.preprocess = _preprocess(trial, dataset, seed)
 
     def order(self, epoch: int) -> EpochOrder:
-        """The order of the training images in an epoch."""
+        """Returns the order of the training images in an epoch."""
         train = self.trial.train
         return EpochOrder(
             len(self.dataset.train),
@@ -92,40 +96,53 @@ class Passes:
         )
 
     def batches(self, order: EpochOrder) -> Batches:
-        """This rank's batches of an epoch of training."""
+        """Returns this rank's batches of an epoch of training."""
         return self._batches(self.dataset.train, order)
 
     def step(self, batches: Iterator[Batch], *, epoch: int, phase: PhaseContext) -> Iterator[MicroBatch]:
-        """The micro-batches of an optimizer step.
+        """Yields the micro-batches of an optimizer step on the device.
 
         Each is taken when it is asked for. In segmentation all are taken at once: what the loss is divided by must be
-        known before the first backward, and only the masks of all ranks tell it.
+        known before the first backward, and depends on the masks of all ranks.
         """
         grad_accum = self.trial.train.grad_accum
-        at_once = grad_accum if self.segments else 1
-        for _ in range(grad_accum // at_once):
+        if self.segments:
+            yield from self._segmentation_step(batches, grad_accum, epoch=epoch, phase=phase)
+            return
+        for _ in range(grad_accum):
             with phase("data"):
-                taken = [next(batches) for _ in range(at_once)]
-            ready = [self._on_device(batch, epoch=epoch, training=True, phase=phase) for batch in taken]
-            if not self.segments:
-                yield from ready
-                continue
-            with phase("forward"):
-                # The number stays on the device, so nobody waits for it. A step without any such pixel has a loss of 0.
-                pixels = total(torch.stack([(batch.labels >= 0).sum() for batch in ready]).sum())
-                count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
-            yield from (batch._replace(step_count=count) for batch in ready)
+                batch = next(batches)
+            yield self._on_device(batch, epoch=epoch, training=True, phase=phase)
+
+    def _segmentation_step(
+        self, batches: Iterator[Batch], grad_accum: int, *, epoch: int, phase: PhaseContext
+    ) -> Iterator[MicroBatch]:
+        """Yields a step's micro-batches, whose loss is divided by the step's pixels that count, over all ranks."""
+        with phase("data"):
+            on_host = [next(batches) for _ in range(grad_accum)]
+        on_device = [self._on_device(batch, epoch=epoch, training=True, phase=phase) for batch in on_host]
+        with phase("forward"):
+            # The number stays on the device, so nobody waits for it. A step without any such pixel has a loss of 0.
+            pixels = total(torch.stack([(batch.labels >= 0).sum() for batch in on_device]).sum())
+            count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
+        yield from (batch._replace(step_count=count) for batch in on_device)
 
     def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: PhaseContext) -> Tensor:
-        """Forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
+        """Does forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
+
+        Args:
+            batch: the micro-batch.
+            sums: sum of `tally`s of the epoch so far, on the device.
+            last: whether it is its step's last one, after which gradients are there.
+            phase: context that names what is done.
 
         Returns:
             The detached loss (scalar).
         """
         with phase("forward"):
             images = batch.images()
-        labels = batch.labels[self._labelled(len(batch.labels))]
-        self._tell_norms(batch.real, len(batch.labels))
+        labels = batch.labels[self._labelled_images(len(batch.labels))]
+        self._set_counted_images(batch.real, len(batch.labels))
 
         def loss_of(logits: Tensor) -> Tensor:
             if self.classes is not None and logits.shape[1] != self.classes:
@@ -134,9 +151,10 @@ class Passes:
             losses = label_losses(logits, labels)
             with torch.no_grad():
                 sums.add_(tally(losses, logits, labels))
-            if (second := self.auxiliary.take()) is not None:
-                losses = losses + self.auxiliary.weight * label_losses(second.float(), labels)
-            ranks = self.data_ranks * self.labelling
+            auxiliary_logits = self.auxiliary.take()
+            if auxiliary_logits is not None:
+                losses = losses + self.auxiliary.weight * label_losses(auxiliary_logits.float(), labels)
+            ranks = self.data_ranks * self.labelling_ranks
             return slot_loss(losses, batch.step_count, ranks, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
@@ -151,23 +169,32 @@ class Passes:
         order = self.order(epoch=0)
         if order.steps == 0:
             return
-        last = order.slot(order.steps - 1, 0, self.at.data)
-        if last.step_real == order.slot(0, 0, self.at.data).step_real:
+        data_rank = self.coordinates.data
+        last_step = order.steps - 1
+        first_slot = order.slot(0, 0, data_rank)
+        last_slot = order.slot(last_step, 0, data_rank)
+        if last_slot.step_real == first_slot.step_real:
             return
-        with self.batches(order) as batches:
-            batch = next(batches)
-        n = len(last.ids)
-        small = batch._replace(images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n])
-        images = self._on_device(small, epoch=0, training=True, phase=no_phase).images()
+        slot_images = len(last_slot.ids)
+        images = self._first_images(order, slot_images)
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            for micro_step in range(self.trial.train.grad_accum if self.norms else 1):
-                self._tell_norms(order.slot(order.steps - 1, micro_step, self.at.data).real, n)
+        micro_steps = self.trial.train.grad_accum if self.norms else 1
+        cuda_devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda_devices):
+            for micro_step in range(micro_steps):
+                self._set_counted_images(order.slot(last_step, micro_step, data_rank).real, slot_images)
                 self.engine.rehearse(images)
                 self.auxiliary.take()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+    def _first_images(self, order: EpochOrder, count: int) -> Tensor:
+        """Returns the first `count` images of this rank in an epoch, ready for the model."""
+        with self.batches(order) as batches:
+            batch = next(batches)
+        part = batch._replace(images=batch.images[:count], labels=batch.labels[:count], ids=batch.ids[:count])
+        return self._on_device(part, epoch=0, training=True, phase=no_phase).images()
 
     def evaluate(self, alive: Callable[[], None]) -> Evaluation:
         """Measures the model on the held-out images over all ranks; `alive` is called per batch."""
@@ -179,21 +206,24 @@ class Passes:
         with self._batches(self.dataset.held_out, order) as batches:
             for batch in batches:
                 alive()
-                moved = self._on_device(batch, epoch=0, training=False, phase=no_phase)
-                logits = self._logits(moved.images())
+                on_device = self._on_device(batch, epoch=0, training=False, phase=no_phase)
+                logits = self._logits(on_device.images())
                 if logits is None:
                     continue  # the rank of the last stage counts
-                labels = moved.labels if self._slides else moved.labels[self._labelled(len(moved.labels))]
+                labels = on_device.labels
+                if not self._slides:
+                    labels = labels[self._labelled_images(len(labels))]
                 sums += tally(label_losses(logits, labels), logits, labels)
                 if self.segments:
                     confused += confusion(logits, labels, classes)
-        loss, accuracy = means(total(sums))
+        held_out = means(total(sums))
         if not self.segments:
-            return Evaluation(loss, accuracy)
-        mean_iou, accuracy = scores(total(confused))
-        return Evaluation(loss, accuracy, mean_iou)
+            return Evaluation(held_out.loss, held_out.accuracy)
+        pixels = scores(total(confused))
+        return Evaluation(held_out.loss, pixels.accuracy, pixels.mean_iou)
 
     def _held_out_order(self) -> EpochOrder:
+        """Returns the order of the held-out images, each once."""
         samples = len(self.dataset.held_out)
         if self.dataset.summary.sizes_vary:
             # One at a time, each in its own size: no image's scores depend on what it is evaluated with, and all ranks
@@ -203,7 +233,7 @@ class Passes:
         return EpochOrder(samples, seed=self.seed, epoch=0, micro_batches=sizes, grad_accum=1)
 
     def _logits(self, images: Tensor) -> Tensor | None:
-        """Logits of held-out images, as the trial evaluates them."""
+        """Returns the logits of held-out images, whole or by sliding windows; None where this rank has none."""
         if not self._slides:
             return self.engine.evaluate(images)
         heads: list[Any] = [module for module in self.engine.module.modules() if hasattr(module, "every_image")]
@@ -216,31 +246,54 @@ class Passes:
 
     @property
     def _slides(self) -> bool:
+        """Whether held-out images are evaluated by windows that slide over them."""
         return self.trial.data.evaluation == "sliding"
 
-    def _tell_norms(self, real: int, images: int) -> None:
-        """Tells batch norms how many images count of those that this rank labels of the coming `images`."""
-        part = self._labelled(images)
+    def _set_counted_images(self, real: int, images: int) -> None:
+        """Sets in batch norms how many of the coming images count, of those that this rank labels.
+
+        Args:
+            real: images that count, over the ranks that share their tokens; they come first.
+            images: all images, padding included.
+        """
+        part = self._labelled_images(images)
         for norm in self.norms:
             norm.real = min(max(0, real - part.start), part.stop - part.start)
 
-    def _labelled(self, images: int) -> slice:
-        """The part of `images` images that this rank labels."""
-        return even_parts(images, self.labelling)[self.at.sequence % self.labelling]
+    def _labelled_images(self, images: int) -> slice:
+        """Returns the part of `images` images that this rank labels."""
+        return even_parts(images, self.labelling_ranks)[self.coordinates.sequence % self.labelling_ranks]
 
     def _batches(self, split: Split, order: EpochOrder) -> Batches:
-        return Batches(split, order, rank=self.at.data, workers=self.trial.data.workers, pin=self.device.type == "cuda")
+        """Returns this rank's batches of a split; pinned for copies to a GPU."""
+        pin = self.device.type == "cuda"
+        return Batches(split, order, rank=self.coordinates.data, workers=self.trial.data.workers, pin=pin)
 
     def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: PhaseContext) -> MicroBatch:
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, non_blocking=True)
-
+        """Copies a batch to the device without waiting for it, and prepares its images and labels there."""
         with phase("h2d"):
-            images, ids, labels = map(moved, (batch.images, batch.ids, batch.labels))
+            images = batch.images.to(self.device, non_blocking=True)
+            ids = batch.ids.to(self.device, non_blocking=True)
+            labels = batch.labels.to(self.device, non_blocking=True)
         with phase("forward"):
-            ready, labels = self.preprocess.prepare(images, labels, ids, epoch=epoch, training=training)
+            make_images, labels = self.preprocess.prepare(images, labels, ids, epoch=epoch, training=training)
             labels = counted_labels(labels, batch.real)
-        return MicroBatch(ready, labels, batch.real, batch.step_real, batch.step_real)
+        return MicroBatch(
+            images=make_images,
+            labels=labels,
+            real=batch.real,
+            step_real=batch.step_real,
+            step_count=batch.step_real,
+        )
+
+
+def _preprocess(trial: Trial, dataset: Dataset, seed: int) -> Preprocess | Scenes:
+    """Returns what makes the model's inputs of stored images: crops where their sizes vary."""
+    image_size = trial.model.image_size
+    augment = trial.data.augment
+    if dataset.summary.sizes_vary:
+        return Scenes(image_size, augment=augment, seed=seed)
+    return Preprocess(trial.data.name, image_size, augment=augment, seed=seed, statistics=dataset.statistics)
 
 
 NOT_COUNTED = -100
@@ -298,12 +351,20 @@ def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([losses.sum().double(), correct.double(), counted.sum().double()])
 
 
-def means(sums: Tensor) -> tuple[float | None, float | None]:
-    """Loss and accuracy from the sum of `tally`s; None where nothing counts, or where it is not known."""
+class Means(NamedTuple):
+    """Mean loss and accuracy over the labels that count; None where there are none, or where it is not known."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+def means(sums: Tensor) -> Means:
+    """Returns the mean loss and accuracy from the sum [3] of `tally`s. Waits for the device."""
     loss, correct, count = sums.tolist()
     if count == 0:
-        return None, None
-    return loss / count, None if math.isnan(correct) else correct / count
+        return Means(loss=None, accuracy=None)
+    accuracy = None if math.isnan(correct) else correct / count
+    return Means(loss / count, accuracy)
 
 
 def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -313,18 +374,26 @@ def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount((labels * classes + answers)[counted], minlength=classes**2).view(classes, classes)
 
 
-def scores(confused: Tensor) -> tuple[float | None, float | None]:
-    """Mean IoU and accuracy from a confusion matrix; None where nothing was counted.
+class PixelScores(NamedTuple):
+    """Figures of segmentation; None where no pixel counts."""
+
+    mean_iou: float | None
+    accuracy: float | None
+
+
+def scores(confused: Tensor) -> PixelScores:
+    """Returns mean IoU and accuracy from a confusion matrix [classes, classes]. Waits for the device.
 
     A class's intersection over union is TP / (TP + FP + FN) (Everingham et al., "The PASCAL Visual Object Classes
     Challenge", IJCV 2010, section 4.4); the mean is over the classes that are in a label or in an answer.
     """
     right = confused.diagonal().double()
     unions = confused.sum(dim=0) + confused.sum(dim=1) - right
-    there = unions > 0
-    if not there.any():
-        return None, None
-    return float((right[there] / unions[there]).mean()), float(right.sum() / confused.sum())
+    occurs = unions > 0
+    if not occurs.any():
+        return PixelScores(mean_iou=None, accuracy=None)
+    mean_iou = float((right[occurs] / unions[occurs]).mean())
+    return PixelScores(mean_iou, accuracy=float(right.sum() / confused.sum()))
 
 
 def _resized(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,8 +1,13 @@
 """`python -m vitscale.worker.prepared FD`: imports what ranks need, and starts runs as forks of itself.
 
 It imports and does nothing else: no engine, step or group is built, no device opened, no thread started, so that a fork
-has what a new process has after its imports. Socket FD is the driver's (`vitscale.schedulers.prepared`): JSON lines
-that ask for imports and for runs, and answers that tell process ids and exit codes. When it closes, all ends.
+has what a new process has after its imports. Socket FD is the driver's (`vitscale.schedulers.prepared`). JSON lines go
+over it, requests one way and messages the other; when it closes, all ends.
+
+    {"imports": {"train": {...}, "model": {...}}}   imports what training needs; null: what a check needs
+    {"ready": 2.1}   {"cold": "a reason"}           seconds that the imports took; why runs cannot be forks
+    {"arguments": [...], "environment": {...}, "log": "..."}   starts a run
+    {"started": 1234}   {"ended": 1234, "code": 0}  its process id, and later its exit code
 """
 
 from __future__ import annotations
@@ -42,7 +47,10 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class _Server:
+    """Answers a driver's requests."""
+
     def __init__(self, driver: socket.socket) -> None:
+        """`driver`: socket to the driver."""
         self._driver = driver
         # A child that ends wakes the only `select` of this process.
         self._woken, self._wake = socket.socketpair()
@@ -54,15 +62,16 @@ class _Server:
         self._set_by_imports: dict[str, str] = {}
         """Variables that the imports set; a rank gets them on top of the driver's."""
         self._started: set[int] = set()
-        """Process ids of its forks whose end the driver has not been told."""
+        """Process ids of its forks whose end has not been reported to the driver."""
 
     def serve(self) -> NoReturn:
+        """Answers requests, and reports forks that end, until the driver closes its end."""
         incomplete_line = b""
         while True:
             ready, _, _ = select.select([self._driver, self._woken], [], [])
             if self._woken in ready:
                 self._woken.recv(4096)
-                self._tell_ended()
+                self._report_ended()
             if self._driver in ready:
                 chunk = self._driver.recv(1 << 16)
                 if not chunk:
@@ -71,58 +80,66 @@ class _Server:
                 for line in lines:
                     self._answer(json.loads(line))
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
+        """Sends the exit code of each fork that has ended."""
         for pid in [*self._started]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid != 0:
                 self._started.remove(pid)
-                self._say(ended=pid, code=os.waitstatus_to_exitcode(status))
+                self._send(ended=pid, code=os.waitstatus_to_exitcode(status))
 
-    def _say(self, **message: object) -> None:
+    def _send(self, **message: object) -> None:
+        """Sends a message to the driver; ends this process where there is none any more."""
         try:
             self._driver.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             os._exit(0)
 
     def _answer(self, request: Mapping[str, Any]) -> None:
-        if "imports" in request:
-            try:
-                self._import(request["imports"])
-            except BaseException as error:
-                traceback.print_exc()
-                self._say(cold=f"its imports failed: {type(error).__name__}: {error}"[:300])
-                return
-            if (reason := self._unfit()) is not None:
-                self._say(cold=reason)
-            else:
-                self._say(ready=self._imports_seconds)
-        else:
+        """Does what one line of the driver asks for."""
+        if "imports" not in request:
             self._start(request["arguments"], request["environment"], Path(request["log"]))
+            return
+        try:
+            self._import(request["imports"])
+        except BaseException as error:
+            traceback.print_exc()
+            self._send(cold=f"its imports failed: {type(error).__name__}: {error}"[:300])
+            return
+        reason = self._why_unforkable()
+        if reason is not None:
+            self._send(cold=reason)
+        else:
+            self._send(ready=self._imports_seconds)
 
-    def _import(self, of_trial: Mapping[str, Any] | None) -> None:
-        """Imports what training ranks need, or, without a trial, what ranks of a check need."""
+    def _import(self, trial_fields: Mapping[str, Any] | None) -> None:
+        """Imports what training ranks need, or, without a trial, what ranks of a check need; once for all requests."""
         if self._imports_seconds is not None:
             return
-        began, before = time.perf_counter(), dict(os.environ)
+        began = time.perf_counter()
+        environment_before = dict(os.environ)
         gc.disable()
         importlib.import_module(_ENTRY)
-        if of_trial is not None:
-            train, model = TrainSpec.model_validate(of_trial["train"]), ModelSpec.model_validate(of_trial["model"])
+        if trial_fields is not None:
+            train = TrainSpec.model_validate(trial_fields["train"])
+            model = ModelSpec.model_validate(trial_fields["model"])
             importlib.import_module("vitscale.worker.session").preload(train, model)
         else:
             importlib.import_module("vitscale.worker.check_stages")
-        self._set_by_imports = {key: value for key, value in os.environ.items() if before.get(key) != value}
+        self._set_by_imports = {
+            name: value for name, value in os.environ.items() if environment_before.get(name) != value
+        }
         # All objects so far stay: forks need not copy pages to search them for garbage.
         gc.collect()
         gc.freeze()
         gc.enable()
         self._imports_seconds = time.perf_counter() - began
 
-    def _unfit(self) -> str | None:
-        """Why this process must not be forked; None where it may be."""
+    def _why_unforkable(self) -> str | None:
+        """Returns why this process must not be forked; None where it may be."""
         threads = len([*Path("/proc/self/task").iterdir()])
-        opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return unforkable(threads, opened)
+        open_files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return unforkable(threads, open_files)
 
     def _start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Forks the process that runs the ranks, which are its own forks."""
@@ -131,9 +148,10 @@ class _Server:
         if pid == 0:
             _leave(lambda: self._run(server, command, environment, log))
         self._started.add(pid)
-        self._say(started=pid)
+        self._send(started=pid)
 
     def _run(self, parent: int, command: list[str], environment: dict[str, str], log: Path) -> int:
+        """Runs in a fork of process `parent`, and forks the ranks; returns the exit code."""
         if not end_with_parent(parent):
             return 1
         signal.set_wakeup_fd(-1)
@@ -150,16 +168,26 @@ class _Server:
         name_process("vitscale ranks")
 
         def fork(rank_arguments: list[str], variables: Mapping[str, str]) -> int:
-            own = os.getpid()
+            ranks_parent = os.getpid()
             pid = os.fork()
             if pid == 0:
                 arrived_ns = now_ns()
-                _leave(lambda: self._rank(own, [ranks.interpreter, *rank_arguments], variables, arrived_ns))
+                _leave(
+                    lambda: self._run_rank(ranks_parent, [ranks.interpreter, *rank_arguments], variables, arrived_ns)
+                )
             return pid
 
         return local_ranks.main([*ranks.arguments], fork)
 
-    def _rank(self, parent: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
+    def _run_rank(self, parent: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
+        """Runs one rank in a fork of process `parent`.
+
+        Args:
+            parent: process whose end ends this one.
+            command: the rank's command, whose last word is the folder of the run.
+            variables: its environment.
+            arrived_ns: when this process began, by `now_ns`.
+        """
         if not end_with_parent(parent):
             os._exit(1)
         for number in local_ranks.ASKING:
@@ -172,18 +200,20 @@ class _Server:
         # New random numbers, as in a new process; torch's seed is the same in every process.
         random.seed()
         np.random.seed()
-        folder, worker = command[-1], sys.modules[_ENTRY]
+        folder = command[-1]
+        worker = sys.modules[_ENTRY]
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
         raise AssertionError("a rank leaves by itself")
 
 
-def unforkable(threads: int, opened: Sequence[str]) -> str | None:
-    """Why a process with so many threads and these open files must not be forked; None where it may be."""
+def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
+    """Returns why a process with so many threads and these open files must not be forked; None where it may be."""
     if threads > 1:
         return f"importing started {threads - 1} thread{'s' if threads > 2 else ''}, which a fork would lack"
-    if device := next((path for path in opened if path.startswith("/dev/nvidia")), None):
-        return f"importing opened {device}, which a fork cannot use"
+    for path in open_files:
+        if path.startswith("/dev/nvidia"):
+            return f"importing opened {path}, which a fork cannot use"
     return None
 
 
@@ -207,16 +237,16 @@ def _leave(work: Any) -> NoReturn:
 
 
 def _redirect(log: Path) -> None:
+    """Lets this process's standard input be empty, and its output and errors go to the end of `log`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    for path, flags, targets in (
-        (os.devnull, os.O_RDONLY, (0,)),
-        (str(log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, (1, 2)),
-    ):
-        opened = os.open(path, flags, 0o666)
-        for target in targets:
-            os.dup2(opened, target)
-        os.close(opened)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
 
 
 if __name__ == "__main__":

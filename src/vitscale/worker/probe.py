@@ -86,8 +86,9 @@ class Probe:
     ) -> Iterable[Item]:
         """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
 
-        A step ends where the loop asks for the batch after its last one, or before that pauses after an optimizer's
-        step. The batches end early when enough is measured.
+        A step ends where the loop asks for the batch after its last one, or before that pauses or is left (`break`)
+        after an optimizer's step; left before that, it is dropped, and the run's log says how many steps were. The
+        batches end early when enough is measured.
         The last step of a loader may have fewer images than the others; batches that do not fill a step belong to none.
 
         Args:

@@ -1,6 +1,8 @@
-"""One rank, whatever it was started for: finds out which rank it is, whose death ends it and which cores are its own,
-does its work, and leaves the true reason where it fails. Nothing here imports torch, which takes its threads and cores
-from what is set before."""
+"""Runs one rank, whatever it was started for.
+
+Finds out which rank it is, whose death ends it and which cores are its own, does its work, and leaves the true reason
+where it fails. Nothing here imports torch, which takes its threads and cores from what is set before.
+"""
 
 from __future__ import annotations
 
@@ -53,46 +55,55 @@ def with_environment(launch: LaunchFile | None) -> None:
 
 
 def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
-    """Reads the rank from the environment, in any launcher's words; without a launcher this is the only rank.
+    """Reads the rank from the environment, in any launcher's variables; without a launcher this is the only rank.
 
-    This tells torch the rank and rank 0's address where the launcher does not. Ends the process, with a message, where
-    the launcher's numbers are invalid.
+    Sets torch's variables of the rank and of rank 0's address where the launcher does not. Ends the process, with a
+    message, where the launcher's numbers are invalid.
+
+    Args:
+        arrived_ns: when this process began its work, by `now_ns`.
+        launch: launch.json; None where no driver has started this.
     """
-    start_up = None
-    if launch is not None and launch.host_id and launch.host_id == launch_file.host_id():
-        start_up = max(0.0, (arrived_ns - launch.started_ns) / 1e9)
-    family = next((family for family in FAMILIES if family.given(os.environ)), None)
+    launch_seconds = _launch_seconds(arrived_ns, launch)
+    family = next((family for family in FAMILIES if family.are_in(os.environ)), None)
     if family is None:
-        return RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=start_up)
-    names = (family.rank, family.world_size, family.local_rank)
+        return RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=launch_seconds)
+    variables = (family.rank, family.world_size, family.local_rank)
     try:
-        rank, world_size, local_rank = (int(os.environ.get(name, "0")) for name in names)
+        rank, world_size, local_rank = (int(os.environ.get(variable, "0")) for variable in variables)
     except ValueError:
-        said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
-        sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
+        values = ", ".join(f"{variable}={os.environ.get(variable, '')!r}" for variable in variables)
+        sys.exit(f"vitscale: the launcher's numbers of this rank are none: {values}")
     if family is not TORCH and launch is not None:
-        os.environ |= TORCH.telling(rank, world_size, local_rank)
+        os.environ |= TORCH.variables(rank, world_size, local_rank)
         if launch.master_address is not None and launch.master_port is not None:
             os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
-    return RankInfo(rank, world_size, local_rank, start_up)
+    return RankInfo(rank, world_size, local_rank, launch_seconds)
+
+
+def _launch_seconds(arrived_ns: int, launch: LaunchFile | None) -> float | None:
+    """Returns the seconds from the driver's start of the launcher to `arrived_ns`; None where the clocks differ."""
+    if launch is None or not launch.host_id or launch.host_id != launch_file.host_id():
+        return None
+    return max(0.0, (arrived_ns - launch.started_ns) / 1e9)
 
 
 def die_with_parent(launch: LaunchFile | None) -> None:
-    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then. The launcher is tied to the
-    driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
-    driver's the heartbeat ends them."""
+    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then.
+
+    The launcher is tied to the driver in the same way, so ranks end with their driver even when that is killed by
+    SIGKILL. On other hosts than the driver's the heartbeat ends them.
+    """
     # The launcher may have died before this call: then nobody would send the signal.
     end_with_parent(os.getppid())
-    if (
-        launch is not None
-        and launch.host_id == launch_file.host_id()
-        and not Path(f"/proc/{launch.driver_pid}").exists()
-    ):
+    if launch is None or launch.host_id != launch_file.host_id():
+        return
+    if not Path(f"/proc/{launch.driver_pid}").exists():
         sys.exit("vitscale: the driver is gone")
 
 
-def pin(own: RankInfo, world: World, device: DeviceName) -> None:
-    """Pins this rank to cores of its own and says how many threads to compute with, before any library asks.
+def pin(rank: RankInfo, world: World, device: DeviceName) -> None:
+    """Pins this rank to cores of its own and sets how many threads it computes with, before any library looks.
 
     Nothing is pinned where the launcher has bound the rank already (srun --cpu-bind, mpirun --bind-to), and where the
     cores do not suffice (oversubscription).
@@ -102,22 +113,29 @@ def pin(own: RankInfo, world: World, device: DeviceName) -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if bound_by_launcher():
         return
-    nodes: list[int | None] = []
-    host_nodes: list[int | None] = []
+    visible_gpu_nodes: list[int | None] = []
+    host_gpu_nodes: list[int | None] = []
     ranks = world.ranks_per_node
     if device == "cuda":
         with contextlib.suppress(GpusUnreadable):
-            nodes = [gpu.numa_node for gpu in visible_gpus()]
-        host_nodes = [gpu.numa_node for gpu in host_gpus()] if 0 < len(nodes) < ranks else []
+            visible_gpu_nodes = [gpu.numa_node for gpu in visible_gpus()]
+        if 0 < len(visible_gpu_nodes) < ranks:
+            host_gpu_nodes = [gpu.numa_node for gpu in host_gpus()]
     cores = share_of_cores(
-        own.local_rank, ranks, world.threads_per_rank, physical_cores(), nodes, node_distances(), host_nodes
+        rank.local_rank,
+        ranks,
+        world.threads_per_rank,
+        physical_cores(),
+        visible_gpu_nodes,
+        node_distances(),
+        host_gpu_nodes,
     )
     if cores is not None:
         os.sched_setaffinity(0, cores)
 
 
 def now_ns() -> int:
-    """Time in ns of the clock that driver and ranks of one host share."""
+    """Returns the time in ns by the clock that driver and ranks of one host share."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
@@ -133,8 +151,15 @@ class Body(Protocol):
     device: DeviceName
     """The device that they compute on."""
 
-    def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
-        """Does all of the work; what it returns must not be destroyed before the process ends."""
+    def work(self, rank: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
+        """Does all of the work; what it returns must not be destroyed before the process ends.
+
+        Args:
+            rank: which rank this is.
+            log: its record.
+            folder: folder of the run or check.
+            launch: launch.json; None where no driver has started this.
+        """
 
 
 def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoReturn:
@@ -146,7 +171,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
 
     Args:
         folder: folder of the run, with launch.json where a driver has started it.
-        read: finds there what is to be done.
+        read: reads the work from that folder.
         arrived_ns: when this process began its work, on the monotonic clock.
     """
     launch = launch_file.read(folder)
@@ -154,23 +179,23 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     die_with_parent(launch)
     # A rank that a user starts by hand finds the user's modules where it is started.
     append_to_search_path([str(Path.cwd())] if launch is None else launch.import_folders)
-    own = rank_info(arrived_ns, launch)
+    rank = rank_info(arrived_ns, launch)
     try:
         body = read(folder)
     except FileNotFoundError:
         sys.exit(f"vitscale: {folder} is not seen on this host: is the results folder shared by all hosts?")
     size = body.world.size
-    if own.world_size != size or not 0 <= own.rank < size:
+    if rank.world_size != size or not 0 <= rank.rank < size:
         # A launcher that starts another world than asked for must not be measured.
         sys.exit(
-            f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, and the {body.name} has {size}"
+            f"vitscale: the launcher made this rank {rank.rank} of {rank.world_size}, and the {body.name} has {size}"
         )
-    heartbeat = _heartbeat(launch, own.rank, folder)
-    pin(own, body.world, body.device)
-    log = RankLog(folder, own.rank, at_once=body.at_once)
+    heartbeat = _heartbeat(launch, rank.rank, folder)
+    pin(rank, body.world, body.device)
+    log = RankLog(folder, rank.rank, at_once=body.at_once)
     exit_code = 0
     try:
-        kept_alive = body.work(own, log, folder, launch)  # noqa: F841 - see `Body.work`
+        kept_alive = body.work(rank, log, folder, launch)  # noqa: F841 - see `Body.work`
         log.write(EndLine())
         log.close()
     except BaseException as error:
@@ -188,6 +213,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
 
 
 def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat | None:
+    """Begins to send signs of life to the driver; None where none listens. Ends the process if it cannot be reached."""
     if launch is None or launch.lifeline is None:
         return None
     stacks = folder / f"stack-rank-{rank}.txt"
@@ -202,7 +228,8 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
         sys.exit(f"vitscale: rank {rank} cannot reach the driver at {launch.lifeline}: {error}")
 
 
-_LONGEST = 16_000
+_MOST_LETTERS = 16_000
+"""Longest message, and longest traceback, in the record of an error."""
 _MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
@@ -214,17 +241,19 @@ _MEMORY_MESSAGES = (
 
 
 def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
-    """The record of `error` with its traceback; running out of memory and running out of disk are told apart.
+    """Returns the record of `error` with its traceback, and whether memory or the disk ran out.
 
     Args:
         error: what ended the rank.
         log: the rank's own log; None: nothing is known of its disk.
     """
     text = "".join(traceback.format_exception(error))
+    if len(text) > _MOST_LETTERS:
+        text = f"{text[: _MOST_LETTERS // 2]}\n...\n{text[-_MOST_LETTERS // 2 :]}"
     return ErrorLine(
         error_type=type(error).__name__,
-        message=str(error)[:_LONGEST],
-        traceback=text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}",
+        message=str(error)[:_MOST_LETTERS],
+        traceback=text,
         out_of_memory=any(map(_is_out_of_memory, _chain(error))),
         disk_full=log is not None and _is_disk_full(error, log),
         unix_seconds=time.time(),
@@ -232,32 +261,40 @@ def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """`error` and what it was raised from: running out of memory in a user's model arrives wrapped in a message."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
+    """Returns `error`, what it was raised from, what that was raised from, and so on.
+
+    Running out of memory in a user's model arrives wrapped in a message.
+    """
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__
     return chain
 
 
 def _is_disk_full(error: BaseException, log: RankLog) -> bool:
-    """Whether the disk of the run's own records is full. Another one (a script's checkpoints, /dev/shm) is that
-    script's to care for: other runs may be well without it."""
+    """Whether the disk of the run's own records is full.
+
+    Another one (a script's checkpoints, /dev/shm) is that script's to care for: other runs may be well without it.
+    """
     if not isinstance(error, OSError) or error.errno not in DISK_FULL_ERRORS:
         return False
     if error is log.failure:
         return True
     try:
         # What was being written may be gone by now, and a quota of the user's is in no count of free blocks.
-        written = Path(error.filename).absolute() if isinstance(error.filename, str) else None
-        if written is not None and _folder_above(written).stat().st_dev == log.path.parent.stat().st_dev:
-            return True
+        if isinstance(error.filename, str):
+            folder = _nearest_folder(Path(error.filename).absolute())
+            if folder.stat().st_dev == log.path.parent.stat().st_dev:
+                return True
         return is_full(log.path.parent)
     except OSError:
         return False
 
 
-def _folder_above(path: Path) -> Path:
-    """The nearest folder above an absolute path that is there."""
+def _nearest_folder(path: Path) -> Path:
+    """Returns the nearest folder above an absolute path that exists."""
     return next(parent for parent in path.parents if parent.is_dir())
 
 

@@ -38,6 +38,9 @@ from vitscale.worker import extensions
 from vitscale.worker.group import barrier
 from vitscale.worker.rank_process import RankInfo
 
+_NEGLIGIBLE_SHARE = 0.01
+"""Share of a stretch's time that may be in none of its steps."""
+
 
 class EpochMeasures(NamedTuple):
     """Figures of an epoch that is over."""
@@ -118,11 +121,17 @@ class StepRecorder:
         self.resume()
         self._epoch_began = time.perf_counter()
 
-    def pause(self) -> None:
-        """Stops the clock for what is no training, and drops the step under way."""
+    def pause(self, *, step_has_work: bool = True) -> None:
+        """Stops the clock for what is no training, and drops the step under way.
+
+        Args:
+            step_has_work: whether anything of that step has been trained; False where it has only waited for its data.
+        """
+        drops_work = self.is_in_step and step_has_work
         self._undo_step()
         finish_device_work(self._device)
-        self._stretch.end(self.step)
+        dropped_seconds = self._clock.seconds_since_mark() if drops_work else 0.0
+        self._stretch.end(self.step, dropped_seconds)
         self.is_paused = True
 
     def resume(self) -> None:
@@ -272,7 +281,8 @@ class StepRecorder:
         return self._explainer.named_phases
 
     def read_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
-        """Writes what the profiler saw in a block; then ranks go on together. A pause of tens of milliseconds.
+        """Writes what the profiler saw in a block; then ranks go on together, unless they are in a pause, after which
+        they meet anyway. Takes tens of milliseconds.
 
         Args:
             with_reasons: the parts of a step that are unknown, each with its reason -> these with the caller's own.
@@ -280,8 +290,9 @@ class StepRecorder:
         self.has_profile = False
         for line in self._explainer.end_block(self._rank.rank):
             self._log.write(line.model_copy(update={"unknown": dict(with_reasons(line.unknown))}))
-        barrier()
-        self._clock.start()
+        if not self.is_paused:
+            barrier()
+            self._clock.start()
 
     # Traffic
 
@@ -371,13 +382,21 @@ class TimedStretch:
         if self._first_step is not None:
             self._probe.start_clocks()
 
-    def end(self, next_step: int) -> None:
-        """Ends a stretch before `next_step`, if there is one, and keeps its record if none before it was longer."""
+    def end(self, next_step: int, dropped_seconds: float = 0.0) -> None:
+        """Ends a stretch before `next_step`, if there is one, and keeps its record if none before it was longer.
+
+        Args:
+            next_step: number of the first step that is not in it.
+            dropped_seconds: time at its end that is in no step. What was used in it is in the counters all the same, so
+                that the record is not kept if this is more than 1 % of the stretch.
+        """
         if self._first_step is None:
             return
         steps = range(self._first_step, next_step)
         self._first_step = None
         line = self._probe.end(self._epoch, steps)
+        if dropped_seconds > 0 and dropped_seconds > _NEGLIGIBLE_SHARE * line.seconds:
+            return
         if len(steps) >= len(self._longest):
             self._longest = steps
             self._line = line

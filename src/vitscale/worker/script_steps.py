@@ -8,6 +8,7 @@ batches of a loader finds out by itself where its steps end.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +37,13 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 class _BatchLoop:
     """A script's loop over the batches of one loader, which says nothing of where its steps end."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Iterable[Any], accumulate: int) -> None:
+        """`accumulate`: number of batches that make a step."""
+        self._accumulate = accumulate
+        self._length = _length_of(loader)
+        self._batches_taken = 0
+        self._step_images = 0
+        """Images so far of the step whose batches are being taken."""
         self.images_in_hand: int | None = None
         """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
         self.optimizer_stepped = False
@@ -44,12 +51,41 @@ class _BatchLoop:
         self.short_images: int | None = None
         """Images of the latest step if they were too few, which is right if no batch follows."""
 
+    def fills_step(self) -> bool:
+        """Whether the loader has enough batches for another step; True where its length is unknown, or was wrong."""
+        if self._length is None or self._batches_taken >= self._length:
+            return True
+        return self._length - self._batches_taken >= self._accumulate
+
+    def take(self, images: int) -> None:
+        """Counts a batch of `images` images that goes to the script."""
+        self._batches_taken += 1
+        self._step_images += images
+        is_last_of_step = self._batches_taken % self._accumulate == 0
+        if is_last_of_step:
+            self.images_in_hand = self._step_images
+            self.optimizer_stepped = False
+            self._step_images = 0
+
+
+def _length_of(loader: Iterable[Any]) -> int | None:
+    """Number of a loader's batches; None where it has no length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except Exception:  # a loader may raise whatever it likes
+        return None
+
 
 class ScriptSteps:
-    """One rank's steps of a script."""
+    """Records one rank's steps of a script.
+
+    A script marks them by its Probe: as blocks (`one_step`), as a loop over batches (`batches`), or by a library's
+    events (`begin_step`, `end_step`, `drop_step`). After each step the next one begins at once, so that a step is timed
+    from the end of the one before.
+    """
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
-        """`began`: `time.perf_counter()` as the script began."""
+        """`began`: `time.perf_counter()` as the script began. Nothing else is looked at before the first step."""
         trial = header.trial
         self._header = header
         self._trial = trial
@@ -58,7 +94,7 @@ class ScriptSteps:
         self._began = began
         self._step_images = trial.train.micro_batch * trial.train.grad_accum
         """Images of this rank in each step, as the study says."""
-        self.last_step = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
+        self.step_limit = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
         """Number of steps to record; None: as many as the script takes."""
         self.done = False
         """Whether nothing more is to be measured."""
@@ -70,10 +106,14 @@ class ScriptSteps:
         """Whether the script has begun to train the step under way, rather than wait for its data."""
         self._losses: list[torch.Tensor | float] = []
         """Losses of the micro-steps of the step under way."""
-        self._stretch_began = 0
+        self._epoch_first_step = 0
         """First step since the latest pause."""
         self._dropped_steps = 0
         """Steps that a pause ended before they were over."""
+        self._unfinished_steps = 0
+        """Steps in hand whose optimizer had not stepped when the script left its loop over batches."""
+        self._late_error: Exception | None = None
+        """Error of a step that ended where nothing can be raised."""
         self._model = ModelLine(
             parameters=None,
             gradient_dtype=None,
@@ -115,38 +155,46 @@ class ScriptSteps:
             ValueError: `accumulate` is not what the trial has.
         """
         self._check_accumulation(accumulate)
+        self._leave_loop()
         self._resume()
-        loop = self._loop = _BatchLoop()
+        loop = self._loop = _BatchLoop(loader, accumulate)
         try:
             batches = iter(loader)
             while not self.done:
-                self.begin_step()
-                step_images = 0
-                for micro_step in range(accumulate):
+                if loop.fills_step():
+                    self.begin_step()
+                else:
+                    self._pause()
+                for _micro_step in range(accumulate):
                     with self.phase("data"):
                         batch = next(batches, _NO_BATCH)
                     if batch is _NO_BATCH:
                         return
                     if loop.short_images is not None:
                         self._check_images(loop.short_images)
-                    step_images += images_in(batch, images, accumulate)
+                    loop.take(images_in(batch, images, accumulate))
                     self._is_training = True
-                    if micro_step == accumulate - 1:
-                        loop.images_in_hand = step_images
-                        loop.optimizer_stepped = False
                     yield batch
                 self._end_step_of(loop)
+        except GeneratorExit:  # `break`, or an error in the script: this generator is thrown away
+            if self._loop is loop:
+                self._leave_loop_quietly()
+            raise
         finally:
-            self._loop = None
-            self._pause()
+            if self._loop is loop:
+                self._loop = None
+                self._pause()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out what is not training. A step under way is dropped, unless a loop's optimizer has stepped in it."""
+        """Leaves out of all steps what is not training.
+
+        A step under way is dropped, unless a loop's optimizer has stepped in it: then it ends here.
+        """
         loop = self._loop
         if loop is not None and loop.optimizer_stepped:
             self._end_step_of(loop)
-        if self._is_training:
+        if self._has_step_in_hand:
             self._dropped_steps += 1
         # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
         self._pause()
@@ -171,7 +219,7 @@ class ScriptSteps:
             PROGRESS.phase = "script"
 
     def add_loss(self, value: torch.Tensor | float) -> None:
-        """Takes the loss of a micro-step."""
+        """Takes the loss of a micro-step (scalar); it is read only when its step is recorded."""
         if self.done:  # no step would ever take it
             return
         self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -209,35 +257,25 @@ class ScriptSteps:
         self._recorder.begin_step()
         PROGRESS.phase = "script"
 
-    def end_step(self, images: int, *, last: bool = False) -> None:
+    def end_step(self, images: int, *, allow_fewer_images: bool = False) -> None:
         """Ends the step under way, and begins the next one.
 
         Args:
             images: its images on this rank.
-            last: whether it may have fewer images than the others, as a loader's last step has. A loop over batches
-                allows it for any step, and refuses it when another batch follows (`_BatchLoop.short_images`).
+            allow_fewer_images: whether it may have fewer than the others, as a loader's last step has. A loop over
+                batches allows it for any step, and refuses it when another batch follows (`_BatchLoop.short_images`).
 
         Raises:
             ValueError: the study says other images.
         """
-        is_short_rest = last and 0 < images < self._step_images
-        if not is_short_rest:
-            self._check_images(images)
+        self._check_images(images, allow_fewer=allow_fewer_images)
         recorder = self._recorder
         self._is_training = False
         if recorder is None or not recorder.is_in_step:
             self._pause()  # an earlier pause has dropped this step; what came after it belongs to none
             return
         recorder.end_step(images, self._mean_loss())
-        if recorder.has_profile:
-            recorder.read_profile(self._with_unnamed_phases)
-        if recorder.step == self.last_step:
-            self._record_epoch(recorder)
-            recorder.count_traffic()
-        is_recorded = self.last_step is not None and recorder.step >= self.last_step
-        if is_recorded and not recorder.is_counting:
-            self.done = True
-            PROGRESS.phase = "script, measured"
+        self._record_what_is_over(recorder)
         self.begin_step()
 
     def drop_step(self) -> None:
@@ -248,7 +286,7 @@ class ScriptSteps:
             self._recorder.drop_step()
 
     def _end_step_of(self, loop: _BatchLoop) -> None:
-        """Ends the step whose last batch a loop has in hand, unless it has ended."""
+        """Ends the step whose last batch the script has in hand, unless it has ended, as in a pause."""
         images = loop.images_in_hand
         loop.images_in_hand = None
         loop.optimizer_stepped = False
@@ -256,24 +294,77 @@ class ScriptSteps:
             return
         is_short = images < self._step_images
         loop.short_images = images if is_short else None
-        self.end_step(images, last=is_short)
+        self.end_step(images, allow_fewer_images=is_short)
+
+    def _record_what_is_over(self, recorder: StepRecorder) -> None:
+        """Records what a step was the last of: a block of explained steps, the steps to record, those to count."""
+        if recorder.has_profile:
+            recorder.read_profile(self._with_unnamed_phases)
+        if recorder.step == self.step_limit:
+            self._record_epoch(recorder)
+            recorder.count_traffic()
+        is_recorded = self.step_limit is not None and recorder.step >= self.step_limit
+        if is_recorded and not recorder.is_counting:
+            self.done = True
+            PROGRESS.phase = "script, measured"
+
+    @property
+    def _has_step_in_hand(self) -> bool:
+        """Whether a step is under way that the script has begun to train."""
+        return self._is_training and self._recorder is not None and self._recorder.is_in_step
+
+    def _leave_loop(self) -> None:
+        """Pauses after a loop over batches that the script has left early, if there is one.
+
+        The step in hand counts if its optimizer has stepped; else it is dropped, and `end` says so. This waits for no
+        other rank: an error may have ended the loop on this rank alone.
+
+        Raises:
+            ValueError: the study says other images than those of the step in hand.
+        """
+        loop = self._loop
+        self._loop = None
+        if loop is None:
+            return
+        recorder = self._recorder
+        images = loop.images_in_hand
+        if recorder is None or not self._has_step_in_hand:
+            self._pause()
+        elif images is None or not loop.optimizer_stepped:
+            if not recorder.is_counting:
+                self._unfinished_steps += 1
+            self._pause()
+        else:
+            self._check_images(images, allow_fewer=True)
+            recorder.end_step(images, self._mean_loss())
+            self._pause()
+            self._record_what_is_over(recorder)
+
+    def _leave_loop_quietly(self) -> None:
+        """Leaves a loop whose generator is thrown away: Python only prints what that raises, so `end` raises it."""
+        try:
+            self._leave_loop()
+        except Exception as error:
+            self._late_error = error
+            self._pause()
 
     def _pause(self) -> None:
         """Stops the clock, and drops the step under way."""
+        has_work = self._is_training
         self._is_training = False
         self._losses = []
         if self._recorder is not None and not self.done:
-            self._recorder.pause()
+            self._recorder.pause(step_has_work=has_work)
 
     def _resume(self) -> None:
         """Goes on with training after something else: the ranks' clocks start together."""
         recorder = self._recorder
         if recorder is None or self.done:
             return
-        recorder.pause()
-        if recorder.step > self._stretch_began:  # two pauses without a step between them are no epoch
+        recorder.pause(step_has_work=self._is_training)
+        if recorder.step > self._epoch_first_step:  # two pauses without a step between them are no epoch
             recorder.epoch += 1
-            self._stretch_began = recorder.step
+            self._epoch_first_step = recorder.step
         recorder.resume()
 
     # From the first step to the last
@@ -287,7 +378,7 @@ class ScriptSteps:
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
         per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
-        planned_steps = self.last_step or per_epoch * (train.epochs or 0)
+        planned_steps = self.step_limit or per_epoch * (train.epochs or 0)
         recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
         self._log.write(start_line(self._header, rank, device, recorder.backend))
         self._log.write(PhaseLine(name="script", seconds=script_seconds))
@@ -326,24 +417,33 @@ class ScriptSteps:
 
         Raises:
             RuntimeError: it has ended too early.
+            ValueError: the study says other images than those of a step in which the script has left its loop.
         """
+        self._leave_loop()
         self._pause()
+        if self._late_error is not None:
+            raise self._late_error
+        if self._unfinished_steps > 0:
+            steps = f"{self._unfinished_steps} optimizer step(s) of rank {self._rank.rank}"
+            reason = "the script left its loop over probe.steps before their optimizer had stepped"
+            print(f"vitscale: {steps} are not in the record: {reason}", file=sys.stderr)
         recorder = self._recorder
-        if self.last_step is not None and self.step < self.last_step:
+        if self.step_limit is not None and self.step < self.step_limit:
             raise RuntimeError(
-                f"the script ended after {self.step} of {self.last_step} optimizer steps (measure.warmup_steps + "
-                f"measure.steps): {self._advice_for_more_steps(self.last_step)}"
+                f"the script ended after {self.step} of {self.step_limit} optimizer steps (measure.warmup_steps + "
+                f"measure.steps): {self._advice_for_more_steps(self.step_limit)}"
             )
         if recorder is None:
             raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")
-        if self.last_step is None:
+        if self.step_limit is None:
             self._record_epoch(recorder)
         rate = measured_matmul(device_of(self._header), self._trial.train.precision)
         if rate is not None:
             self._log.write(rate)
 
-    def _advice_for_more_steps(self, last_step: int) -> str:
-        if self.step + self._dropped_steps < last_step:
+    def _advice_for_more_steps(self, step_limit: int) -> str:
+        """Returns the end of a message: how to get to `step_limit` steps."""
+        if self.step + self._dropped_steps < step_limit:
             return "let it train until probe.done, or set measure.steps lower"
         return (
             f"{self._dropped_steps} more were left out because probe.pause() came before they were over. After an "
@@ -374,20 +474,24 @@ class ScriptSteps:
     # Checks against the study
 
     def _check_accumulation(self, accumulate: int) -> None:
+        """Refuses other micro-steps than the trial's."""
         if accumulate != self._trial.train.grad_accum:
             raise ValueError(
                 f"probe.steps(accumulate={accumulate}), and this trial has train.grad_accum = "
                 f'{self._trial.train.grad_accum}: hand it on to the script by "{{grad_accum}}"'
             )
 
-    def _check_images(self, images: int) -> None:
-        if images != self._step_images:
-            train = self._trial.train
-            raise ValueError(
-                f"the script trains {images} images in this optimizer step of rank {self._rank.rank}, and the study "
-                f"says {self._step_images} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
-                f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
-            )
+    def _check_images(self, images: int, *, allow_fewer: bool = False) -> None:
+        """Refuses a step of other images than the trial's, or with `allow_fewer` one of more or of none."""
+        is_allowed_rest = allow_fewer and 0 < images < self._step_images
+        if images == self._step_images or is_allowed_rest:
+            return
+        train = self._trial.train
+        raise ValueError(
+            f"the script trains {images} images in this optimizer step of rank {self._rank.rank}, and the study "
+            f"says {self._step_images} (train.micro_batch = {train.micro_batch} x train.grad_accum = "
+            f'{train.grad_accum}): hand both on by "{{micro_batch}}" and "{{grad_accum}}"'
+        )
 
 
 def device_of(header: RunHeader) -> torch.device:

@@ -1,4 +1,4 @@
-"""A rank's work from the first import of torch to the last step; all is built in the order of start-up's phases."""
+"""Does a rank's work from the first import of torch to the last step: builds all in the order of start-up's phases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -36,13 +37,13 @@ from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 
-def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Training:
+def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Training:
     """Builds and trains; returns objects that must not be destroyed before the process ends.
 
     Args:
-        header: what this run is to do.
-        own: this rank.
-        log: where it records.
+        header: the run's trial, and its seed.
+        rank: which rank this is.
+        log: its record.
         began: `time.perf_counter()` before torch was imported.
 
     Raises:
@@ -57,7 +58,7 @@ def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Train
     _set_thread_pools(trial.world.threads_per_rank)
     laps.end("imports")
 
-    device = group.device_of(trial.train.device, own)
+    device = group.device_of(trial.train.device, rank)
     if device.type == "cpu":
         keep_freed_memory()
     dataset = sources.load(trial.data)
@@ -72,21 +73,21 @@ def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Train
     # The same weights on every rank, and in every repeat unless repeats are to differ.
     torch.manual_seed(seed)
     model = models.build(trial.model)
-    whole = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
-    if whole and trial.model.name is None:
+    evaluates_whole_images = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
+    if evaluates_whole_images and trial.model.name is None:
         models.refuse_other_sizes(model, trial.model)
     # From here on ranks draw their own numbers: what a model drops out differs between them. But the ranks of a tensor
     # group, which are neighbours, have the same activations, and whole weights that must stay alike.
-    torch.manual_seed(seed + own.rank // trial.parallel.tensor)
+    torch.manual_seed(seed + rank.rank // trial.parallel.tensor)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 
     facts = wrapper_facts(trial.train)
     on_host = facts.gradients_on_host(trial.train)
     with extensions.watched() as compiled:
-        backend = group.join(own, device, alone=facts.alone, gradients_on_host=on_host)
+        backend = group.join(rank, device, alone=facts.alone, gradients_on_host=on_host)
         engine = building.build(model, trial, device)
-    log.write(start_line(header, own, device, backend, engines=(trial.train.engine,)))
+    log.write(start_line(header, rank, device, backend, engines=(trial.train.engine,)))
     laps.end("engine", compiled)
 
     log.write(
@@ -99,10 +100,11 @@ def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Train
             held_out_samples=dataset.summary.held_out_samples,
         )
     )
-    training = Training(trial, own, dataset, engine, device, log, seed)
+    training = Training(trial, rank, dataset, engine, device, log, seed)
     training.run()
     # On all ranks at once, as in training; afterwards, so that it disturbs nothing.
-    if (rate := measured_matmul(device, trial.train.precision)) is not None:
+    rate = measured_matmul(device, trial.train.precision)
+    if rate is not None:
         log.write(rate)
     if trial.window.checkpoint:
         log.write(measured_checkpoint(engine, device, log.path.parent, training.step, log.alive))
@@ -112,8 +114,10 @@ def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Train
 
 
 def preload(train: TrainSpec, model: ModelSpec) -> None:
-    """Imports what training needs beyond this module, so that nothing is imported inside a step. What forks of this
-    process would each look up, versions and thread pools, is looked up too."""
+    """Imports what training needs beyond this module, so that nothing is imported inside a step.
+
+    What forks of this process would each look up, versions and thread pools, is looked up too.
+    """
     building.preload(train)
     models.preload(model)
     installed_versions((train.engine,))
@@ -121,17 +125,22 @@ def preload(train: TrainSpec, model: ModelSpec) -> None:
 
 
 def _set_thread_pools(threads: int) -> None:
-    """Sets torch's pool and that of numpy's BLAS: in a fork of a process that has loaded them OMP_NUM_THREADS comes too
-    late. OpenBLAS's own variable still has the last word."""
+    """Sets the size of torch's pool and of that of numpy's BLAS.
+
+    In a fork of a process that has loaded them OMP_NUM_THREADS comes too late. OpenBLAS's own variable still has the
+    last word.
+    """
     torch.set_num_threads(threads)
-    own = os.environ.get("OPENBLAS_NUM_THREADS", "")
-    blas = int(own) if own.isdecimal() and int(own) else min(threads, len(os.sched_getaffinity(0)))
-    _thread_pools().limit(limits=blas, user_api="blas")
+    variable = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    blas_threads = int(variable) if variable.isdecimal() else 0
+    if blas_threads == 0:
+        blas_threads = min(threads, len(os.sched_getaffinity(0)))
+    _thread_pools().limit(limits=blas_threads, user_api="blas")
 
 
 @functools.cache
 def _thread_pools() -> ThreadpoolController:
-    """The pools of the libraries loaded by now; what is loaded later reads its number of threads from the variables."""
+    """Returns the pools of the libraries loaded by now; later ones read their number of threads from the variables."""
     return ThreadpoolController()
 
 
@@ -161,14 +170,22 @@ class _Laps:
     """Shows each phase of start-up while it lasts, and records it when it ends."""
 
     def __init__(self, log: RankLog, began: float) -> None:
-        self._log, self._last = log, began
+        """`began`: `time.perf_counter()` at the beginning of the first phase."""
+        self._log = log
+        self._began = began
         PROGRESS.phase = f"{STARTING}imports"
 
     def end(self, name: str, compiled: Sequence[str] = ()) -> None:
-        now = time.perf_counter()
-        line = {"name": name, "seconds": now - self._last, "compiled": tuple(compiled)}
+        """Ends the phase under way, and begins the next one.
+
+        Args:
+            name: the phase that ends.
+            compiled: names of what was compiled in it.
+        """
+        ended = time.perf_counter()
+        line = {"name": name, "seconds": ended - self._began, "compiled": tuple(compiled)}
         self._log.write(PhaseLine.model_validate(line))
-        self._last = now
+        self._began = ended
         PROGRESS.phase = STARTING + _NEXT_PHASE[name]
 
 
@@ -187,13 +204,14 @@ def measured_checkpoint(
     """
     folder = run_folder / "checkpoint"
     before = _digests(engine, alive)
-    saved = _timed(lambda: engine.save_checkpoint(folder, step, alive), device)
-    written = sum(path.stat().st_size for path in folder.iterdir())
+    save_seconds = _timed(lambda: engine.save_checkpoint(folder, step, alive), device)
+    checkpoint_bytes = sum(path.stat().st_size for path in folder.iterdir())
     _spoil(engine)
     spoiled = _digests(engine, alive)
-    if all(spoiled[tensor] == digest for tensor, digest in before.items() if tensor[0] == WEIGHTS):
+    weights = [tensor for tensor in before if tensor.file == WEIGHTS]
+    if all(spoiled[tensor] == before[tensor] for tensor in weights):
         raise RuntimeError("the checkpoint was not tried: the weights could not be made others")
-    restored = _timed(lambda: engine.load_checkpoint(folder, alive), device)
+    load_seconds = _timed(lambda: engine.load_checkpoint(folder, alive), device)
     after = _digests(engine, alive)
     different = sorted(tensor for tensor in before if after.get(tensor) != before[tensor])
     if different:
@@ -203,20 +221,28 @@ def measured_checkpoint(
         )
     barrier()  # no rank reads any more
     shutil.rmtree(folder, ignore_errors=True)  # by the first rank that comes
-    return CheckpointLine(save_seconds=saved, load_seconds=restored, bytes=written)
+    return CheckpointLine(save_seconds=save_seconds, load_seconds=load_seconds, bytes=checkpoint_bytes)
+
+
+class _TensorName(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    file: str
+    name: str
 
 
 def _spoil(engine: Engine) -> None:
     """Sets weights and buffers to zero and drops the optimizer's states: what is there afterwards was restored."""
-    whole = engine.whole_tensors()
-    for name in whole.parameters:
-        whole.set_weight(name, torch.zeros(whole.shape(name)))
-    for name, buffer in whole.buffers.items():
-        whole.set_buffer(name, torch.zeros_like(buffer))
-    whole.make_states((), (), 0)
+    tensors = engine.whole_tensors()
+    for name in tensors.parameters:
+        tensors.set_weight(name, torch.zeros(tensors.shape(name)))
+    for name, buffer in tensors.buffers.items():
+        tensors.set_buffer(name, torch.zeros_like(buffer))
+    tensors.make_states((), (), 0)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """Returns the seconds that all ranks take for `work`, which all of them do at once."""
     barrier()
     began = time.perf_counter()
     work()
@@ -225,12 +251,12 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _digests(engine: Engine, alive: Callable[[], None]) -> dict[tuple[str, str], str]:
-    """SHA-256 of every whole tensor by file and name, and the optimizer's count."""
-    whole = engine.whole_tensors()
-    digests = {("optimizer", "steps"): str(whole.steps())}
-    for file, name, tensor in contents(whole):
+def _digests(engine: Engine, alive: Callable[[], None]) -> dict[_TensorName, str]:
+    """Returns the SHA-256 of every whole tensor, and the number of the optimizer's steps as a text."""
+    tensors = engine.whole_tensors()
+    digests = {_TensorName("optimizer", "steps"): str(tensors.steps())}
+    for file, name, tensor in contents(tensors):
         bits = tensor.cpu().contiguous().flatten().view(torch.uint8)
-        digests[file, name] = hashlib.sha256(bits.numpy().data).hexdigest()
+        digests[_TensorName(file, name)] = hashlib.sha256(bits.numpy().data).hexdigest()
         alive()
     return digests

@@ -60,12 +60,12 @@ class Training:
         self.device = device
         self.log = log
         self.passes = Passes(trial, rank, dataset, engine, device, seed)
-        self.last_step = None if trial.window.steps is None else trial.window.warmup_steps + trial.window.steps
+        self.step_limit = None if trial.window.steps is None else trial.window.warmup_steps + trial.window.steps
         """Number of steps to train; None: whole epochs."""
         per_epoch = self.passes.order(epoch=0).steps
-        self.rehearses = trial.train.compile and (self.last_step is None or self.last_step >= per_epoch)
+        self.rehearses = trial.train.compile and (self.step_limit is None or self.step_limit >= per_epoch)
         """Whether steps of another shape would else be compiled among the timed ones."""
-        planned_steps = self.last_step or per_epoch * (trial.train.epochs or 0)
+        planned_steps = self.step_limit or per_epoch * (trial.train.epochs or 0)
         self.recorder = StepRecorder(trial, rank, device, log, windows(trial, planned_steps, per_epoch))
         self.meters: dict[str, EpochMeter] = {
             name: known("meter", name, {}, "begin", "end") for name in trial.window.meters
@@ -92,8 +92,8 @@ class Training:
         self.recorder.close()
 
     def _is_over(self, epoch: int) -> bool:
-        if self.last_step is not None:
-            return self.step >= self.last_step
+        if self.step_limit is not None:
+            return self.step >= self.step_limit
         target = self.trial.train.target_accuracy
         # Accuracy is reduced over the ranks, so all of them decide alike.
         if target is not None and self.held_out_accuracy is not None and self.held_out_accuracy >= target:
@@ -104,8 +104,8 @@ class Training:
         """Trains an epoch, or as much of it as the trial has steps left; evaluates; records both."""
         order = self.passes.order(epoch)
         steps = order.steps
-        if self.last_step is not None:
-            steps = min(steps, self.last_step - self.step)
+        if self.step_limit is not None:
+            steps = min(steps, self.step_limit - self.step)
         sums = self._zero_sums()
         images = 0
         with self.passes.batches(order) as batches:
@@ -210,7 +210,7 @@ class Training:
             images: real images in them, over all ranks.
             complete: whether all images were trained on.
         """
-        train_loss, train_accuracy = means(total(sums))
+        train_means = means(total(sums))
         began = time.perf_counter()
         held_out = self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else Evaluation()
         evaluation_seconds = time.perf_counter() - began
@@ -224,8 +224,8 @@ class Training:
                 images=images,
                 seconds=measures.wall_seconds,
                 complete=complete,
-                train_loss=train_loss,
-                train_accuracy=train_accuracy,
+                train_loss=train_means.loss,
+                train_accuracy=train_means.accuracy,
                 held_out_loss=held_out.loss,
                 held_out_accuracy=held_out.accuracy,
                 mean_iou=held_out.mean_iou,

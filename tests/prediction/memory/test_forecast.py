@@ -511,6 +511,8 @@ def test_what_is_left_out_is_named() -> None:
     assert {"libraries", "fragmentation", "start-up"} <= left_out.keys()
     assert "compile" not in left_out
     assert "compile" in known(trial(compile=True)).not_covered
+    assert "cuda-graphs" not in known(trial(compile=True)).not_covered
+    assert "cuda-graphs" in known(trial(compile=True, compile_mode="reduce-overhead")).not_covered
 
 
 def test_a_file_that_offloads_nothing_changes_nothing() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from forks import prepared_here
 
+pytestmark = pytest.mark.long(7)
+
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 BY_DAY = [
     "ddp, bf16-params",

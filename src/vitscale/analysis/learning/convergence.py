@@ -22,12 +22,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
-from vitscale.engines.checks import norms_unknown
+from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.step_schedule import has_two_batch_sizes
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
@@ -52,14 +53,14 @@ class AccuracyPoint:
 
 @dataclass(frozen=True)
 class TargetRun:
-    """What one run took to reach the target accuracy. `epochs` is None where the run did not reach it."""
+    """How long one run took to reach the target accuracy. `epochs` is None where the run did not reach it."""
 
     repeat: int
     seed: int
     epochs: int | None
     images: int | None
     seconds: float | None
-    """Time of training; None where the target was not reached, or the record does not tell."""
+    """Time of training; None where the target was not reached, or the record has no times."""
     evaluation_seconds: float | None = None
     """Evaluation after each epoch until then; with it, the time is what MLPerf calls time to train."""
     trained_images: int | None = None
@@ -69,7 +70,7 @@ class TargetRun:
 
 @dataclass(frozen=True)
 class Convergence:
-    """What one trial learned, over its runs."""
+    """How fast one trial learned, over its runs."""
 
     noise_scale_images: Estimate | None
     """The simple gradient noise scale, B_noise."""
@@ -87,7 +88,7 @@ class Convergence:
     """A lower bound where some runs did not reach the target: each of them counts with all that it trained."""
     seconds_to_target_at_least: float | None = None
     trained_images: tuple[int, ...] = ()
-    """Images that each run was trained on in all, as far as its record tells."""
+    """Images that each run was trained on in all, as far as they are recorded."""
 
 
 @dataclass(frozen=True)
@@ -99,64 +100,88 @@ class Reach:
 
 
 def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Convergence | None:
-    """The convergence of one trial from its completed runs and their figures; None where there is no run.
+    """The convergence of one trial; None where there is no run.
 
-    `clusters`: the runs of each observation of a time, by repeat; for images each run is an observation.
+    Args:
+        runs: its completed runs.
+        figures: the figures of each of these runs.
+        clusters: the runs of each observation of a time, by repeat; for images each run is an observation.
     """
     if not runs:
         return None
-    courses = [course(run, own) for run, own in zip(runs, figures, strict=True)]
+    courses = [course(run, run_figures) for run, run_figures in zip(runs, figures, strict=True)]
     target = runs[0].header.trial.train.target_accuracy
-    targets: list[TargetRun] = []
+    target_runs: list[TargetRun] = []
     if target is not None:
-        of_runs = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
-        targets = sorted(of_runs, key=lambda t: t.repeat)
-    images_to_target, images_at_least = _to_target(targets, lambda t: t.images, lambda t: t.trained_images, None)
-    seconds_to_target, seconds_at_least = _to_target(
-        targets, lambda t: t.seconds, lambda t: t.trained_seconds, clusters
-    )
-    scale, reason = noise_scale(runs)
+        target_runs = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
+        target_runs.sort(key=lambda run: run.repeat)
+    images = _cost_of_target(target_runs, lambda run: run.images, lambda run: run.trained_images, clusters=None)
+    seconds = _cost_of_target(target_runs, lambda run: run.seconds, lambda run: run.trained_seconds, clusters=clusters)
+    noise = noise_scale(runs)
     return Convergence(
-        noise_scale_images=scale,
-        noise_reason=reason,
+        noise_scale_images=noise.images,
+        noise_reason=noise.reason,
         target_accuracy=target,
-        target_runs=tuple(targets),
-        images_to_target=images_to_target,
-        seconds_to_target=seconds_to_target,
-        points=tuple(_mean_point(same) for same in zip(*courses, strict=False)),
-        images_to_target_at_least=images_at_least,
-        seconds_to_target_at_least=seconds_at_least,
+        target_runs=tuple(target_runs),
+        images_to_target=images.estimate,
+        seconds_to_target=seconds.estimate,
+        points=tuple(_mean_point(points_of_epoch) for points_of_epoch in zip(*courses, strict=False)),
+        images_to_target_at_least=images.at_least,
+        seconds_to_target_at_least=seconds.at_least,
         trained_images=tuple(points[-1].images for points in courses if points),
     )
 
 
 def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
-    """One run's own points, up to the first epoch that its record lacks.
+    """The points of one run, up to the first epoch that its record lacks.
 
     An epoch takes what its images take at the run's `images_per_second`, so that no time holds warm-up, explained or
     rare slow steps. In an imported log of whole epochs alone it takes its own seconds.
     """
-    epochs: dict[int, list[EpochLine]] = {}
-    for line in (line for rank in run.ranks for line in rank.epochs):
-        epochs.setdefault(line.epoch, []).append(line)
-    whole, rate = whole_epochs_alone(run), figures.images_per_second
+    lines_by_epoch: dict[int, list[EpochLine]] = {}
+    for rank in run.ranks:
+        for line in rank.epochs:
+            lines_by_epoch.setdefault(line.epoch, []).append(line)
+    has_epoch_times_alone = whole_epochs_alone(run)
+    rate = figures.images_per_second
     points: list[AccuracyPoint] = []
-    evaluating: float | None = 0.0
-    images, seconds = 0, 0.0 if whole or rate is not None else None
-    while (number := len(points)) in epochs:
-        line = epochs[number][0]
-        if line.images is None or line.steps is None:
-            break  # an imported log that does not tell how many images an epoch has
-        images += line.images
-        if whole and seconds is not None:
-            seconds += max(line.seconds for line in epochs[number])
-        elif rate is not None:
-            seconds = images / rate
-        lasted = [line.evaluation_seconds for line in epochs[number] if line.evaluation_seconds is not None]
-        evaluating = evaluating + max(lasted) if evaluating is not None and lasted else None
-        accuracy = finite_or_none(line.held_out_accuracy)
-        points.append(AccuracyPoint(number + 1, images, finite_or_none(seconds), accuracy, finite_or_none(evaluating)))
+    images = 0
+    epoch_seconds = 0.0
+    evaluation_seconds: float | None = 0.0
+    while len(points) in lines_by_epoch:
+        lines = lines_by_epoch[len(points)]
+        first_line = lines[0]
+        if first_line.images is None or first_line.steps is None:
+            break  # an imported log without the number of images of an epoch
+        images += first_line.images
+        epoch_seconds += max(line.seconds for line in lines)
+        if has_epoch_times_alone:
+            seconds = finite_or_none(epoch_seconds)
+        else:
+            seconds = finite_or_none(images / rate) if rate is not None else None
+        evaluation_seconds = _add_evaluation(evaluation_seconds, lines)
+        point = AccuracyPoint(
+            epoch=len(points) + 1,
+            images=images,
+            seconds=seconds,
+            held_out_accuracy=finite_or_none(first_line.held_out_accuracy),
+            evaluation_seconds=finite_or_none(evaluation_seconds),
+        )
+        points.append(point)
     return tuple(points)
+
+
+def _add_evaluation(seconds_so_far: float | None, lines: Sequence[EpochLine]) -> float | None:
+    """Seconds of evaluation with those of another epoch, of its slowest rank; None where an epoch records none.
+
+    Args:
+        seconds_so_far: evaluation of the epochs before; None where one of them recorded none.
+        lines: the epoch's line of each rank.
+    """
+    seconds = [line.evaluation_seconds for line in lines if line.evaluation_seconds is not None]
+    if seconds_so_far is None or not seconds:
+        return None
+    return seconds_so_far + max(seconds)
 
 
 def accuracy_at_images(learned: Convergence, images: float) -> float | None:
@@ -165,9 +190,9 @@ def accuracy_at_images(learned: Convergence, images: float) -> float | None:
 
 
 def accuracy_at_seconds(learned: Convergence, seconds: float) -> float | None:
-    """The same after `seconds` of training."""
-    known = [(point.seconds, point.held_out_accuracy) for point in learned.points if point.seconds is not None]
-    return linear_between(known, seconds)
+    """Mean held-out accuracy after `seconds` of training, as `accuracy_at_images`."""
+    timed = [(point.seconds, point.held_out_accuracy) for point in learned.points if point.seconds is not None]
+    return linear_between(timed, seconds)
 
 
 def common_reach(trials: Iterable[Convergence]) -> Reach:
@@ -175,17 +200,21 @@ def common_reach(trials: Iterable[Convergence]) -> Reach:
 
     That is the smallest of their last points; trials without a known accuracy are left aside.
     """
-    known = [[point for point in trial.points if point.held_out_accuracy is not None] for trial in trials]
-    last = [points[-1] for points in known if points]
-    seconds = [point.seconds for point in last if point.seconds is not None]
-    return Reach(
-        images=min((point.images for point in last), default=None),
-        seconds=min(seconds) if last and len(seconds) == len(last) else None,
-    )
+    last_points = []
+    for trial in trials:
+        evaluated = [point for point in trial.points if point.held_out_accuracy is not None]
+        if evaluated:
+            last_points.append(evaluated[-1])
+    if not last_points:
+        return Reach(images=None, seconds=None)
+    seconds = [point.seconds for point in last_points if point.seconds is not None]
+    all_are_timed = len(seconds) == len(last_points)
+    return Reach(images=min(point.images for point in last_points), seconds=min(seconds) if all_are_timed else None)
 
 
 def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> TargetRun:
-    reached = next((p for p in points if p.held_out_accuracy is not None and p.held_out_accuracy >= target), None)
+    reached = _first_at_accuracy(points, target)
+    last = points[-1] if points else None
     return TargetRun(
         repeat=run.header.repeat,
         seed=seed_of(run),
@@ -193,52 +222,87 @@ def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> Tar
         images=reached.images if reached else None,
         seconds=reached.seconds if reached else None,
         evaluation_seconds=reached.evaluation_seconds if reached else None,
-        trained_images=points[-1].images if points else None,
-        trained_seconds=points[-1].seconds if points else None,
+        trained_images=last.images if last else None,
+        trained_seconds=last.seconds if last else None,
     )
 
 
-def _to_target(
+def _first_at_accuracy(points: Sequence[AccuracyPoint], accuracy: float) -> AccuracyPoint | None:
+    """The first point with at least this held-out accuracy; None without any."""
+    for point in points:
+        if point.held_out_accuracy is not None and point.held_out_accuracy >= accuracy:
+            return point
+    return None
+
+
+class _CostOfTarget(NamedTuple):
+    """Images or seconds that a target accuracy took."""
+
+    estimate: Estimate | None = None
+    """None where a run did not reach the target."""
+    at_least: float | None = None
+    """A lower bound of the centre where some runs did not reach the target; else None."""
+
+
+def _cost_of_target(
     runs: Sequence[TargetRun],
-    took: Callable[[TargetRun], float | None],
-    trained: Callable[[TargetRun], float | None],
+    cost_to_target: Callable[[TargetRun], float | None],
+    cost_in_all: Callable[[TargetRun], float | None],
     clusters: Clusters,
-) -> tuple[Estimate | None, float | None]:
-    """What the target took over all runs; where some did not reach it, None and a lower bound of the centre."""
+) -> _CostOfTarget:
+    """What a target took over all runs.
+
+    Args:
+        runs: the runs; empty where there is no target.
+        cost_to_target: images or seconds of a run up to the target.
+        cost_in_all: images or seconds of a run until it ended, which count where it did not reach the target.
+        clusters: the runs of each observation.
+    """
     if not runs:
-        return None, None
-    if all(run.epochs is not None for run in runs):
-        return _interval([took(run) for run in runs], clusters), None
-    counted = [took(run) if run.epochs is not None else trained(run) for run in runs]
-    bound = _interval(counted, clusters) if None not in counted else None
-    return None, bound.value if bound else None
+        return _CostOfTarget()
+    has_reached = [run.epochs is not None for run in runs]
+    if all(has_reached):
+        return _CostOfTarget(estimate=_interval([cost_to_target(run) for run in runs], clusters))
+    costs = [
+        cost_to_target(run) if reached else cost_in_all(run) for run, reached in zip(runs, has_reached, strict=True)
+    ]
+    if None in costs:
+        return _CostOfTarget()
+    bound = _interval(costs, clusters)
+    return _CostOfTarget(at_least=bound.value if bound is not None else None)
 
 
-def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
-    """One epoch over all runs; a value is unknown if it is unknown for one of them."""
+def _mean_point(points: Sequence[AccuracyPoint]) -> AccuracyPoint:
+    """The point of one epoch over all runs; a value is unknown if it is unknown for one of them."""
     return AccuracyPoint(
-        epoch=same[0].epoch,
-        images=same[0].images,
-        seconds=whole_mean([point.seconds for point in same]),
-        held_out_accuracy=whole_mean([point.held_out_accuracy for point in same]),
+        epoch=points[0].epoch,
+        images=points[0].images,
+        seconds=whole_mean([point.seconds for point in points]),
+        held_out_accuracy=whole_mean([point.held_out_accuracy for point in points]),
     )
 
 
 def _interval(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
-    known = observations([value or None for value in values], clusters)
-    return interval(known) if known else None
+    """The interval of a value per observation, where 0 counts as unknown; None where no run has a value."""
+    observed = observations([value or None for value in values], clusters)
+    return interval(observed) if observed else None
 
 
-def linear_between(points: Sequence[tuple[float, float | None]], wanted: float) -> float | None:
-    """The value at `wanted`, linear between neighbours; None outside, and beside a point whose value is unknown."""
-    for at, value in points:
-        if at == wanted:
+def linear_between(points: Sequence[tuple[float, float | None]], position: float) -> float | None:
+    """The value at `position`, linear between neighbours; None outside, and beside a point whose value is unknown.
+
+    Args:
+        points: positions in rising order, and the value at each; None where it is unknown.
+        position: where the value is asked for.
+    """
+    for point_position, value in points:
+        if point_position == position:
             return value
-    for (left, before), (right, after) in pairwise(points):
-        if left < wanted < right:
-            if before is None or after is None:
+    for (left, left_value), (right, right_value) in pairwise(points):
+        if left < position < right:
+            if left_value is None or right_value is None:
                 return None
-            return before + (after - before) * (wanted - left) / (right - left)
+            return left_value + (right_value - left_value) * (position - left) / (right - left)
     return None
 
 
@@ -247,45 +311,67 @@ FEWEST_STEPS = 4
 ONE_SEED = "runs of one seed: no interval"
 _ROUNDING = 1.01
 """A mean of gradients is never longer than their root mean square; bfloat16 may round its square up by under this."""
+_CONTRADICTION = "the recorded norms of the gradients contradict each other"
+
+
+class NoiseScale(NamedTuple):
+    """The gradient noise scale of a trial, B_noise."""
+
+    images: Estimate | None
+    reason: str
+    """Why it is None; empty where it is known."""
 
 
 @dataclass(frozen=True)
-class _Estimate:
-    """What one run says about the noise scale."""
+class _RunNoiseScale:
+    """The gradient noise scale of one run."""
 
     images: float | None
     reason: str
-    drowned: bool = False
+    """Why it is None; empty where it is known."""
+    is_drowned: bool = False
+    """Whether noise drowns the gradient."""
 
 
-def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
+def noise_scale(runs: Sequence[Run]) -> NoiseScale:
     """B_noise in images over the runs of one trial; or None, with the reason.
 
     Runs of one seed see the same gradients and count as one observation. Where noise drowns the gradient in any run
     there is no figure: the other runs alone would make it too small.
     """
+    reason = _reason_for_no_norms(runs)
+    if reason:
+        return NoiseScale(None, reason)
+    noise_scales = [_run_noise_scale(run) for run in runs]
+    drowned = [scale for scale in noise_scales if scale.is_drowned]
+    if drowned:
+        share_of_runs = f"in {len(drowned)} of {len(runs)} runs " if len(runs) > 1 else ""
+        return NoiseScale(None, f"{share_of_runs}{drowned[0].reason}")
+    images_by_seed: dict[int, list[float]] = {}
+    for run, scale in zip(runs, noise_scales, strict=True):
+        if scale.images is not None:
+            images_by_seed.setdefault(seed_of(run), []).append(scale.images)
+    if not images_by_seed:
+        return NoiseScale(None, noise_scales[0].reason)
+    observed = [statistics.median(images) for images in images_by_seed.values()]
+    known_runs = sum(len(images) for images in images_by_seed.values())
+    if len(observed) == 1 and known_runs > 1:
+        return NoiseScale(Estimate(observed[0], None, None, note=ONE_SEED), "")
+    return NoiseScale(interval(observed), "")
+
+
+def _reason_for_no_norms(runs: Sequence[Run]) -> str:
+    """Why no run of a trial can have norms at two batch sizes; empty where it can."""
     if not runs:
-        return None, "no run has completed"
-    if not has_two_batch_sizes(runs[0].header.trial):
-        return None, "one rank and one micro-step: no gradient of fewer images than the step has"
-    if not runs[0].header.trial.window.explain:
-        imported = runs[0].header.trial.origin is not None
-        why = "imports do not tell" if imported else "measure.explain is false: no step takes"
-        return None, f"{why} the gradients' norms"
-    estimates = [_estimate(run) for run in runs]
-    if drowned := [estimate for estimate in estimates if estimate.drowned]:
-        in_runs = f"in {len(drowned)} of {len(estimates)} runs " if len(estimates) > 1 else ""
-        return None, f"{in_runs}{drowned[0].reason}"
-    by_seed: dict[int, list[float]] = {}
-    for run, estimate in zip(runs, estimates, strict=True):
-        if estimate.images is not None:
-            by_seed.setdefault(seed_of(run), []).append(estimate.images)
-    if not by_seed:
-        return None, estimates[0].reason
-    figures = [statistics.median(same) for same in by_seed.values()]
-    if len(figures) == 1 and sum(map(len, by_seed.values())) > 1:
-        return Estimate(figures[0], None, None, note=ONE_SEED), ""
-    return interval(figures), ""
+        return "no run has completed"
+    trial = runs[0].header.trial
+    if not has_two_batch_sizes(trial):
+        return "one rank and one micro-step: no gradient of fewer images than the step has"
+    if trial.window.explain:
+        return ""
+    if trial.origin is not None:
+        return "imports do not tell the gradients' norms"
+    return "measure.explain is false: no step takes the gradients' norms"
 
 
 def seed_of(run: Run) -> int:
@@ -294,54 +380,88 @@ def seed_of(run: Run) -> int:
     return header.trial.train.seed if header.seed is None else header.seed
 
 
-def _estimate(run: Run) -> _Estimate:
+def _run_noise_scale(run: Run) -> _RunNoiseScale:
+    """The mean noise over the mean squared gradient of the run's steps, or the reason why it is unknown."""
     steps = common_steps(run, lambda rank: rank.gradients)
-    if not steps:
-        few = "no step took the gradients' norms: the run has too few steps for it"
-        return _Estimate(None, norms_unknown(run.header.trial) or few)
-    known = [lines for lines in steps if all(_known(line) for line in lines)]
-    if len(known) < FEWEST_STEPS:
-        why = next((line.reason for lines in steps for line in lines if line.reason), None)
-        return _Estimate(
-            None, why or f"the gradients' norms are known in {len(known)} steps, and {FEWEST_STEPS} are needed"
-        )
-    parts = [_parts(lines) for lines in known]
-    if any(part is None for part in parts):
-        return _Estimate(None, "the recorded norms of the gradients contradict each other")
-    squared_gradient = sum(part[0] for part in parts if part) / len(parts)
-    noise = sum(part[1] for part in parts if part) / len(parts)
+    known_steps = [lines for lines in steps if all(_has_norms(line) for line in lines)]
+    if len(known_steps) < FEWEST_STEPS:
+        return _RunNoiseScale(None, _reason_for_few_norms(run, steps, len(known_steps)))
+    step_noises = []
+    for lines in known_steps:
+        step_noise = _step_noise(lines)
+        if step_noise is None:
+            return _RunNoiseScale(None, _CONTRADICTION)
+        step_noises.append(step_noise)
+    squared_gradient = sum(step.squared_gradient for step in step_noises) / len(step_noises)
+    noise = sum(step.noise for step in step_noises) / len(step_noises)
     if squared_gradient <= 0:
-        return _Estimate(
+        return _RunNoiseScale(
             None,
-            f"the noise drowns the mean gradient: over {len(parts)} steps the estimate of its square is not positive, "
-            "and more steps are needed",
-            drowned=True,
+            f"the noise drowns the mean gradient: over {len(step_noises)} steps the estimate of its square is not "
+            "positive, and more steps are needed",
+            is_drowned=True,
         )
     if noise <= 0:
-        return _Estimate(None, "the gradients of all micro-batches are alike: there is no noise")
+        return _RunNoiseScale(None, "the gradients of all micro-batches are alike: there is no noise")
     images = noise / squared_gradient
-    if not math.isfinite(images):
-        return _Estimate(None, "the recorded norms of the gradients contradict each other")
-    return _Estimate(images, "")
+    return _RunNoiseScale(images, "") if math.isfinite(images) else _RunNoiseScale(None, _CONTRADICTION)
 
 
-def _known(line: GradientLine) -> bool:
+def _has_norms(line: GradientLine) -> bool:
     return line.small_squared_norm is not None and line.big_squared_norm is not None
 
 
-def _parts(lines: Sequence[GradientLine]) -> tuple[float, float] | None:
-    """|G|^2 and tr(Sigma) of one step; None where its norms cannot be those of gradients and their mean.
+def _reason_for_few_norms(run: Run, steps: Sequence[Sequence[GradientLine]], known_steps: int) -> str:
+    """Why fewer steps of a run than necessary have norms.
+
+    Args:
+        run: the record.
+        steps: its steps with a line of gradients on all ranks.
+        known_steps: how many of them have norms on all ranks.
+    """
+    if not steps:
+        reason = why_no_gradient_norms(run.header.trial)
+        return reason or "no step took the gradients' norms: the run has too few steps for it"
+    for lines in steps:
+        for line in lines:
+            if line.reason:
+                return line.reason
+    return f"the gradients' norms are known in {known_steps} steps, and {FEWEST_STEPS} are needed"
+
+
+class _StepNoise(NamedTuple):
+    """The two quantities that a step's norms give."""
+
+    squared_gradient: float
+    """|G|^2, the squared norm of the gradient over all data."""
+    noise: float
+    """tr(Sigma), the variance of one image's gradient."""
+
+
+def _step_noise(lines: Sequence[GradientLine]) -> _StepNoise | None:
+    """The noise of one step; None where its norms cannot be those of gradients and their mean.
 
     Ranks of unequal shares b_r count in proportion to them: the expectation of `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2
     + tr(Sigma) / b with b the mean share.
+
+    Args:
+        lines: one line per rank.
     """
-    at_once = sum(line.small_images for line in lines)
-    few = at_once / len(lines)
-    small = sum(line.small_images / few * (line.small_squared_norm or 0.0) for line in lines) / len(lines)
-    big = sum(line.big_squared_norm or 0.0 for line in lines) / len(lines)
-    many, *others = {line.big_images for line in lines}
-    if others or many % at_once or few >= many or not big <= _ROUNDING * small:
+    ranks = len(lines)
+    micro_step_images = sum(line.small_images for line in lines)
+    small_batch = micro_step_images / ranks
+    small = sum(line.small_images / small_batch * (line.small_squared_norm or 0.0) for line in lines) / ranks
+    big = sum(line.big_squared_norm or 0.0 for line in lines) / ranks
+    big_batches = {line.big_images for line in lines}
+    if len(big_batches) > 1:
         return None
-    squared_gradient = (many * big - few * small) / (many - few)
-    noise = (small - big) / (1 / few - 1 / many)
-    return (squared_gradient, noise) if math.isfinite(squared_gradient) and math.isfinite(noise) else None
+    big_batch = big_batches.pop()
+    if big_batch % micro_step_images != 0 or small_batch >= big_batch:
+        return None
+    if not big <= _ROUNDING * small:
+        return None
+    squared_gradient = (big_batch * big - small_batch * small) / (big_batch - small_batch)
+    noise = (small - big) / (1 / small_batch - 1 / big_batch)
+    if not math.isfinite(squared_gradient) or not math.isfinite(noise):
+        return None
+    return _StepNoise(squared_gradient, noise)

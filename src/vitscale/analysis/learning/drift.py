@@ -1,7 +1,7 @@
 """Does an engine compute what the others do? Its loss, step by step, against that of a trial that does the same work.
 
 Trials show the same loss at every optimizer step, but for rounding, if they differ only in how training is distributed
-(`trial.OF_THE_WRAPPER`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
+(`trial.WRAPPER_FIELDS`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
 The reference is the run without a wrapper; where the study has none, the trial that most others agree with. How far
 rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
 """
@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from vitscale.analysis.trials import Drift, TrialFigures
 from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.rank_batches import micro_batches
-from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
+from vitscale.trial.trial import LOCATION_FIELDS, TrainSpec, Trial
 
 STEPS = 20
 """Number of first optimizer steps that are compared: later ones amplify rounding."""
@@ -32,73 +32,117 @@ _LEAST_SHARE = 0.01
 """Differences are relative to the reference's loss, or to this share of its first loss where that is more."""
 
 Losses = Mapping[int, float | None]
-"""Step to loss; None where it is not finite."""
+"""Step -> loss; None where it is not finite."""
+
+
+class StepDifference(NamedTuple):
+    """How far two runs' losses of one step are apart."""
+
+    step: int
+    difference: float
+    """Relative to the reference; infinite where one loss is finite and the other is not."""
+
+
+class RunLosses(NamedTuple):
+    """The losses of a run's first steps."""
+
+    repeat: int
+    losses: Losses
+
+
+class _NumberedRun(NamedTuple):
+    """The figures of a completed run."""
+
+    repeat: int
+    figures: RunFigures
 
 
 @dataclass(frozen=True)
 class LossDifference:
-    """Step and relative difference of two runs' losses; infinite where one loss is finite and the other is not."""
+    """How far two runs' losses are apart, step by step."""
 
-    by_step: tuple[tuple[int, float], ...]
+    by_step: tuple[StepDifference, ...]
 
     @property
-    def worst(self) -> tuple[int, float]:
-        """The step with the largest difference, and that difference."""
-        return max(self.by_step, key=lambda pair: pair[1])
+    def worst(self) -> StepDifference:
+        """The first step with the largest difference."""
+        return max(self.by_step, key=lambda step: step.difference)
 
     def equal_steps(self, tolerance: float) -> int:
         """Number of steps before the first one that differs by more than `tolerance`."""
-        beyond = (at for at, (_, difference) in enumerate(self.by_step) if difference > tolerance)
-        return next(beyond, len(self.by_step))
+        for position, step in enumerate(self.by_step):
+            if step.difference > tolerance:
+                return position
+        return len(self.by_step)
 
     def early(self, after_one_update: float, after_two: float) -> bool:
-        """Whether losses differ by more than rounding explains before training has had the time to amplify it."""
-        first = [difference for _, difference in self.by_step[:3]]
-        return max(first[:2]) > after_one_update or max(first) > after_two
+        """Whether losses differ by more than rounding explains before training has had the time to amplify it.
+
+        Args:
+            after_one_update: the largest difference that rounding explains in the first two steps.
+            after_two: the same in the first three steps.
+        """
+        first_differences = [step.difference for step in self.by_step[:3]]
+        return max(first_differences[:2]) > after_one_update or max(first_differences) > after_two
 
 
-def largest(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
+def largest_difference(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
     """The difference of the run of `member` that differs most; None where no two of their runs can be compared."""
-    if not seeded(reference) and (known := _of_like_steps(member, reference)) is not None:
-        return known
+    if not seeded(reference):
+        difference = _largest_of_like_steps(member, reference)
+        if difference is not None:
+            return difference
     by_run = [between_runs(run, reference) for run in losses(member)]
-    return max((known for known in by_run if known is not None), key=lambda known: known.worst[1], default=None)
+    differences_of_runs = [difference for difference in by_run if difference is not None]
+    return max(differences_of_runs, key=lambda difference: difference.worst.difference, default=None)
 
 
-def _of_like_steps(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
-    """`largest` for all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
-    theirs = _by_repeat(reference)[0][1].loss_by_step
-    step, loss = theirs.step[:STEPS], theirs.loss[:STEPS]
-    ours = [figures.loss_by_step for _, figures in _by_repeat(member)]
-    steps = [run.step[:STEPS] for run in ours]
-    if len(step) < 2 or {len(own) for own in steps} != {len(step)} or (np.stack(steps) != step).any():
+def _largest_of_like_steps(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
+    """`largest_difference` of all runs at once, which is fast.
+
+    None where a run lacks a loss or has other steps than the reference's first run.
+    """
+    reference_loss = _by_repeat(reference)[0].figures.loss_by_step
+    reference_steps = reference_loss.step[:STEPS]
+    reference_losses = reference_loss.loss[:STEPS]
+    runs = [run.figures.loss_by_step for run in _by_repeat(member)]
+    steps_by_run = [run.step[:STEPS] for run in runs]
+    lengths = {len(steps) for steps in steps_by_run}
+    if len(reference_steps) < 2 or lengths != {len(reference_steps)}:
         return None
-    scale = np.maximum(np.abs(loss), _LEAST_SHARE * abs(loss[0]))
+    if (np.stack(steps_by_run) != reference_steps).any():
+        return None
+    scale = np.maximum(np.abs(reference_losses), _LEAST_SHARE * abs(reference_losses[0]))
     with np.errstate(all="ignore"):
-        gaps = np.abs(np.stack([run.loss[:STEPS] for run in ours]) - loss)
-        shares = gaps / scale
-    if not (np.isfinite(gaps).all() and (scale > 0).all()):
+        gaps = np.abs(np.stack([run.loss[:STEPS] for run in runs]) - reference_losses)
+        differences_by_run = gaps / scale
+    if not np.isfinite(gaps).all() or not (scale > 0).all():
         return None
-    worst = shares[shares.max(axis=1).argmax()]
-    return LossDifference(tuple(zip(step.tolist(), worst.tolist(), strict=True)))
+    worst_run = differences_by_run.max(axis=1).argmax()
+    pairs = zip(reference_steps.tolist(), differences_by_run[worst_run].tolist(), strict=True)
+    return LossDifference(tuple(StepDifference(step, difference) for step, difference in pairs))
 
 
-def _by_repeat(result: TrialFigures) -> list[tuple[int, RunFigures]]:
-    """Repeat and figures of each completed run, in the order of repeats."""
-    numbered = (
-        (run.header.repeat, figures) for run, figures in zip(result.recorded_runs, result.run_figures, strict=True)
-    )
-    return sorted(numbered, key=lambda pair: pair[0])
+def _by_repeat(result: TrialFigures) -> list[_NumberedRun]:
+    """The completed runs of a trial in the order of repeats."""
+    pairs = zip(result.recorded_runs, result.run_figures, strict=True)
+    runs = [_NumberedRun(run.header.repeat, figures) for run, figures in pairs]
+    return sorted(runs, key=lambda run: run.repeat)
 
 
-def between_runs(run: tuple[int, Losses], reference: TrialFigures) -> LossDifference | None:
-    """A run against the reference's first run; where repeats have seeds of their own, against the same repeat."""
-    repeat, ours = run
-    numbered = {
-        run.header.repeat: figures for run, figures in zip(reference.recorded_runs, reference.run_figures, strict=True)
-    }
-    first = numbered.get(repeat if seeded(reference) else min(numbered, default=repeat))
-    by_step = differences(ours, _first_losses(first)) if first is not None else ()
+def between_runs(run: RunLosses, reference: TrialFigures) -> LossDifference | None:
+    """How far a run is from the reference's first run; where repeats have seeds of their own, from the same repeat.
+
+    None where the reference has no such run, or the two have fewer than two steps in common.
+    """
+    reference_runs = {reference_run.repeat: reference_run.figures for reference_run in _by_repeat(reference)}
+    if seeded(reference) or not reference_runs:
+        figures = reference_runs.get(run.repeat)
+    else:
+        figures = reference_runs[min(reference_runs)]
+    if figures is None:
+        return None
+    by_step = differences(run.losses, _first_losses(figures))
     return LossDifference(by_step) if by_step else None
 
 
@@ -111,31 +155,43 @@ def seeded(result: TrialFigures) -> bool:
     return result.trial.train.target_accuracy is not None
 
 
-def losses(result: TrialFigures) -> list[tuple[int, Losses]]:
-    """Repeat and first losses of each completed run, in the order of repeats."""
-    return [(repeat, _first_losses(figures)) for repeat, figures in _by_repeat(result)]
+def losses(result: TrialFigures) -> list[RunLosses]:
+    """The first losses of each completed run, in the order of repeats."""
+    return [RunLosses(run.repeat, _first_losses(run.figures)) for run in _by_repeat(result)]
 
 
-def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:
-    """Step and `|l - r| / max(r, r_first / 100)` of the steps that both have; empty for fewer than two such steps.
+def differences(member: Losses, reference: Losses) -> tuple[StepDifference, ...]:
+    """`|l - r| / max(r, r_first / 100)` of the steps that both have; empty for fewer than two such steps.
 
-    Infinite where one loss is finite and the other is not; from the step on where neither is, nothing is told.
+    Infinite where one loss is finite and the other is not, and that is the last step; from the step on where neither
+    is finite, no steps follow.
+
+    Args:
+        member: the losses l.
+        reference: the losses r.
     """
-    common = sorted(ours.keys() & theirs.keys())
-    if len(common) < 2:
+    common_steps = sorted(member.keys() & reference.keys())
+    if len(common_steps) < 2:
         return ()
-    first = abs(theirs[common[0]] or 0.0)
-    by_step: list[tuple[int, float]] = []
-    for step in common:
-        loss, reference = ours[step], theirs[step]
-        if loss is None and reference is None:
+    first_reference_loss = abs(reference[common_steps[0]] or 0.0)
+    by_step: list[StepDifference] = []
+    for step in common_steps:
+        loss = member[step]
+        reference_loss = reference[step]
+        if loss is None and reference_loss is None:
             break
-        if loss is None or reference is None:
-            return (*by_step, (step, math.inf))
-        scale = max(abs(reference), _LEAST_SHARE * first)
-        gap = abs(loss - reference)
-        by_step.append((step, gap / scale if scale > 0 else math.inf if gap else 0.0))
+        if loss is None or reference_loss is None:
+            return (*by_step, StepDifference(step, math.inf))
+        scale = max(abs(reference_loss), _LEAST_SHARE * first_reference_loss)
+        by_step.append(StepDifference(step, _relative(abs(loss - reference_loss), scale)))
     return tuple(by_step) if len(by_step) > 1 else ()
+
+
+def _relative(gap: float, scale: float) -> float:
+    """gap / scale; infinite for a gap on a scale of 0."""
+    if scale > 0:
+        return gap / scale
+    return math.inf if gap else 0.0
 
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
@@ -144,16 +200,25 @@ SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
 """The same for fp32 training whose gradients travel in 16 bits."""
 COMPILED = 1e-4
 """The same in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
-_AFTER_ONE_UPDATE, _AFTER_TWO = 1e-6, 1e-4
-"""The same in fp32 before training has had the time to amplify rounding."""
+_AFTER_ONE_UPDATE = 1e-6
+"""The same in fp32 in the first two steps, before training has had the time to amplify rounding."""
+_AFTER_TWO_UPDATES = 1e-4
+"""The same in fp32 in the first three steps."""
 _BEYOND_THOSE_THAT_AGREE = 30.0
 """Factor on the largest difference of two or more trials that agree: amplified rounding scatters less."""
 _WIDEST = 0.01
 """A tolerance beyond this says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
-_NO_MATTER = set(fields_where(TrainSpec, lambda fact: fact.role))
+"""Most trials that are tried as the reference."""
+_FIELDS_OF_NO_MATTER = set(fields_where(TrainSpec, lambda traits: traits.role))
 """Fields of `TrainSpec` that leave the loss of the first steps as it is, or that enter by what they amount to."""
-_OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
+_TRAINING_SECTIONS = (
+    "scheduler",
+    "curriculum_learning",
+    "progressive_layer_drop",
+    "compression_training",
+    "data_efficiency",
+)
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
 ALONE = "no other trial of the study computes the same"
@@ -166,22 +231,22 @@ AMPLIFIED = (
 
 
 def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
-    """Trial identity to its drift: its losses against those of the trials that must show the same.
+    """Trial identity -> its drift: its losses against those of the trials that must show the same.
 
     Args:
         trials: the figures of all trials of a study, by identity.
     """
     groups: dict[str, list[TrialFigures]] = {}
-    for figures in trials.values():
-        if not _reason_not_to_compare(figures):
-            groups.setdefault(_computation(figures), []).append(figures)
     drifts: dict[str, Drift] = {}
+    for trial_id, figures in trials.items():
+        reason = _reason_not_to_compare(figures)
+        if reason:
+            drifts[trial_id] = Drift("unknown", reason=reason)
+        else:
+            groups.setdefault(_computation_key(figures), []).append(figures)
     for members in groups.values():
-        drifts |= _judged_group(members)
-    return {
-        trial_id: drifts.get(trial_id) or Drift("unknown", reason=_reason_not_to_compare(figures))
-        for trial_id, figures in trials.items()
-    }
+        drifts |= _drifts_in_group(members)
+    return {trial_id: drifts[trial_id] for trial_id in trials}
 
 
 def _reason_not_to_compare(figures: TrialFigures) -> str:
@@ -196,6 +261,33 @@ def _reason_not_to_compare(figures: TrialFigures) -> str:
     return "" if figures.recorded_runs else "no run has completed"
 
 
+def _computation_key(result: TrialFigures) -> str:
+    """All that decides which losses a trial shows, as JSON; equal for trials that must agree."""
+    trial = result.trial
+    train = trial.train
+    own_file = train.deepspeed_config or {}
+    takes_optimizer_of_file = train.optimizer == "deepspeed_config"
+    sections = (*_TRAINING_SECTIONS, "optimizer") if takes_optimizer_of_file else _TRAINING_SECTIONS
+    # A model that has a digest is named by it, not by its configuration.
+    unread_model_fields = {"weights", "hf"} if trial.model_digest else {"weights"}
+    content: dict[str, Any] = {
+        "model": trial.model.model_dump(mode="json", exclude=unread_model_fields),
+        "digest": [trial.model_digest, trial.weights_digest],
+        "data": trial.data.model_dump(mode="json", exclude={*LOCATION_FIELDS, "workers", "source"}),
+        "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
+        "train": train.model_dump(mode="json", exclude=_FIELDS_OF_NO_MATTER),
+        "global_batch": trial.global_batch,
+        "learning_rate": trial.peak_learning_rate,
+        "normalised": _normalised_images(trial),
+        "seed_by_repeat": seeded(result),
+        "computation": computation(trial),
+        "division": _division(trial),
+        "fp32_weights": _keeps_fp32_weights(train),
+        "file": {section: own_file[section] for section in sections if section in own_file},
+    }
+    return json.dumps(content, sort_keys=True)
+
+
 def _division(trial: Trial) -> list[Any]:
     """How the global batch is divided, where that changes what is trained; empty where it does not."""
     if computation(trial) == ONE_PROCESS:
@@ -203,169 +295,213 @@ def _division(trial: Trial) -> list[Any]:
     return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
 
 
-def _computation(result: TrialFigures) -> str:
-    """All that decides which losses a trial shows; equal for trials that must agree."""
-    trial, train = result.trial, result.trial.train
-    file = train.deepspeed_config or {}
-    sections = (*_OF_THE_FILE, "optimizer") if train.optimizer == "deepspeed_config" else _OF_THE_FILE
-    content: dict[str, Any] = {
-        "model": trial.model.model_dump(mode="json", exclude={"weights", *(("hf",) if trial.model_digest else ())}),
-        "digest": [trial.model_digest, trial.weights_digest],
-        "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
-        "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
-        "train": train.model_dump(mode="json", exclude=_NO_MATTER),
-        "global_batch": trial.global_batch,
-        "learning_rate": trial.peak_learning_rate,
-        "normalised": _normalised(trial),
-        "seed_by_repeat": train.target_accuracy is not None,
-        "computation": computation(trial),
-        "division": _division(trial),
-        # These keep weights in fp32 beside 16-bit ones; others do not.
-        "fp32_weights": train.precision not in ("bf16-params", "fp16")
-        or of_engine(train.wrapper).keeps_fp32_weights
-        or train.master_weights,
-        "file": {section: file[section] for section in sections if section in file},
-    }
-    return json.dumps(content, sort_keys=True)
+def _keeps_fp32_weights(train: TrainSpec) -> bool:
+    """Whether training keeps weights in fp32, alone or beside 16-bit ones."""
+    if train.precision not in ("bf16-params", "fp16"):
+        return True
+    return of_engine(train.wrapper).keeps_fp32_weights or train.master_weights
 
 
-def _normalised(trial: Trial) -> object:
+def _normalised_images(trial: Trial) -> object:
     """The images over which batch norms of segmentation are taken; None in classification.
 
     Another number of ranks cuts the short last step into other micro-steps.
     """
-    train, sizes = trial.train, micro_batches(trial.train, trial.layout.data)
+    train = trial.train
     if trial.model.task == "classification":
         return None
+    images_by_rank = micro_batches(train, trial.layout.data)
     if train.batch_norm == "local":
-        return sizes
-    return sum(sizes), 1 if train.grad_accum == 1 or train.drop_last else trial.layout.data
+        return images_by_rank
+    has_short_micro_steps = train.grad_accum > 1 and not train.drop_last
+    return sum(images_by_rank), trial.layout.data if has_short_micro_steps else 1
 
 
-def _judged_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
-    """The drift of trials that must all show the same losses."""
+def _drifts_in_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
+    """Trial identity -> its drift, of trials that must all show the same losses."""
     if len(members) == 1:
         return {members[0].trial_id: Drift("unknown", reason=ALONE)}
     reference = _reference(members)
-    held = [_Held(member, reference, largest(member, reference)) for member in members if member is not reference]
-    own = _of_its_own(reference, members)
-    worst = [(trial.difference.worst[1], trial.tolerance(own)) for trial in held if trial.difference]
-    agreeing = [difference for difference, tolerance in worst if 0 < difference <= tolerance]
-    scatter = max(agreeing) if len(agreeing) >= 2 else math.inf
-    drifts = {trial.member.trial_id: _drift(trial, own, scatter) for trial in held}
+    comparisons = [_Comparison.of(member, reference) for member in members if member is not reference]
+    spread = _reference_spread(reference, members)
+    agreeing = [comparison.worst_difference for comparison in comparisons if comparison.agrees(spread)]
+    rounded = [difference for difference in agreeing if difference > 0]
+    agreeing_spread = max(rounded) if len(rounded) >= 2 else math.inf
+    drifts = {comparison.member.trial_id: _drift(comparison, spread, agreeing_spread) for comparison in comparisons}
     return drifts | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
 
 
 def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
     """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
-    ordered = sorted(members, key=lambda member: _nearness(member.trial))
+    ordered = sorted(members, key=lambda member: _reference_rank(member.trial))
     if of_engine(ordered[0].trial.train.engine).alone:
         return ordered[0]
 
-    def agreeing(candidate: TrialFigures) -> int:
-        held = [_Held(member, candidate, largest(member, candidate)) for member in members]
-        return sum(trial.difference is not None and trial.difference.worst[1] <= trial.tolerance(0.0) for trial in held)
+    def trials_that_agree(candidate: TrialFigures) -> int:
+        return sum(_Comparison.of(member, candidate).agrees(reference_spread=0.0) for member in members)
 
-    return max(ordered[:_MOST_CANDIDATES], key=agreeing)  # the first of those with the most
+    return max(ordered[:_MOST_CANDIDATES], key=trials_that_agree)  # the first of those with the most
 
 
-def _nearness(trial: Trial) -> tuple[bool, bool, int, bool, int, str]:
-    train, ranks = trial.train, trial.world.size
-    facts = of_engine(train.engine)
-    return not facts.alone, train.compile, ranks, not facts.usual, train.grad_accum, trial.identity()
+class _ReferenceRank(NamedTuple):
+    """The order in which trials are preferred as the reference: the smallest first."""
+
+    has_wrapper: bool
+    is_compiled: bool
+    ranks: int
+    is_unusual: bool
+    grad_accum: int
+    trial_id: str
+
+
+def _reference_rank(trial: Trial) -> _ReferenceRank:
+    facts = of_engine(trial.train.engine)
+    return _ReferenceRank(
+        has_wrapper=not facts.alone,
+        is_compiled=trial.train.compile,
+        ranks=trial.world.size,
+        is_unusual=not facts.usual,
+        grad_accum=trial.train.grad_accum,
+        trial_id=trial.identity(),
+    )
 
 
 @dataclass(frozen=True)
-class _Held:
-    """One trial against the reference."""
+class _Comparison:
+    """One trial against the reference.
+
+    Its methods take `reference_spread`, the largest difference among the reference's own runs.
+    """
 
     member: TrialFigures
     reference: TrialFigures
     difference: LossDifference | None
+    """None where no two of their runs can be compared."""
+
+    @classmethod
+    def of(cls, member: TrialFigures, reference: TrialFigures) -> Self:
+        """Compares the trial's run that differs most."""
+        return cls(member, reference, largest_difference(member, reference))
+
+    @property
+    def worst_difference(self) -> float:
+        """The largest difference of a step; infinite where no two runs can be compared."""
+        return self.difference.worst.difference if self.difference is not None else math.inf
 
     @property
     def _rounding(self) -> float:
+        """The largest difference that rounding explains in any study."""
         precision = self.member.trial.train.precision
-        both = (self.member, self.reference)
-        if precision == "fp32" and any("16" in dtype for result in both for dtype in _gradients(result)):
+        if precision == "fp32" and (_has_16_bit_gradients(self.member) or _has_16_bit_gradients(self.reference)):
             return SIXTEEN_BIT_GRADIENTS
-        compiled = len({result.trial.train.compile for result in both}) > 1
-        return max(TOLERANCES[precision], COMPILED) if compiled else TOLERANCES[precision]
+        tolerance = TOLERANCES[precision]
+        if self.member.trial.train.compile != self.reference.trial.train.compile:
+            return max(tolerance, COMPILED)
+        return tolerance
 
-    def tolerance(self, own: float) -> float:
-        """The largest difference that rounding explains where the reference's own runs differ by `own`."""
-        return max(self._rounding, 2 * own)
+    def tolerance(self, reference_spread: float) -> float:
+        """The largest difference that rounding explains where the reference's own runs differ by `reference_spread`."""
+        return max(self._rounding, 2 * reference_spread)
 
-    def early(self, own: float) -> bool:
+    def agrees(self, reference_spread: float) -> bool:
+        """Whether the losses are equal but for rounding; False also where no two runs can be compared."""
+        if self.difference is None:
+            return False
+        return self.worst_difference <= self.tolerance(reference_spread)
+
+    def early(self, reference_spread: float) -> bool:
         """Whether they differ by more than rounding explains before training has had the time to amplify it.
 
         In 16 bits, or beside what is compiled, training has had it after two updates.
         """
         if self.difference is None:
             return False
-        tolerance = self.tolerance(own)
+        tolerance = self.tolerance(reference_spread)
         if self._rounding > TOLERANCES["fp32"]:
-            return self.difference.early(tolerance, math.inf)
-        return self.difference.early(max(_AFTER_ONE_UPDATE, 2 * own), max(_AFTER_TWO, tolerance))
+            return self.difference.early(after_one_update=tolerance, after_two=math.inf)
+        return self.difference.early(
+            after_one_update=max(_AFTER_ONE_UPDATE, 2 * reference_spread), after_two=max(_AFTER_TWO_UPDATES, tolerance)
+        )
 
 
-def _drift(held: _Held, own: float, scatter: float) -> Drift:
+def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: float) -> Drift:
     """The drift of one trial.
 
-    `own`: the largest difference among the reference's own runs; `scatter`: that of the trials which agree with it,
-    infinite if these are too few.
+    Args:
+        comparison: the trial against the reference.
+        reference_spread: the largest difference among the reference's own runs.
+        agreeing_spread: the largest difference of the trials that agree with it; infinite if these are too few.
     """
-    trial, reference = held.member.trial, held.reference.trial
+    trial = comparison.member.trial
+    reference = comparison.reference.trial
     name = trial_name(reference)
-    against = Drift("unknown", held.reference.trial_id, name)
+    unknown = Drift("unknown", comparison.reference.trial_id, name)
     if trial.train.precision == "fp16":
-        return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
-    if held.difference is None:
-        return replace(against, reason=f"it has no two steps in common with {name}")
-    tolerance = held.tolerance(own)
-    step, difference = held.difference.worst
-    against = replace(against, difference=difference, tolerance=tolerance, step=step)
+        return replace(unknown, reason="with fp16 each engine's loss scaling skips steps of its own")
+    if comparison.difference is None:
+        return replace(unknown, reason=f"it has no two steps in common with {name}")
+    tolerance = comparison.tolerance(reference_spread)
+    step, difference = comparison.difference.worst
+    unknown = replace(unknown, difference=difference, tolerance=tolerance, step=step)
     if tolerance > _WIDEST:
-        return replace(against, reason=f"runs of {name} differ by {own:.1%} among themselves")
+        return replace(unknown, reason=f"runs of {name} differ by {reference_spread:.1%} among themselves")
     if difference <= tolerance:
-        return replace(against, status="agrees")
-    if reason := _not_comparable(trial, reference):
-        return replace(against, reason=reason)
-    if not held.early(own) and not difference > _BEYOND_THOSE_THAT_AGREE * scatter:
-        apart = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
-        return replace(against, reason=AMPLIFIED.format(held.difference.equal_steps(tolerance), apart))
-    return replace(against, status="drifts")
+        return replace(unknown, status="agrees")
+    other_cause = _other_cause(trial, reference)
+    if other_cause:
+        return replace(unknown, reason=other_cause)
+    is_beyond_amplified = difference > _BEYOND_THOSE_THAT_AGREE * agreeing_spread
+    if comparison.early(reference_spread) or is_beyond_amplified:
+        return replace(unknown, status="drifts")
+    distance = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
+    return replace(unknown, reason=AMPLIFIED.format(comparison.difference.equal_steps(tolerance), distance))
 
 
-def _not_comparable(trial: Trial, reference: Trial) -> str:
+def _other_cause(trial: Trial, reference: Trial) -> str:
     """Why a difference need not be the engine's doing; empty where it is."""
     if trial.model.name is not None:
         return ""  # ours, without dropout and without statistics over a batch
-    how = "under another engine" if _split(trial) == _split(reference) else "in another split"
-    return f"the model is not one of ours: if it drops out at random or normalises over a batch, its loss differs {how}"
+    circumstance = "under another engine" if _split(trial) == _split(reference) else "in another split"
+    return (
+        "the model is not one of ours: if it drops out at random or normalises over a batch, its loss differs "
+        f"{circumstance}"
+    )
 
 
-def _split(trial: Trial) -> tuple[tuple[int, ...], int]:
-    return micro_batches(trial.train, trial.layout.data), trial.train.grad_accum
+class _Split(NamedTuple):
+    """How a step's images are split."""
+
+    micro_batches: tuple[int, ...]
+    """Images of a micro-batch, by rank."""
+    grad_accum: int
 
 
-def _gradients(result: TrialFigures) -> set[str]:
-    """The dtypes in which gradients travelled, as recorded; where they are not, as asked for."""
-    recorded = {
-        run.model.gradient_dtype for run in result.run_figures if run.model is not None and run.model.gradient_dtype
-    }
-    return recorded or {result.trial.train.gradient_dtype or ""}
+def _split(trial: Trial) -> _Split:
+    return _Split(micro_batches(trial.train, trial.layout.data), trial.train.grad_accum)
 
 
-def _of_its_own(reference: TrialFigures, members: Sequence[TrialFigures]) -> float:
+def _has_16_bit_gradients(result: TrialFigures) -> bool:
+    """Whether gradients travelled in 16 bits, as recorded; where no run recorded it, as configured."""
+    models = [run.model for run in result.run_figures if run.model is not None]
+    recorded_dtypes = {model.gradient_dtype for model in models if model.gradient_dtype}
+    dtypes = recorded_dtypes or {result.trial.train.gradient_dtype or ""}
+    return any("16" in dtype for dtype in dtypes)
+
+
+def _reference_spread(reference: TrialFigures, members: Sequence[TrialFigures]) -> float:
     """The largest difference among runs of the reference: its repeats, and in 16 bits its other micro-batches.
 
     Other micro-batches count only where there are two or more: one alone shows too little to go by.
     """
-    of_own_runs: list[LossDifference | None] = []
+    compared: list[TrialFigures] = []
     if not seeded(reference):
-        of_own_runs.append(largest(reference, reference))
-    plain = [member for member in members if of_engine(member.trial.train.engine).alone and member is not reference]
-    if reference.trial.train.precision != "fp32" and len(plain) >= 2:
-        of_own_runs += [largest(member, reference) for member in plain]
-    return max((difference.worst[1] for difference in of_own_runs if difference is not None), default=0.0)
+        compared.append(reference)
+    other_micro_batches = [
+        member for member in members if of_engine(member.trial.train.engine).alone and member is not reference
+    ]
+    if reference.trial.train.precision != "fp32" and len(other_micro_batches) >= 2:
+        compared += other_micro_batches
+    comparisons = [_Comparison.of(member, reference) for member in compared]
+    return max(
+        (comparison.worst_difference for comparison in comparisons if comparison.difference is not None), default=0.0
+    )

@@ -20,82 +20,100 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
-from vitscale.analysis.quality.wording import count, note
+from vitscale.analysis.quality.wording import counted_trials, note
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
 from vitscale.present.document import Finding
 from vitscale.store.lines import Steps
-from vitscale.store.records import ExplainedLine
+from vitscale.store.records import ExplainedLine, RankRecord
 from vitscale.store.results import Run, StudyRecord
 
 _MOST_FILES = 3
+"""Most files that a message names."""
+_MOST_RANKS = 4
+"""Most ranks that a message names."""
+_FEWEST_STEPS = 20
+"""Fewest steps, and changes from one step to the next, from which bounds are taken."""
+_NEIGHBOURS = 2
+"""Steps whose numbers differ by no more than this are neighbours."""
+_TIMER_SECONDS = 1e-4
+"""Timers have two decimals of a millisecond: below a tenth of a millisecond nothing can be seen."""
 
 
 def imported_results(study: StudyRecord) -> Iterable[Finding]:
-    """The files that the results come from, and what had to be assumed."""
+    """Notes the files that the results come from, and what had to be assumed."""
     if study.imported is None:
         return
-    files = [file.name for file in study.imported.files]
-    more = f" and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
-    assumed = "".join(f"; {note}" for note in study.imported.notes)
+    names = [file.name for file in study.imported.files]
+    more = f" and {len(names) - _MOST_FILES} more" if len(names) > _MOST_FILES else ""
+    assumptions = "".join(f"; {assumption}" for assumption in study.imported.notes)
     yield note(
         "imported",
-        f"imported as {study.imported.log_format} from {', '.join(files[:_MOST_FILES])}{more}{assumed}",
-        "What is assumed can be told: `vitscale import --help` names the options.",
+        message=f"imported as {study.imported.log_format} from {', '.join(names[:_MOST_FILES])}{more}{assumptions}",
+        advice="What is assumed can be told: `vitscale import --help` names the options.",
     )
 
 
 def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose step times are shares of an epoch."""
-    shared_out = [
-        trial
-        for trial in measured
-        if any(run.pace.source == "epochs" and run.step_seconds and not run.timed_steps for run in trial.run_figures)
-    ]
-    if shared_out:
-        yield note(
-            "steps-from-epochs",
-            f"step times from epochs: in {count(shared_out)} a step is the epoch's time shared out over its steps, and "
-            "holds all that lies between them",
-            "Compare them with each other, not with steps that were timed one by one.",
-            shared_out,
-        )
+    """Notes trials whose step times are shares of an epoch."""
+    from_epochs = [trial for trial in measured if any(_has_steps_from_epochs(run) for run in trial.run_figures)]
+    if not from_epochs:
+        return
+    yield note(
+        "steps-from-epochs",
+        message=f"step times from epochs: in {counted_trials(from_epochs)} a step is the epoch's time shared out over "
+        "its steps, and holds all that lies between them",
+        advice="Compare them with each other, not with steps that were timed one by one.",
+        trials=from_epochs,
+    )
+
+
+def _has_steps_from_epochs(run: RunFigures) -> bool:
+    """Whether the run's log has times of whole epochs alone, which were divided by their number of steps."""
+    if run.timed_steps > 0 or not run.step_seconds:
+        return False
+    return run.pace.source == "epochs"
 
 
 def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of which the files hold some ranks only."""
-    partly = [trial for trial in measured if any(_partly(run) for run in trial.recorded_runs)]
-    if partly:
-        first = partly[0].recorded_runs[0].ranks_needed
-        known = one_rank_bounds(partly[0].recorded_runs[0], partly[0].run_figures[0].steady_from or 0)
-        bounds = f"; {_told(known)}" if known is not None else ""
-        ranks = ", ".join(map(str, first[:4])) + (", ..." if len(first) > 4 else "")
-        yield note(
-            "some-ranks",
-            f"not all ranks are told of: of {count(partly)} the files hold some ranks alone (rank {ranks} of "
-            f"{partly[0].trial.world.size} in {partly[0].name}); each step is theirs, and who was waited for is "
-            f"not known{bounds}",
-            "Import the logs of all ranks together, where there are any.",
-            partly,
-        )
+    """Notes trials of which the files hold some ranks only."""
+    partial = [trial for trial in measured if any(_has_some_ranks_alone(run) for run in trial.recorded_runs)]
+    if not partial:
+        return
+    trial = partial[0]
+    ranks = trial.recorded_runs[0].ranks_needed
+    ranks_in_words = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
+    bounds = one_rank_bounds(trial.recorded_runs[0], steady_from=trial.run_figures[0].steady_from or 0)
+    bounds_clause = f"; {_bounds_in_words(bounds)}" if bounds is not None else ""
+    yield note(
+        "some-ranks",
+        message=f"not all ranks are told of: of {counted_trials(partial)} the files hold some ranks alone (rank "
+        f"{ranks_in_words} of {trial.trial.world.size} in {trial.name}); each step is theirs, and who was waited for "
+        f"is not known{bounds_clause}",
+        advice="Import the logs of all ranks together, where there are any.",
+        trials=partial,
+    )
 
 
-def _told(bounds: OneRankBounds) -> str:
+def _has_some_ranks_alone(run: Run) -> bool:
+    """Whether the run was imported from the files of some of its ranks, and no file has the times of the whole run."""
+    imported = run.header.imported
+    if imported is None or imported.of_the_run:
+        return False
+    return len(imported.ranks) < run.header.trial.world.size
+
+
+def _bounds_in_words(bounds: OneRankBounds) -> str:
     return (
         f"of the {1000 * bounds.exchange_seconds:.1f} ms that a step exchanges gradients there at most "
         f"{1000 * bounds.transfer_high:.1f} ms (the quickest step) are transfer, and at least "
         f"{1000 * bounds.wait_low:.1f} ms waiting"
     )
-
-
-def _partly(run: Run) -> bool:
-    imported = run.header.imported
-    return imported is not None and not imported.of_the_run and len(imported.ranks) < run.header.trial.world.size
-
-
-_FEWEST_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -104,11 +122,13 @@ class OneRankBounds:
 
     rank: int
     steps: int
+    """Number of steps behind the means."""
     step_seconds: float
     exchange_seconds: float
     """Transfer and wait together."""
     exchange_median_seconds: float
     transfer_low: float
+    """Lower bound of the transfer; `transfer_high` is its upper one, and the other two are those of the wait."""
     transfer_high: float
     wait_low: float
     wait_high: float
@@ -118,10 +138,11 @@ class OneRankBounds:
 
     @property
     def waits(self) -> bool | None:
-        """Whether the rank waits in a typical step; None where its pace does not tell."""
-        if self.follows_own_pace is None or 0.25 < -self.follows_own_pace < 0.75:
+        """Whether the rank waits in a typical step; None where its pace does not show it."""
+        if self.follows_own_pace is None:
             return None
-        return self.follows_own_pace < -0.5
+        is_between = 0.25 < -self.follows_own_pace < 0.75
+        return None if is_between else self.follows_own_pace < -0.5
 
 
 def one_rank_bounds(
@@ -138,32 +159,40 @@ def one_rank_bounds(
     if run.header.trial.world.size < 2 or len(run.ranks) != 1 or len(run.ranks_needed) != 1:
         return None
     rank = run.ranks[0]
-    steps = Steps.of(rank.steps)
-    light = set(steps.step[(steps.window == LIGHT) & ~steps.warmup].tolist())
-    lines = [line for line in rank.explained if line.step >= steady_from and line.step in light and line.collectives]
+    lines = _steady_exchanges(rank, steady_from)
     if len(lines) < _FEWEST_STEPS:
         return None
-    exchanged = [_exchange(line) for line in lines]
-    mean, least = statistics.fmean(exchanged), min(exchanged)
-    floor = 0.0
+    exchanges = [_exchange_seconds(line) for line in lines]
+    mean_exchange = statistics.fmean(exchanges)
+    shortest_exchange = min(exchanges)
+    shortest_transfer = 0.0
     if sent_bytes is not None and link_bytes_per_second is not None and link_bytes_per_second > 0:
-        floor = min(least, sent_bytes / link_bytes_per_second)
+        shortest_transfer = min(shortest_exchange, sent_bytes / link_bytes_per_second)
     return OneRankBounds(
         rank=rank.rank,
         steps=len(lines),
         step_seconds=statistics.fmean(line.seconds for line in lines),
-        exchange_seconds=mean,
-        exchange_median_seconds=statistics.median(exchanged),
-        transfer_low=floor,
-        transfer_high=least,
-        wait_low=mean - least,
-        wait_high=mean - floor,
-        follows_own_pace=_follows(lines, exchanged),
+        exchange_seconds=mean_exchange,
+        exchange_median_seconds=statistics.median(exchanges),
+        transfer_low=shortest_transfer,
+        transfer_high=shortest_exchange,
+        wait_low=mean_exchange - shortest_exchange,
+        wait_high=mean_exchange - shortest_transfer,
+        follows_own_pace=_exchange_change_per_computing_change(lines, exchanges),
     )
 
 
+def _steady_exchanges(rank: RankRecord, steady_from: int) -> list[ExplainedLine]:
+    """The explained lines of light steps after warm-up in which the rank exchanged anything."""
+    steps = Steps.of(rank.steps)
+    is_steady = (steps.window == LIGHT) & ~steps.warmup
+    steady_steps = set(steps.step[is_steady].tolist())
+    lines = [line for line in rank.explained if line.step >= steady_from and line.step in steady_steps]
+    return [line for line in lines if line.collectives]
+
+
 def ring_bytes(tensor_bytes: float, ranks: int) -> float:
-    """What each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times that.
+    """The bytes that each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times these.
 
     No algorithm sends less from the busiest rank: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
     clusters of workstations" (JPDC 69, 2009), section 3.
@@ -171,25 +200,42 @@ def ring_bytes(tensor_bytes: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * tensor_bytes
 
 
-def _exchange(line: ExplainedLine) -> float:
+def _exchange_seconds(line: ExplainedLine) -> float:
+    """Seconds of a step in which a collective of the rank was under way."""
     return length(union((start, end) for _, _, start, end in line.collectives))
 
 
-def _follows(lines: Sequence[ExplainedLine], exchanged: Sequence[float]) -> float | None:
-    """The median ratio of the two changes, over the half of the steps whose computing changed most."""
-    own = [
-        sum(end - start for name, start, end in line.phases if name in ("forward", "backward")) - exchange
-        for line, exchange in zip(lines, exchanged, strict=True)
-    ]
-    changes = [
-        (own[after] - own[before], exchanged[after] - exchanged[before])
-        for before, after in zip(range(len(lines)), range(1, len(lines)), strict=False)
-        if lines[after].step - lines[before].step <= 2
-    ]
+def _computing_seconds(line: ExplainedLine, exchange_seconds: float) -> float:
+    """Seconds of forward and backward without the exchange, which lies in them."""
+    return sum(end - start for name, start, end in line.phases if name in ("forward", "backward")) - exchange_seconds
+
+
+class _Change(NamedTuple):
+    """Seconds by which a step differs from the one before it."""
+
+    computing: float
+    exchange: float
+
+
+def _exchange_change_per_computing_change(lines: Sequence[ExplainedLine], exchanges: Sequence[float]) -> float | None:
+    """The median ratio of the two changes, over the half of the steps whose computing changed most.
+
+    None for too few neighbouring steps, and where computing changes by less than can be seen.
+
+    Args:
+        lines: the steps of one rank, in their order.
+        exchanges: seconds of exchange of each line.
+    """
+    computing = [_computing_seconds(line, exchange) for line, exchange in zip(lines, exchanges, strict=True)]
+    changes = []
+    for before, after in pairwise(range(len(lines))):
+        if lines[after].step - lines[before].step <= _NEIGHBOURS:
+            change = _Change(computing[after] - computing[before], exchanges[after] - exchanges[before])
+            changes.append(change)
     if len(changes) < _FEWEST_STEPS:
         return None
-    typical = statistics.median(abs(change) for change, _ in changes)
-    # Timers have two decimals of a millisecond: below a tenth of a millisecond nothing can be seen.
-    if typical < 1e-4:
+    typical_change = statistics.median(abs(change.computing) for change in changes)
+    if typical_change < _TIMER_SECONDS:
         return None
-    return statistics.median(other / change for change, other in changes if abs(change) >= typical)
+    large_changes = [change for change in changes if abs(change.computing) >= typical_change]
+    return statistics.median(change.exchange / change.computing for change in large_changes)

@@ -2,64 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.analysis.quality.wording import by_cause, count, note, warning, worst
+from vitscale.analysis.quality.wording import by_cause, counted_trials, note, trials_above, warning
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
-from vitscale.present import units
 from vitscale.present.document import Finding
+from vitscale.present.units import counted, seconds
+from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
-from vitscale.store.records import EpochLine, RankRecord
 from vitscale.store.results import Run
 
-percent = units.rough_percent
-
 _OVERHEAD = 0.1
+"""Share by which explained steps take longer above which their cost is reported."""
 _OVERHEAD_MISLEADS = 0.5
 """Above this the breakdown describes other steps than those that were timed."""
-_MISLED = {
+_EFFECT_OF_EXPLAINING = {
     "cpu": "Of the breakdown, the compute parts are blown up by as much.",
     "cuda": "On a GPU that is taken out of launch gaps and other: kernels last as long, but are launched later.",
 }
-"""Device to what explaining does to a breakdown."""
-_ATTACHED = 0.05
-_OTHER = 0.03
-_OTHER_MISLEADS = 0.2
+"""Device -> what explaining does to a breakdown."""
+_ATTACHED_OVERHEAD = 0.05
+"""Share by which steps take longer once the profiler has run above which that is reported."""
+_UNACCOUNTED = 0.03
+"""Share of a step in no part of the breakdown above which it is reported."""
+_UNACCOUNTED_MISLEADS = 0.2
+"""Above this the breakdown may mislead."""
+_CLOCKS_DIFFER = 0.01
+"""Share of an epoch by which two times of it may differ."""
+_BARRIER_SECONDS = 0.01
+"""Time that the barrier at an epoch's end may take besides: in an epoch of a few short steps it is more than 1 %."""
 
 
 def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose times contradict one another."""
-    odd = [trial for trial in measured if trial.clock_anomalies]
-    if odd:
-        first = odd[0]
-        yield warning(
-            "clock-anomaly",
-            f"clock anomaly in {count(odd)}: {'; '.join(first.clock_anomalies)} ({first.name})",
-            "Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
-            "steps that no step holds: run again on a machine whose clock runs evenly.",
-            odd,
-        )
+    """Warns of runs whose times contradict one another."""
+    contradicting = [trial for trial in measured if trial.clock_anomalies]
+    if not contradicting:
+        return
+    first = contradicting[0]
+    yield warning(
+        "clock-anomaly",
+        message=f"clock anomaly in {counted_trials(contradicting)}: {'; '.join(first.clock_anomalies)} ({first.name})",
+        advice="Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
+        "steps that no step holds: run again on a machine whose clock runs evenly.",
+        trials=contradicting,
+    )
 
 
 def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs in which something waited for the device within a step."""
-    waiting = [trial for trial in measured if any(r.model and r.model.synchronised_timing for r in trial.run_figures)]
-    if waiting:
-        yield warning(
-            "synchronised-timing",
-            "synchronised timing: the DeepSpeed file's wall_clock_breakdown waits for the device",
-            "Remove wall_clock_breakdown from the file for figures that can be compared.",
-            waiting,
-        )
+    """Warns of runs in which something waited for the device within a step."""
+    waiting = [trial for trial in measured if _waits_for_device(trial)]
+    if not waiting:
+        return
+    yield warning(
+        "synchronised-timing",
+        message="synchronised timing: the DeepSpeed file's wall_clock_breakdown waits for the device",
+        advice="Remove wall_clock_breakdown from the file for figures that can be compared.",
+        trials=waiting,
+    )
 
 
-def _marks_no_step(trial: TrialResult) -> bool:
-    """Whether the trial ran a user's script that has no Probe around its steps."""
-    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.run_figures)
+def _waits_for_device(trial: TrialResult) -> bool:
+    """Whether a run of the trial recorded that its engine waits for the device to time the parts of a step."""
+    models = [run.model for run in trial.run_figures if run.model is not None]
+    return any(model.synchronised_timing for model in models)
 
 
 class _NoProfile(Enum):
@@ -87,7 +97,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         trials = trials_by_cause.get(cause)
         if trials:
             yield note(
-                kind="profile-missing",
+                "profile-missing",
                 message=f"profile missing: {_no_profile_clause(cause, trials)}",
                 advice=cause.value,
                 trials=trials,
@@ -107,18 +117,23 @@ def _cause_of_no_profile(trial: TrialResult) -> _NoProfile | None:
     return _NoProfile.NO_PROBE if _marks_no_step(trial) else _NoProfile.TOO_SHORT
 
 
+def _marks_no_step(trial: TrialResult) -> bool:
+    """Whether the trial ran a user's script that has no Probe around its steps."""
+    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.run_figures)
+
+
 def _no_profile_clause(cause: _NoProfile, trials: Sequence[TrialResult]) -> str:
     consequence = "so that nothing says where the time goes"
     match cause:
         case _NoProfile.SWITCHED_OFF:
-            return f"{count(trials)} ran with measure.explain = false, {consequence}"
+            return f"{counted_trials(trials)} ran with measure.explain = false, {consequence}"
         case _NoProfile.NO_PROBE:
-            return f"the script of {count(trials)} tells of no step, {consequence}"
+            return f"the script of {counted_trials(trials)} tells of no step, {consequence}"
         case _NoProfile.TOO_SHORT:
-            return f"no step of {count(trials)} was explained on all ranks, {consequence}"
+            return f"no step of {counted_trials(trials)} was explained on all ranks, {consequence}"
         case _NoProfile.PROFILER_FAILED:
             first = trials[0]
-            return f"no part of a step of {count(trials)} is known: {_profiler_error(first)} ({first.name})"
+            return f"no part of a step of {counted_trials(trials)} is known: {_profiler_error(first)} ({first.name})"
 
 
 def _profiler_error(trial: TrialResult) -> str:
@@ -128,103 +143,127 @@ def _profiler_error(trial: TrialResult) -> str:
 
 
 def timed_whole(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Scripts that told of no step, so that the time of a whole run stands where an epoch's should."""
-    whole = [trial for trial in measured if trial.timed_as_a_whole]
-    if whole:
-        yield warning(
-            "timed-as-a-whole",
-            f"timed as a whole: the script of {count(whole)} tells of no step, so that "
-            f"{units.seconds(whole[0].median_of(lambda run: run.epoch_seconds))} are a whole run, imports included, "
-            f"and no epoch ({whole[0].name})",
-            "Put a Probe around its step (docs/own-script.md). Until then every figure of an epoch is of a whole run: "
-            "start-up is in it, and does not become less with more ranks.",
-            whole,
-        )
+    """Warns of scripts that mark no step, so that the time of a whole run stands where an epoch's should."""
+    without_steps = [trial for trial in measured if trial.timed_as_a_whole]
+    if not without_steps:
+        return
+    first = without_steps[0]
+    run_seconds = first.median_of(lambda run: run.epoch_seconds)
+    yield warning(
+        "timed-as-a-whole",
+        message=f"timed as a whole: the script of {counted_trials(without_steps)} tells of no step, so that "
+        f"{seconds(run_seconds)} are a whole run, imports included, and no epoch ({first.name})",
+        advice="Put a Probe around its step (docs/own-script.md). Until then every figure of an epoch is of a whole "
+        "run: start-up is in it, and does not become less with more ranks.",
+        trials=without_steps,
+    )
+
+
+class _MissingReading(NamedTuple):
+    """A reading that a meter of another package failed to give."""
+
+    trial: TrialResult
+    rank: int
+    epoch: int
+    reason: str
 
 
 def missing_readings(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes the trials in which a meter of another package failed, or returned what is no number."""
-    missing = [
-        (trial, rank.rank, line)
-        for trial in measured
-        for run in trial.recorded_runs
-        for rank in run.ranks
-        for line in rank.meters
-        if line.reason is not None
-    ]
-    if missing:
-        trial, rank, line = missing[0]
-        yield note(
-            "meter-unavailable",
-            f"meter unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {trial.name}); "
-            f"{units.counted(len(missing), 'reading')} in all",
-            "These readings are missing in the records, and nothing else: times and throughput stand.",
-            [trial for trial, *_ in missing],
-        )
+    missing = [reading for trial in measured for reading in _missing_readings_in(trial)]
+    if not missing:
+        return
+    first = missing[0]
+    yield note(
+        "meter-unavailable",
+        message=f"meter unavailable: {first.reason} (epoch {first.epoch} of rank {first.rank}, {first.trial.name}); "
+        f"{counted(len(missing), 'reading')} in all",
+        advice="These readings are missing in the records, and nothing else: times and throughput stand.",
+        trials=[reading.trial for reading in missing],
+    )
+
+
+def _missing_readings_in(trial: TrialResult) -> Iterator[_MissingReading]:
+    for run in trial.recorded_runs:
+        for rank in run.ranks:
+            for line in rank.meters:
+                if line.reason is not None:
+                    yield _MissingReading(trial, rank.rank, line.epoch, line.reason)
 
 
 def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
-    slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
-    if slowed:
-        devices = {trial.trial.train.device for trial in slowed.trials}
-        misleads = slowed.value > _OVERHEAD_MISLEADS and slowed.trial.trial.train.device == "cpu"
-        yield (warning if misleads else note)(
-            "explaining-costs",
-            f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
-            f"than the timed ones beside them (up to {percent(slowed.value)}, {slowed.trial.name})",
-            "Times and throughput stand: they hold light steps alone. "
-            f"{' '.join(_MISLED[device] for device in sorted(devices))} Larger micro-batches make it small.",
-            slowed.trials,
-        )
+    """Reports trials whose explained steps take more than 10 % longer than the timed ones beside them."""
+    slowed = trials_above(_OVERHEAD, measured, figure=_overhead)
+    if slowed is None:
+        return
+    devices = sorted({trial.trial.train.device for trial in slowed.trials})
+    effects = " ".join(_EFFECT_OF_EXPLAINING[device] for device in devices)
+    is_on_cpu = slowed.worst_trial.trial.train.device == "cpu"
+    warning_or_note = warning if is_on_cpu and slowed.highest > _OVERHEAD_MISLEADS else note
+    yield warning_or_note(
+        "explaining-costs",
+        message=f"explaining costs: in {counted_trials(slowed.trials)} explained steps take more than "
+        f"{percent(_OVERHEAD)} longer than the timed ones beside them (up to {percent(slowed.highest)}, "
+        f"{slowed.worst_trial.name})",
+        advice=f"Times and throughput stand: they hold light steps alone. {effects} Larger micro-batches make it "
+        "small.",
+        trials=slowed.trials,
+    )
+
+
+def _overhead(trial: TrialResult) -> float | None:
+    return trial.breakdown.overhead if trial.breakdown is not None else None
 
 
 def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials on GPUs whose timed steps take more than 5 % longer once the profiler has run."""
-    slowed = worst(measured, lambda trial: trial.breakdown.attached_overhead if trial.breakdown else None, _ATTACHED)
-    if slowed:
-        yield note(
-            "profiler-stays-attached",
-            f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
-            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
-            f"{slowed.trial.name})",
-            "Times and throughput stand: all of their steps come before the profiler, and what it adds is taken out of "
-            "the breakdown. A process that has profiled once runs at this pace until it ends.",
-            slowed.trials,
-        )
+    """Notes trials on GPUs whose timed steps take more than 5 % longer once the profiler has run."""
+    slowed = trials_above(_ATTACHED_OVERHEAD, measured, figure=_attached_overhead)
+    if slowed is None:
+        return
+    yield note(
+        "profiler-stays-attached",
+        message=f"profiler stays attached: in {counted_trials(slowed.trials)} steps after the profiler stopped take "
+        f"more than {percent(_ATTACHED_OVERHEAD)} longer than those before it started (up to "
+        f"{percent(slowed.highest)}, {slowed.worst_trial.name})",
+        advice="Times and throughput stand: all of their steps come before the profiler, and what it adds is taken out "
+        "of the breakdown. A process that has profiled once runs at this pace until it ends.",
+        trials=slowed.trials,
+    )
+
+
+def _attached_overhead(trial: TrialResult) -> float | None:
+    return trial.breakdown.attached_overhead if trial.breakdown is not None else None
 
 
 def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials with more than 3 % of a step in no part."""
-    unclear = worst(measured, _other, _OTHER)
-    if unclear:
-        scripted = all(trial.trial.train.script is not None for trial in unclear.trials)
-        if all(trial.trial.origin is not None for trial in unclear.trials):
-            more = "traces whose steps are marked tell more"
-        elif scripted:
-            more = 'a script says what it is at by probe.phase("forward") and the like'
-        else:
-            more = "measure.traces = true keeps what the profiler saw"
-        yield (note if scripted or unclear.value <= _OTHER_MISLEADS else warning)(
-            "unaccounted-time",
-            f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {percent(unclear.value)} in {unclear.trial.name})',
-            f'It is shown as "other", never spread over the parts; {more}.',
-            unclear.trials,
-        )
+    """Reports trials with more than 3 % of a step in no part."""
+    unclear = trials_above(_UNACCOUNTED, measured, figure=_largest_unaccounted_share)
+    if unclear is None:
+        return
+    are_scripts = all(trial.trial.train.script is not None for trial in unclear.trials)
+    are_imported = all(trial.trial.origin is not None for trial in unclear.trials)
+    if are_imported:
+        way_to_know_more = "traces whose steps are marked tell more"
+    elif are_scripts:
+        way_to_know_more = 'a script says what it is at by probe.phase("forward") and the like'
+    else:
+        way_to_know_more = "measure.traces = true keeps what the profiler saw"
+    warning_or_note = warning if unclear.highest > _UNACCOUNTED_MISLEADS and not are_scripts else note
+    yield warning_or_note(
+        "unaccounted-time",
+        message=f"unaccounted time: in {counted_trials(unclear.trials)} more than {percent(_UNACCOUNTED)} of a step is "
+        f'in no part of the breakdown ("other": {percent(unclear.highest)} in {unclear.worst_trial.name})',
+        advice=f'It is shown as "other", never spread over the parts; {way_to_know_more}.',
+        trials=unclear.trials,
+    )
 
 
-def _other(trial: TrialResult) -> float | None:
-    """The largest share of a step, over ranks, that is in no part."""
+def _largest_unaccounted_share(trial: TrialResult) -> float | None:
+    """The largest share of a step, over ranks, that is in no part; None where no step was explained."""
     if trial.breakdown is None:
         return None
-    shares = [(rank.parts["other"] or 0.0) / rank.seconds for rank in trial.breakdown.ranks if rank.seconds > 0]
-    return max(shares, default=None)
-
-
-_SHARE = 0.01
-_BARRIER_SECONDS = 0.01
-"""Time that the barrier at an epoch's end may take besides: in an epoch of a few short steps it is more than 1 %."""
+    timed_ranks = [rank for rank in trial.breakdown.ranks if rank.seconds > 0]
+    return max(((rank.parts["other"] or 0.0) / rank.seconds for rank in timed_ranks), default=None)
 
 
 def clock_anomalies(run: Run) -> tuple[str, ...]:
@@ -237,49 +276,73 @@ def clock_anomalies(run: Run) -> tuple[str, ...]:
     """
     if run.header.imported is not None:
         return ()
-    return tuple(filter(None, (_without_length(run), _steps_against_epochs(run), _ranks_against_ranks(run))))
+    contradictions = (_steps_without_length(run), _steps_against_epochs(run), _ranks_against_ranks(run))
+    return tuple(phrase for phrase in contradictions if phrase)
 
 
-def _without_length(run: Run) -> str:
-    zero = sum(int(np.count_nonzero(Steps.of(rank.steps).seconds <= 0)) for rank in run.ranks)
-    return f"{zero} step{'s' if zero != 1 else ''} of no length" if zero else ""
+def _steps_without_length(run: Run) -> str:
+    """ "2 steps of no length"; empty where every step took time."""
+    steps = sum(int(np.count_nonzero(Steps.of(rank.steps).seconds <= 0)) for rank in run.ranks)
+    if steps == 0:
+        return ""
+    return f"{steps} step{'s' if steps != 1 else ''} of no length"
+
+
+class _Contradiction(NamedTuple):
+    """Two times of one epoch that differ by more than clocks and a barrier explain."""
+
+    share: float
+    """Their difference / the epoch's seconds."""
+    phrase: str
+
+
+def _largest_contradiction(contradictions: Sequence[_Contradiction]) -> str:
+    """The phrase of the largest one; empty without any."""
+    if not contradictions:
+        return ""
+    return max(contradictions, key=lambda contradiction: contradiction.share).phrase
 
 
 def _steps_against_epochs(run: Run) -> str:
-    off: list[tuple[float, str]] = []
+    """The epoch whose steps add up to a sum that differs most from its time; empty where all agree."""
+    contradictions = []
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
-        light = steps.window == LIGHT
+        is_light = steps.window == LIGHT
         for epoch in rank.epochs:
-            own = steps.epoch == epoch.epoch
-            seconds = steps.seconds[own]
-            if len(seconds) != epoch.steps or not light[own].all():
+            in_epoch = steps.epoch == epoch.epoch
+            step_seconds = steps.seconds[in_epoch]
+            if len(step_seconds) != epoch.steps or not is_light[in_epoch].all():
                 continue  # a line was lost, or the epoch holds the pauses between windows
-            difference = float(seconds.sum()) - epoch.seconds
-            if _too_far(difference, epoch.seconds):
-                off.append((abs(difference) / epoch.seconds, _said(difference, epoch, rank)))
-    return max(off, key=lambda pair: pair[0])[1] if off else ""
-
-
-def _said(difference: float, epoch: EpochLine, rank: RankRecord) -> str:
-    how = f"{100 * abs(difference) / epoch.seconds:.1f} % {'more' if difference > 0 else 'less'}"
-    return f"the steps of epoch {epoch.epoch} on rank {rank.rank} add up to {how} than the epoch took"
+            difference = float(step_seconds.sum()) - epoch.seconds
+            if _is_too_large(difference, epoch.seconds):
+                share = abs(difference) / epoch.seconds
+                direction = "more" if difference > 0 else "less"
+                phrase = (
+                    f"the steps of epoch {epoch.epoch} on rank {rank.rank} add up to "
+                    f"{100 * abs(difference) / epoch.seconds:.1f} % {direction} than the epoch took"
+                )
+                contradictions.append(_Contradiction(share, phrase))
+    return _largest_contradiction(contradictions)
 
 
 def _ranks_against_ranks(run: Run) -> str:
-    by_epoch: dict[int, list[float]] = {}
+    """The epoch that took most unlike times on the ranks; empty where all agree."""
+    seconds_by_epoch: dict[int, list[float]] = {}
     for rank in run.ranks:
         for epoch in rank.epochs:
-            by_epoch.setdefault(epoch.epoch, []).append(epoch.seconds)
-    off: list[tuple[float, str]] = []
-    for number, seconds in by_epoch.items():
-        difference = max(seconds) - min(seconds)
-        if _too_far(difference, min(seconds)):
-            share = difference / min(seconds)
-            off.append((share, f"epoch {number} took {100 * share:.1f} % longer on one rank than on another"))
-    return max(off, key=lambda pair: pair[0])[1] if off else ""
+            seconds_by_epoch.setdefault(epoch.epoch, []).append(epoch.seconds)
+    contradictions = []
+    for epoch_number, rank_seconds in seconds_by_epoch.items():
+        shortest = min(rank_seconds)
+        difference = max(rank_seconds) - shortest
+        if _is_too_large(difference, shortest):
+            share = difference / shortest
+            phrase = f"epoch {epoch_number} took {100 * share:.1f} % longer on one rank than on another"
+            contradictions.append(_Contradiction(share, phrase))
+    return _largest_contradiction(contradictions)
 
 
-def _too_far(difference: float, seconds: float) -> bool:
+def _is_too_large(difference: float, epoch_seconds: float) -> bool:
     """Whether a difference is beyond what clocks and a barrier explain; never for an epoch without length."""
-    return seconds > 0 and abs(difference) > _SHARE * seconds + _BARRIER_SECONDS
+    return epoch_seconds > 0 and abs(difference) > _CLOCKS_DIFFER * epoch_seconds + _BARRIER_SECONDS

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
-from vitscale.analysis.quality.wording import by_cause, count, note, warning
+from vitscale.analysis.quality.wording import by_cause, counted_trials, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
     in_unlike_places,
@@ -13,122 +14,151 @@ from vitscale.analysis.runs.environments import (
     oversubscription,
     shared_physical_cores,
 )
+from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import Run
 
-_Seen = TypeVar("_Seen")
+_Fault = TypeVar("_Fault")
 _THROTTLED = 0.01
 """Share of the time above which throttling is reported: below it no step time changes by more than that."""
+_POWER_CAP = "power cap"
+"""The limit of a GPU's clocks that is its power limit, as `ResourceFigures.limits` names it."""
 
 
 def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials with runs that may not be combined with the others."""
-    apart = [trial for trial in measured if trial.left_out]
-    if apart:
-        yield warning(
-            "unlike-runs",
-            f"unlike runs are not combined: of {count(apart)} some repeats are left out "
-            f"({apart[0].name}, {apart[0].left_out[0]})",
-            "Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
-            "versions; --combine-unlike takes all runs together.",
-            apart,
-        )
+    """Warns of trials with runs that may not be combined with the others."""
+    incomplete = [trial for trial in measured if trial.left_out]
+    if not incomplete:
+        return
+    first = incomplete[0]
+    yield warning(
+        "unlike-runs",
+        message=f"unlike runs are not combined: of {counted_trials(incomplete)} some repeats are left out "
+        f"({first.name}, {first.left_out[0]})",
+        advice="Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
+        "versions; --combine-unlike takes all runs together.",
+        trials=incomplete,
+    )
 
 
 def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves that begin inside one host and go on over several: one line over two networks."""
-    nodes = {trial.trial_id: trial.trial.world.nodes for trial in trials}
+    """Notes curves that begin inside one host and go on over several: one line over two networks."""
+    hosts_by_trial = {trial.trial_id: trial.trial.world.nodes for trial in trials}
     for curve in curves:
-        inside = [point for point in curve.points if nodes[point.trial_id] == 1]
-        beyond = [point for point in curve.points if nodes[point.trial_id] > 1]
+        on_one_host = [point for point in curve.points if hosts_by_trial[point.trial_id] == 1]
+        on_several = [point for point in curve.points if hosts_by_trial[point.trial_id] > 1]
         # One rank alone exchanges nothing: it belongs to either network.
-        if beyond and any(point.gpus > 1 for point in inside):
+        uses_network_inside = any(point.gpus > 1 for point in on_one_host)
+        if on_several and uses_network_inside:
             yield note(
                 "across-hosts",
-                f"{curve.name} ({curve.mode}): up to {inside[-1].gpus} ranks lie on one host, from {beyond[0].gpus} on "
-                "they lie on several: what is lost between the two is the network between hosts",
-                "To see what it costs, compare the same rank count packed and spread: sweep scaling.gpus_per_node.",
-                beyond,
+                message=f"{curve.name} ({curve.mode}): up to {on_one_host[-1].gpus} ranks lie on one host, from "
+                f"{on_several[0].gpus} on they lie on several: what is lost between the two is the network between "
+                "hosts",
+                advice="To see what it costs, compare the same rank count packed and spread: sweep "
+                "scaling.gpus_per_node.",
+                trials=on_several,
             )
 
 
 def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
-    """Points that may not be compared with their baseline."""
+    """Warns of points that may not be compared with their baseline."""
     for curve in curves:
         if curve.unlike:
             yield warning(
                 "unlike-runs",
-                f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
-                f"in more than rank count ({next(iter(curve.unlike.values()))}); they have no speedup",
-                "Run the whole curve on one kind of machine, with one vitscale, one set of library versions and the "
-                "same images.",
-                curve.unlike,
+                message=f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the "
+                f"baseline in more than rank count ({_first_value(curve.unlike)}); they have no speedup",
+                advice="Run the whole curve on one kind of machine, with one vitscale, one set of library versions and "
+                "the same images.",
+                trials=curve.unlike,
             )
 
 
-def _by_trial(measured: Sequence[TrialResult], look: Callable[[Run], _Seen]) -> dict[str, _Seen]:
-    """Identity of a trial to what a look at its runs tells, where it tells anything."""
-    return {
-        trial.trial_id: seen
-        for trial in measured
-        for run in in_unlike_places(trial.recorded_runs)
-        if (seen := look(run))
-    }
+def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], _Fault]) -> dict[str, _Fault]:
+    """Identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
+
+    Args:
+        measured: the trials. Of runs with the very same environments only the last is looked at.
+        fault_in: run -> its fault; empty where it has none. Of several faults in a trial the last one counts.
+    """
+    faults = {}
+    for trial in measured:
+        for run in in_unlike_places(trial.recorded_runs):
+            fault = fault_in(run)
+            if fault:
+                faults[trial.trial_id] = fault
+    return faults
+
+
+def _first_value(values_by_trial: Mapping[str, _Fault]) -> _Fault:
+    """The value of the first trial, as an example in a message."""
+    return next(iter(values_by_trial.values()))
 
 
 def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Ranks that shared cores or a GPU."""
-    shared = _by_trial(measured, oversubscription)
-    if shared:
-        yield warning(
-            "oversubscribed",
-            f"oversubscribed: {count(shared)} shared cores or GPUs ({next(iter(shared.values()))}); their times say "
-            "nothing about scaling",
-            "Use fewer ranks or fewer threads_per_rank, so that each rank has cores of its own.",
-            shared,
-        )
+    """Warns of ranks that shared cores or a GPU."""
+    shared = _faults_by_trial(measured, oversubscription)
+    if not shared:
+        return
+    yield warning(
+        "oversubscribed",
+        message=f"oversubscribed: {counted_trials(shared)} shared cores or GPUs ({_first_value(shared)}); their times "
+        "say nothing about scaling",
+        advice="Use fewer ranks or fewer threads_per_rank, so that each rank has cores of its own.",
+        trials=shared,
+    )
 
 
 def on_shared_physical_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Ranks that shared physical cores."""
-    shared = _by_trial(measured, shared_physical_cores)
-    if shared:
-        yield warning(
-            "shared-physical-cores",
-            f"ranks shared physical cores in {count(shared)} ({next(iter(shared.values()))}): a trial with fewer ranks "
-            "has the execution units to itself, and scaling looks worse than it is",
-            "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
-            shared,
-        )
+    """Warns of ranks that shared physical cores."""
+    shared = _faults_by_trial(measured, shared_physical_cores)
+    if not shared:
+        return
+    yield warning(
+        "shared-physical-cores",
+        message=f"ranks shared physical cores in {counted_trials(shared)} ({_first_value(shared)}): a trial with fewer "
+        "ranks has the execution units to itself, and scaling looks worse than it is",
+        advice="Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
+        trials=shared,
+    )
 
 
 def far_from_gpu(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Ranks that computed on cores far from their GPU."""
-    far = _by_trial(measured, off_their_gpus_node)
-    if far:
-        ranks = next(iter(far.values()))
-        yield warning(
-            "far-from-gpu",
-            f"ranks computed on cores of another memory node than their GPU's in {count(far)} (rank "
-            f"{', '.join(map(str, ranks))}): kernels are launched and batches copied across sockets",
-            "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
-            far,
-        )
+    """Warns of ranks that computed on cores far from their GPU."""
+    far_ranks = _faults_by_trial(measured, off_their_gpus_node)
+    if not far_ranks:
+        return
+    ranks = _first_value(far_ranks)
+    yield warning(
+        "far-from-gpu",
+        message="ranks computed on cores of another memory node than their GPU's in "
+        f"{counted_trials(far_ranks)} (rank {', '.join(map(str, ranks))}): kernels are launched and batches copied "
+        "across sockets",
+        advice="Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
+        trials=far_ranks,
+    )
 
 
 def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that trained on the CPU beside GPUs."""
-    idle = {trial.trial_id: gpus for trial in measured if (gpus := _unused_gpus(trial))}
-    if idle:
-        yield note(
-            "gpus-unused",
-            f"{count(idle)} trained on the CPU, and torch saw {max(idle.values())} CUDA device(s) there",
-            "Set train.device = 'cuda' if they were to be used.",
-            idle,
-        )
+    """Notes trials that trained on the CPU beside GPUs."""
+    unused_by_trial: dict[str, int] = {}
+    for trial in measured:
+        unused = _unused_gpus(trial)
+        if unused:
+            unused_by_trial[trial.trial_id] = unused
+    if not unused_by_trial:
+        return
+    yield note(
+        "gpus-unused",
+        message=f"{counted_trials(unused_by_trial)} trained on the CPU, and torch saw {max(unused_by_trial.values())} "
+        "CUDA device(s) there",
+        advice="Set train.device = 'cuda' if they were to be used.",
+        trials=unused_by_trial,
+    )
 
 
 def _unused_gpus(trial: TrialResult) -> int:
@@ -140,115 +170,156 @@ def _unused_gpus(trial: TrialResult) -> int:
 
 
 def throttled_gpus(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """GPUs that slowed their clocks for more than 1 % of the time, or for an unknown one."""
-    hot = {}
+    """Warns of GPUs that slowed their clocks for more than 1 % of the time, or for an unknown one."""
+    throttling_by_trial: dict[str, str] = {}
     for trial in measured:
-        if trial.resources is None or not trial.resources.throttle_reasons:
-            continue
-        reasons, share = ", ".join(trial.resources.throttle_reasons), trial.resources.throttled_share
-        if share is None or share > _THROTTLED:
-            hot[trial.trial_id] = reasons if share is None else f"{reasons} in {percent(share)} of the samples"
-    if hot:
-        yield warning(
-            "throttled",
-            f"throttled: GPUs slowed their clocks in {count(hot)} ({next(iter(hot.values()))})",
-            "See to cooling and the power supply (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
-            "lower for all runs alike.",
-            hot,
-        )
+        throttling = _gpu_throttling(trial.resources)
+        if throttling is not None:
+            throttling_by_trial[trial.trial_id] = throttling
+    if not throttling_by_trial:
+        return
+    yield warning(
+        "throttled",
+        message=f"throttled: GPUs slowed their clocks in {counted_trials(throttling_by_trial)} "
+        f"({_first_value(throttling_by_trial)})",
+        advice="See to cooling and the power supply (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
+        "lower for all runs alike.",
+        trials=throttling_by_trial,
+    )
+
+
+def _gpu_throttling(resources: ResourceFigures | None) -> str | None:
+    """ "thermal (driver) in 12 % of the samples", without the share where it is unknown; None without throttling."""
+    if resources is None or not resources.throttle_reasons:
+        return None
+    reasons = ", ".join(resources.throttle_reasons)
+    share = resources.throttled_share
+    if share is None:
+        return reasons
+    return f"{reasons} in {percent(share)} of the samples" if share > _THROTTLED else None
 
 
 def at_power_limit(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """GPUs that ran at their power limit, or at another one, for more than 1 % of the time."""
-    at_limit = [trial for trial in measured if trial.resources and (trial.resources.limited_share or 0.0) > _THROTTLED]
-    if at_limit:
-        used = [trial.resources for trial in at_limit if trial.resources]
-        watts = sorted({limit for trial in used for limit in trial.power_limit_watts})
-        of = f" of {' and '.join(f'{limit:g}' for limit in watts)} W" if watts else ""
-        clocks = [trial.sm_clock_mhz for trial in used if trial.sm_clock_mhz is not None]
-        clock = f", median clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz" if clocks else ""
-        rest = sorted({limit for trial in used for limit in trial.limits} - {"power cap"})
-        others = f" ({', '.join(rest)})" if rest else ""
-        where = f"their power limit{of}" if any("power cap" in trial.limits for trial in used) else "a limit"
-        yield note(
-            "power-limit",
-            f"GPUs ran at {where}{others} in {count(at_limit)}{clock}",
-            "That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
-            at_limit,
-        )
+    """Notes GPUs that ran at their power limit, or at another one, for more than 1 % of the time."""
+    limited: list[TrialResult] = []
+    resources: list[ResourceFigures] = []
+    for trial in measured:
+        if trial.resources is not None and (trial.resources.limited_share or 0.0) > _THROTTLED:
+            limited.append(trial)
+            resources.append(trial.resources)
+    if not limited:
+        return
+    yield note(
+        "power-limit",
+        message=f"GPUs ran at {_limits_in_words(resources)} in {counted_trials(limited)}{_median_clocks(resources)}",
+        advice="That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
+        trials=limited,
+    )
+
+
+def _limits_in_words(resources: Sequence[ResourceFigures]) -> str:
+    """ "their power limit of 300 and 350 W", "a limit (reliability)"."""
+    limits = {limit for figures in resources for limit in figures.limits}
+    watts = sorted({limit for figures in resources for limit in figures.power_limit_watts})
+    if _POWER_CAP in limits:
+        values = " and ".join(f"{limit:g}" for limit in watts)
+        name = f"their power limit of {values} W" if watts else "their power limit"
+    else:
+        name = "a limit"
+    other_limits = sorted(limits - {_POWER_CAP})
+    return f"{name} ({', '.join(other_limits)})" if other_limits else name
+
+
+def _median_clocks(resources: Sequence[ResourceFigures]) -> str:
+    """ ", median clock 1,200 to 1,410 MHz": the lowest and the highest of the trials; empty where unknown."""
+    clocks = [figures.sm_clock_mhz for figures in resources if figures.sm_clock_mhz is not None]
+    return f", median clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz" if clocks else ""
 
 
 def throttled_by_cpu_quota(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Ranks that the CPU controller held back for more than 1 % of the time."""
-    throttled = {}
+    """Warns of ranks that the CPU controller held back for more than 1 % of the time."""
+    throttled_shares: dict[str, float] = {}
     for trial in measured:
-        share = trial.resources.cpu_throttled_share if trial.resources else None
+        share = trial.resources.cpu_throttled_share if trial.resources is not None else None
         if share is not None and share > _THROTTLED:
-            throttled[trial.trial_id] = share
-    if throttled:
-        most = max(throttled.values())
-        yield warning(
-            "throttled",
-            f"throttled: the CPU quota held back {count(throttled)} (up to {percent(most)} of their threads' time)",
-            "Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
-            throttled,
-        )
+            throttled_shares[trial.trial_id] = share
+    if not throttled_shares:
+        return
+    yield warning(
+        "throttled",
+        message=f"throttled: the CPU quota held back {counted_trials(throttled_shares)} (up to "
+        f"{percent(max(throttled_shares.values()))} of their threads' time)",
+        advice="Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
+        trials=throttled_shares,
+    )
 
 
 def gradients_sent_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose gradients travel in another dtype than the engine names."""
-    otherwise = {}
+    """Reports trials whose gradients travel in another dtype than the engine names."""
+    differing: list[TrialResult] = []
+    clauses: list[str] = []
     for trial in measured:
-        sent, named = _sent_dtype(trial), _named_dtype(trial)
-        if sent and named and sent != named:
-            otherwise[trial.trial_id] = f"{sent} where {trial.trial.train.engine} names {named}"
-    if otherwise:
-        asked = any(trial.trial.train.gradient_dtype for trial in measured if trial.trial_id in otherwise)
-        yield (warning if asked else note)(
-            "gradient-dtype-sent",
-            f"gradients do not travel in the dtype that the engine names: in {count(otherwise)} they travel as "
-            f"{' and as '.join(dict.fromkeys(otherwise.values()))}",
-            "Go by what was sent: it was counted. See the table of what an optimizer step sends.",
-            otherwise,
-        )
+        sent_dtype = _sent_dtype(trial)
+        named_dtype = _named_dtype(trial)
+        if sent_dtype and named_dtype and sent_dtype != named_dtype:
+            differing.append(trial)
+            clauses.append(f"{sent_dtype} where {trial.trial.train.engine} names {named_dtype}")
+    if not differing:
+        return
+    is_requested = any(trial.trial.train.gradient_dtype for trial in differing)
+    warning_or_note = warning if is_requested else note
+    yield warning_or_note(
+        "gradient-dtype-sent",
+        message="gradients do not travel in the dtype that the engine names: in "
+        f"{counted_trials(differing)} they travel as {' and as '.join(dict.fromkeys(clauses))}",
+        advice="Go by what was sent: it was counted. See the table of what an optimizer step sends.",
+        trials=differing,
+    )
 
 
 def unlike_gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that move different numbers of bytes, for their gradients travel in unlike dtypes."""
+    """Notes trials that move different numbers of bytes, for their gradients travel in unlike dtypes."""
     trials_by_dtype = by_cause(measured, lambda trial: _sent_dtype(trial) or _named_dtype(trial))
-    if len(trials_by_dtype) > 1:
-        each = " and ".join(f"{dtype} in {count(trials)}" for dtype, trials in trials_by_dtype.items())
-        yield note(
-            "gradient-dtype",
-            f"gradients travel as {each}: those trials do not move the same number of bytes",
-            "Compare only trials of one dtype where the network matters.",
-            [trial for trials in trials_by_dtype.values() for trial in trials],
-        )
+    if len(trials_by_dtype) < 2:
+        return
+    clauses = [f"{dtype} in {counted_trials(trials)}" for dtype, trials in trials_by_dtype.items()]
+    yield note(
+        "gradient-dtype",
+        message=f"gradients travel as {' and '.join(clauses)}: those trials do not move the same number of bytes",
+        advice="Compare only trials of one dtype where the network matters.",
+        trials=chain.from_iterable(trials_by_dtype.values()),
+    )
 
 
 def _sent_dtype(trial: TrialResult) -> str | None:
-    """The dtype in which gradients were counted."""
-    return trial.traffic.gradient_dtype if trial.traffic else None
+    """The dtype in which gradients were counted; None where no run recorded what it sends."""
+    return trial.traffic.gradient_dtype if trial.traffic is not None else None
 
 
 def _named_dtype(trial: TrialResult) -> str | None:
-    """The dtype in which gradients travel by the engine's own account."""
-    return next((run.model.gradient_dtype for run in trial.run_figures if run.model), None)
+    """The dtype in which gradients travel by the engine's own account; None where no run recorded its model."""
+    for run in trial.run_figures:
+        if run.model is not None:
+            return run.model.gradient_dtype
+    return None
 
 
 def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Host, settings or revision that changed in the course of the study."""
-    around = [trial.environment for trial in measured if trial.environment]
+    """Notes a host, settings or a revision that changed in the course of the study."""
+    surroundings = [trial.environment for trial in measured if trial.environment is not None]
+    single_hosts = {environment.hosts for environment in surroundings if len(environment.hosts) == 1}
+    settings = {environment.settings for environment in surroundings}
+    revisions = {environment.git_revision for environment in surroundings} - {None}
     changed = []
-    if len({run.hosts for run in around if len(run.hosts) == 1}) > 1:
+    if len(single_hosts) > 1:
         changed.append("host")
-    if len({run.settings for run in around}) > 1:
+    if len(settings) > 1:
         changed.append("NCCL or gloo settings")
-    if len({run.git_revision for run in around} - {None}) > 1:
+    if len(revisions) > 1:
         changed.append("git revision of the working directory")
     if changed:
         yield note(
             "surroundings-changed",
-            f"not all trials ran under the same {', '.join(changed)}",
-            "See the environment below; run again under one of them if that matters here.",
+            message=f"not all trials ran under the same {', '.join(changed)}",
+            advice="See the environment below; run again under one of them if that matters here.",
         )

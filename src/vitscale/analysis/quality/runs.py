@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
-from vitscale.analysis.quality.wording import count, imported, note, run_name, warning, worst
+from vitscale.analysis.quality.wording import any_imported, counted_trials, note, run_name, trials_above, warning
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS, RunFigures
 from vitscale.analysis.runs.steps import whole_epochs_alone
 from vitscale.analysis.trials import StartUp, TrialResult
@@ -15,120 +15,167 @@ from vitscale.present.units import rough_percent as percent
 
 _FEWEST_TIMED_STEPS = 5
 _STEPS_DIFFER = 0.2
+"""Interquartile range of a run's steps, as a share of their median, above which they are unsteady."""
 _STEPS_MISLEAD = 0.5
 """Above this no step is typical, and the mean of a few is down to chance."""
 _SLOW_SHARE = 0.02
+"""Share of a run's time in slow steps above which they are reported."""
 _LEAST_SECONDS = 10.0
+"""Training on a GPU that is shorter than this is over before the boost clocks have come down."""
 _DATA_BOUND = 0.1
+"""Share of the time that a loader may take, of a step by being waited for or of the cores by its threads."""
 
 
 def unsteady_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose times have a standard deviation above 5 %."""
-    if runs := unsteady_trials(measured):
-        times = "epoch times" if runs.trial.epoch_costs else "step times" if runs.trial.step_seconds else "images/s"
-        yield warning(
-            "unstable",
-            f"unstable: the {times} of {count(runs.trials)} differ from run to run by more than "
-            f"{percent(RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {runs.trial.name})",
-            "Look for what differed between the imported runs, or read each trial's time with its interval."
-            if imported(runs.trials)
-            else "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs "
-            "until the interval is narrow enough.",
-            runs.trials,
+    """Warns of trials whose runs' times have a standard deviation above 5 %."""
+    unsteady = unsteady_trials(measured)
+    if unsteady is None:
+        return
+    if any_imported(unsteady.trials):
+        advice = "Look for what differed between the imported runs, or read each trial's time with its interval."
+    else:
+        advice = (
+            "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs "
+            "until the interval is narrow enough."
         )
+    yield warning(
+        "unstable",
+        message=f"unstable: the {_compared_times(unsteady.worst_trial)} of {counted_trials(unsteady.trials)} differ "
+        f"from run to run by more than {percent(RUNS_DIFFER)} (standard deviation; {percent(unsteady.highest)} in "
+        f"{unsteady.worst_trial.name})",
+        advice=advice,
+        trials=unsteady.trials,
+    )
+
+
+def _compared_times(trial: TrialResult) -> str:
+    """The figures by which `steadiness.spread_of_runs` compares the runs of the trial."""
+    if trial.epoch_costs:
+        return "epoch times"
+    return "step times" if trial.step_seconds else "images/s"
 
 
 def unsteady_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs in which the middle half of the steps spans more than 20 % of the median."""
-    if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
-        yield (warning if steps.value > _STEPS_MISLEAD else note)(
-            "unstable",
-            f"unstable: in {count(steps.trials)} the middle half of a run's steps spans more than "
-            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {steps.trial.name})",
-            f"Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
-            f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
-            steps.trials,
-        )
+    """Reports runs in which the middle half of the steps spans more than 20 % of the median."""
+    unsteady = trials_above(_STEPS_DIFFER, measured, figure=_step_spread)
+    if unsteady is None:
+        return
+    warning_or_note = warning if unsteady.highest > _STEPS_MISLEAD else note
+    yield warning_or_note(
+        "unstable",
+        message=f"unstable: in {counted_trials(unsteady.trials)} the middle half of a run's steps spans more than "
+        f"{percent(_STEPS_DIFFER)} of the median ({percent(unsteady.highest)} in {unsteady.worst_trial.name})",
+        advice="Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
+        f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
+        trials=unsteady.trials,
+    )
+
+
+def _step_spread(trial: TrialResult) -> float | None:
+    return trial.median_of(lambda run: run.step_spread)
 
 
 def single_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Single slow steps that take more than 2 % of the time and were set aside."""
-    if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
-        trial = aside.trial
-        steps = sum(len(run.slow.set_aside) for run in trial.run_figures)
-        all_steps = steps + sum(run.timed_steps for run in trial.run_figures)
-        yield note(
-            "slow-steps",
-            f"slow steps: in {count(aside.trials)} a single slow step took more than {percent(_SLOW_SHARE)} of the "
-            f"time and is set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {trial.name})",
-            "Times and images/s stand without it; elapsed epochs hold it. Look for what stops the machine: other work, "
-            "paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
-            aside.trials,
-        )
+    """Notes single slow steps that take more than 2 % of the time and were set aside."""
+    slow = trials_above(_SLOW_SHARE, measured, figure=lambda trial: trial.slow_share)
+    if slow is None:
+        return
+    trial = slow.worst_trial
+    slow_steps = sum(len(run.slow.set_aside) for run in trial.run_figures)
+    all_steps = slow_steps + sum(run.timed_steps for run in trial.run_figures)
+    yield note(
+        "slow-steps",
+        message=f"slow steps: in {counted_trials(slow.trials)} a single slow step took more than "
+        f"{percent(_SLOW_SHARE)} of the time and is set aside ({percent(slow.highest)} in {slow_steps} of {all_steps} "
+        f"steps of {trial.name})",
+        advice="Times and images/s stand without it; elapsed epochs hold it. Look for what stops the machine: other "
+        "work, paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
+        trials=slow.trials,
+    )
 
 
 def recurring_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Slow steps that recur and take more than 2 % of the time."""
-    if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
-        steps = sum(len(run.slow.kept) for run in kept.trial.run_figures)
-        yield warning(
-            "slow-steps",
-            f"slow steps: in {count(kept.trials)} they recur and stay in every figure "
-            f"({percent(kept.value)} of the time in {steps} steps of {kept.trial.name})",
-            "Stop what else the machine does and run again; or read these times as what this machine gives.",
-            kept.trials,
-        )
+    """Warns of slow steps that recur and take more than 2 % of the time."""
+    slow = trials_above(_SLOW_SHARE, measured, figure=lambda trial: trial.kept_slow_share)
+    if slow is None:
+        return
+    slow_steps = sum(len(run.slow.kept) for run in slow.worst_trial.run_figures)
+    yield warning(
+        "slow-steps",
+        message=f"slow steps: in {counted_trials(slow.trials)} they recur and stay in every figure "
+        f"({percent(slow.highest)} of the time in {slow_steps} steps of {slow.worst_trial.name})",
+        advice="Stop what else the machine does and run again; or read these times as what this machine gives.",
+        trials=slow.trials,
+    )
 
 
 def slowing_down(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which the step times of at least half the runs rise until the end."""
-    slowing = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) > 0)]
-    if slowing:
-        rises = [run.trend or 0.0 for trial in slowing for run in trial.run_figures]
-        yield warning(
-            "slowing-down",
-            f"slowing down: in {count(slowing)} step times rise through the run (by up to {percent(max(rises))})",
-            "Read these times as those of the run's middle."
-            if imported(slowing)
-            else "Look for heat, falling clocks, memory that fills up and other work; let the machine cool, and train "
-            "longer, until the times are level.",
-            slowing,
+    """Warns of trials in which the step times of at least half the runs rise until the end."""
+    slowing = [trial for trial in measured if _in_half_of_runs(trial, lambda run: _trend(run) > 0)]
+    if not slowing:
+        return
+    largest_rise = max(_trend(run) for trial in slowing for run in trial.run_figures)
+    if any_imported(slowing):
+        advice = "Read these times as those of the run's middle."
+    else:
+        advice = (
+            "Look for heat, falling clocks, memory that fills up and other work; let the machine cool, and train "
+            "longer, until the times are level."
         )
+    yield warning(
+        "slowing-down",
+        message=f"slowing down: in {counted_trials(slowing)} step times rise through the run (by up to "
+        f"{percent(largest_rise)})",
+        advice=advice,
+        trials=slowing,
+    )
 
 
 def still_warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which the step times of at least half the runs fall until the end."""
-    restless = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) < 0)]
-    if restless:
-        falls = [-(run.trend or 0.0) for trial in restless for run in trial.run_figures]
-        yield warning(
-            "still-warming-up",
-            f"still warming up: in {count(restless)} step times go on falling through the run (by up to "
-            f"{percent(max(falls))})",
-            "Import a longer log, or read these times as too high."
-            if imported(restless)
-            else "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are "
-            "level.",
-            restless,
+    """Warns of trials in which the step times of at least half the runs fall until the end."""
+    warming_up = [trial for trial in measured if _in_half_of_runs(trial, lambda run: _trend(run) < 0)]
+    if not warming_up:
+        return
+    largest_fall = max(-_trend(run) for trial in warming_up for run in trial.run_figures)
+    if any_imported(warming_up):
+        advice = "Import a longer log, or read these times as too high."
+    else:
+        advice = (
+            "Train longer (train.epochs or measure.steps) and raise measure.warmup_steps, until the times are level."
         )
+    yield warning(
+        "still-warming-up",
+        message=f"still warming up: in {counted_trials(warming_up)} step times go on falling through the run (by up to "
+        f"{percent(largest_fall)})",
+        advice=advice,
+        trials=warming_up,
+    )
+
+
+def _trend(run: RunFigures) -> float:
+    """Share by which the step times of a run rise, or fall where it is below 0; 0 where they are steady."""
+    return run.trend or 0.0
 
 
 def long_warm_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which at least half the runs were slow still after the marked warm-up."""
-    long = [trial for trial in measured if _in_half_of_runs(trial, lambda run: run.detected_warmup_steps > 0)]
-    if long:
-        trial = max(long, key=_longest_warm_up)
-        most = _longest_warm_up(trial)
-        marked = trial.trial.window.warmup_steps
-        yield note(
-            "long-warm-up",
-            f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
-            f"of every figure (up to {most} of a run; {trial.name})",
-            "Nothing need be done: the times of an imported log stand without them."
-            if imported(long)
-            else f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
-            long,
-        )
+    """Notes trials in which at least half the runs were slow still after the marked warm-up."""
+    warming_up = [trial for trial in measured if _in_half_of_runs(trial, lambda run: run.detected_warmup_steps > 0)]
+    if not warming_up:
+        return
+    trial = max(warming_up, key=_longest_warm_up)
+    detected = _longest_warm_up(trial)
+    marked = trial.trial.window.warmup_steps
+    if any_imported(warming_up):
+        advice = "Nothing need be done: the times of an imported log stand without them."
+    else:
+        advice = f"Set measure.warmup_steps = {marked + detected} to mark them from the beginning (now {marked})."
+    yield note(
+        "long-warm-up",
+        message=f"long warm-up: in {counted_trials(warming_up)} the first steps after the marked warm-up were slow "
+        f"still and are left out of every figure (up to {detected} of a run; {trial.name})",
+        advice=advice,
+        trials=warming_up,
+    )
 
 
 def _in_half_of_runs(trial: TrialResult, condition: Callable[[RunFigures], bool]) -> bool:
@@ -143,132 +190,185 @@ def _longest_warm_up(trial: TrialResult) -> int:
 
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs with too few steps for a typical one."""
-    # An imported step may be the mean of many steps or of an epoch, and so may a script's whole time: how few steps are
-    # behind it is unknown.
-    own = [
-        trial
-        for trial in measured
-        if trial.trial.origin is None and not all(map(whole_epochs_alone, trial.recorded_runs))
-    ]
-    short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.run_figures)) < _FEWEST_TIMED_STEPS}
-    if short:
-        yield warning(
-            "few-steps",
-            f"few steps: {count(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
-            f"{min(short.values())})",
-            "Train longer (train.epochs or measure.steps), so that the mean step is a typical one.",
-            short,
-        )
+    """Warns of runs with too few steps for a typical one."""
+    short = [trial for trial in measured if _times_steps(trial) and _fewest_timed_steps(trial) < _FEWEST_TIMED_STEPS]
+    if not short:
+        return
+    fewest = min(_fewest_timed_steps(trial) for trial in short)
+    yield warning(
+        "few-steps",
+        message=f"few steps: {counted_trials(short)} timed fewer than {_FEWEST_TIMED_STEPS} steps a run (as few as "
+        f"{fewest})",
+        advice="Train longer (train.epochs or measure.steps), so that the mean step is a typical one.",
+        trials=short,
+    )
+
+
+def _times_steps(trial: TrialResult) -> bool:
+    """Whether a recorded step of the trial is one step.
+
+    An imported step may be the mean of many steps or of an epoch, and so may a script's whole time: how few steps are
+    behind it is unknown.
+    """
+    if trial.trial.origin is not None:
+        return False
+    return not all(whole_epochs_alone(run) for run in trial.recorded_runs)
+
+
+def _fewest_timed_steps(trial: TrialResult) -> int:
+    return min(run.timed_steps for run in trial.run_figures)
 
 
 def short_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs on a GPU that are over before its clocks have come down from their boost."""
-    own = [trial for trial in measured if trial.trial.origin is None and trial.trial.train.device == "cuda"]
-    short = {
-        trial.trial_id: seconds
-        for trial in own
-        if (seconds := trial.median_of(lambda run: run.training_seconds)) is not None and seconds < _LEAST_SECONDS
-    }
-    if short:
-        yield note(
-            "short-runs",
-            f"short runs: {count(short)} trained for less than {_LEAST_SECONDS:g} s on a GPU (as little as "
-            f"{min(short.values()):.2g} s): boost clocks, not those of a warm device",
-            "Train longer (train.epochs or measure.steps) for what the device does for hours.",
-            short,
-        )
+    """Notes runs on a GPU that are over before its clocks have come down from their boost."""
+    short: dict[str, float] = {}
+    for trial in measured:
+        runs_on_gpu = trial.trial.origin is None and trial.trial.train.device == "cuda"
+        seconds = _training_seconds(trial) if runs_on_gpu else None
+        if seconds is not None and seconds < _LEAST_SECONDS:
+            short[trial.trial_id] = seconds
+    if not short:
+        return
+    yield note(
+        "short-runs",
+        message=f"short runs: {counted_trials(short)} trained for less than {_LEAST_SECONDS:g} s on a GPU (as little "
+        f"as {min(short.values()):.2g} s): boost clocks, not those of a warm device",
+        advice="Train longer (train.epochs or measure.steps) for what the device does for hours.",
+        trials=short,
+    )
+
+
+def _training_seconds(trial: TrialResult) -> float | None:
+    """Seconds of all steps but the first, median over the trial's runs."""
+    return trial.median_of(lambda run: run.training_seconds)
 
 
 def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose loss was not finite."""
-    lost = [trial for trial in measured if any(loss is None for _, loss in trial.loss_by_step)]
-    if lost:
-        yield warning(
-            "loss-not-finite",
-            f"the loss of {count(lost)} was not finite at some step: the training diverged",
-            "Lower train.learning_rate, or set train.gradient_clipping; the step times stand.",
-            lost,
-        )
+    """Warns of trials whose loss was not finite at a step."""
+    diverging = [trial for trial in measured if any(loss is None for _, loss in trial.loss_by_step)]
+    if not diverging:
+        return
+    yield warning(
+        "loss-not-finite",
+        message=f"the loss of {counted_trials(diverging)} was not finite at some step: the training diverged",
+        advice="Lower train.learning_rate, or set train.gradient_clipping; the step times stand.",
+        trials=diverging,
+    )
 
 
 def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that wait for data for more than 10 % of a step."""
-    hungry = worst(measured, _data_wait, _DATA_BOUND)
-    if hungry:
-        data = hungry.trial.trial.data
-        rate = hungry.trial.loader.images_per_second
-        reads = f"; its loader reads {rate:,.0f} images/s a rank" if rate is not None else ""
-        reads += f" from {data.source}" if rate is not None and data.source is not None else ""
-        decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
-        others = imported(hungry.trials)  # no file tells their workers
-        workers = "" if others else f", with data.workers = {data.workers}{reads}"
-        yield warning(
-            "data-bound",
-            f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {hungry.trial.name}{workers})",
+    """Warns of trials that wait for data for more than 10 % of a step."""
+    waiting = trials_above(_DATA_BOUND, measured, figure=_data_wait_share)
+    if waiting is None:
+        return
+    if any_imported(waiting.trials):
+        loader = ""  # no file states their workers
+        advice = (
             "Look at the loader of that training: its workers and their cores, what it reads, and what it decodes; "
             "these figures say how the loader scales."
-            if others
-            else f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: "
-            "until then the figures say how the loader scales.",
-            hungry.trials,
         )
+    else:
+        loader = _loader_in_words(waiting.worst_trial)
+        advice = _loader_advice(waiting.worst_trial)
+    yield warning(
+        "data-bound",
+        message=f"data-bound: {counted_trials(waiting.trials)} wait for data for more than {percent(_DATA_BOUND)} of a "
+        f"step ({percent(waiting.highest)} in {waiting.worst_trial.name}{loader})",
+        advice=advice,
+        trials=waiting.trials,
+    )
+
+
+def _loader_in_words(trial: TrialResult) -> str:
+    """ ", with data.workers = 2; its loader reads 1,200 images/s a rank from /data", as far as it is known."""
+    workers = f", with data.workers = {trial.trial.data.workers}"
+    rate = trial.loader.images_per_second
+    if rate is None:
+        return workers
+    source = trial.trial.data.source
+    origin = f" from {source}" if source is not None else ""
+    return f"{workers}; its loader reads {rate:,.0f} images/s a rank{origin}"
+
+
+def _loader_advice(trial: TrialResult) -> str:
+    data = trial.trial.data
+    more_workers = 2 * data.workers if data.workers else 2
+    decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
+    return (
+        f"Set data.workers = {more_workers} or more, as far as there are cores for them{decoded}: "
+        "until then the figures say how the loader scales."
+    )
 
 
 def loader_on_the_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose loader takes more than 10 % of the cores that compute, without being waited for (`data_bound`)."""
-    not_waiting = [trial for trial in measured if (_data_wait(trial) or 0.0) <= _DATA_BOUND]
-    beside = worst(not_waiting, lambda trial: trial.loader.on_the_cores, _DATA_BOUND)
-    if beside:
-        rate = beside.trial.loader.images_per_second
-        reads = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""
-        yield warning(
-            "loader-on-the-cores",
-            f"loader on the ranks' cores: in {count(beside.trials)} its threads were at work for more than "
-            f"{percent(_DATA_BOUND)} of the time of the cores that compute ({percent(beside.value)} in "
-            f"{beside.trial.name}{reads}), so that computing takes longer there, and no wait shows it",
-            'Set data.source = "cache", or leave cores to the loader (fewer ranks): until then the figures say how the '
-            "loader scales.",
-            beside.trials,
-        )
+    """Warns of trials whose loader takes more than 10 % of the cores that compute.
+
+    Trials that wait for data are left to `data_bound`.
+    """
+    not_waiting = [trial for trial in measured if (_data_wait_share(trial) or 0.0) <= _DATA_BOUND]
+    busy = trials_above(_DATA_BOUND, not_waiting, figure=lambda trial: trial.loader.on_the_cores)
+    if busy is None:
+        return
+    rate = busy.worst_trial.loader.images_per_second
+    reading = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""
+    yield warning(
+        "loader-on-the-cores",
+        message=f"loader on the ranks' cores: in {counted_trials(busy.trials)} its threads were at work for more than "
+        f"{percent(_DATA_BOUND)} of the time of the cores that compute ({percent(busy.highest)} in "
+        f"{busy.worst_trial.name}{reading}), so that computing takes longer there, and no wait shows it",
+        advice='Set data.source = "cache", or leave cores to the loader (fewer ranks): until then the figures say how '
+        "the loader scales.",
+        trials=busy.trials,
+    )
 
 
-def _data_wait(trial: TrialResult) -> float | None:
+def _data_wait_share(trial: TrialResult) -> float | None:
+    """Share of a typical step in which it waits for data; None where it is unknown."""
     if trial.breakdown is None:
         return None
-    typical = trial.breakdown.typical
-    waits = typical.parts["data_wait"]
-    return waits / typical.seconds if waits is not None and typical.seconds > 0 else None
-
-
-def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Notes the runs that compiled what later ones find compiled."""
-    if compiled := _compilations(measured):
-        longest = max(compiled, key=lambda compilation: compilation.seconds)
-        phase, run = longest.phase, longest.run
-        names = ", ".join(run.compiled[phase])
-        longer, than = (" longer", " than in other runs") if phase in longest.start_up.phases else ("", "")
-        count_of_runs = len({compilation.run.run for compilation in compiled})
-        yield note(
-            "one-off-compilation",
-            f"the {phase.replace('_', ' ')} of {run_name(longest.trial, run)} took {longest.seconds:.0f} s{longer}"
-            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation of {names} "
-            f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
-            "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
-            f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",
-            [compilation.trial for compilation in compiled],
-        )
+    step = trial.breakdown.typical
+    wait_seconds = step.parts["data_wait"]
+    if wait_seconds is None or step.seconds <= 0:
+        return None
+    return wait_seconds / step.seconds
 
 
 class _Compilation(NamedTuple):
-    """What one run compiled in a phase of its start-up, and later runs find."""
+    """What one run compiled in a phase of its start-up, and later runs find compiled."""
 
     seconds: float
     phase: str
     run: RunFigures
     start_up: StartUp
     trial: TrialResult
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether `seconds` are those of compiling alone; else they are those of the whole phase."""
+        return self.phase in self.start_up.phases
+
+
+def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Notes the runs that compiled what later ones find compiled."""
+    compilations = _compilations(measured)
+    if not compilations:
+        return
+    longest = max(compilations, key=lambda compilation: compilation.seconds)
+    is_engine = longest.phase == "engine"
+    longer = " longer" if longest.is_told_apart else ""
+    purpose = " to build" if is_engine else ""
+    comparison = " than in other runs" if longest.is_told_apart else ""
+    compiled_names = ", ".join(longest.run.compiled[longest.phase])
+    runs = len({compilation.run.run for compilation in compilations})
+    cache_variable = "TORCH_EXTENSIONS_DIR" if is_engine else "TORCHINDUCTOR_CACHE_DIR"
+    yield note(
+        "one-off-compilation",
+        message=f"the {longest.phase.replace('_', ' ')} of {run_name(longest.trial, longest.run)} took "
+        f"{longest.seconds:.0f} s{longer}{purpose}{comparison}: a one-off compilation of {compiled_names} "
+        f"({runs} run{'s' if runs > 1 else ''} in all)",
+        advice=f"It is in no start-up, prediction or advice. A new machine pays it once more: keep {cache_variable}.",
+        trials=[compilation.trial for compilation in compilations],
+    )
 
 
 def _compilations(trials: Sequence[TrialResult]) -> list[_Compilation]:
@@ -281,19 +381,34 @@ def _compilations(trials: Sequence[TrialResult]) -> list[_Compilation]:
     return compilations
 
 
+class _HeavyStartUp(NamedTuple):
+    """A trial whose start-up takes longer than its training, in seconds."""
+
+    start_up: float
+    training: float
+    trial: TrialResult
+
+    @property
+    def share(self) -> float:
+        """The start-up as a share of both together."""
+        return self.start_up / (self.start_up + self.training)
+
+
 def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose start-up takes longer than their training."""
-    heavy: list[tuple[float, float, TrialResult]] = []
+    """Notes trials whose start-up takes longer than their training."""
+    heavy = []
     for trial in measured:
-        training = trial.median_of(lambda run: run.training_seconds)
-        if trial.startup_seconds is not None and training is not None and trial.startup_seconds > training:
-            heavy.append((trial.startup_seconds, training, trial))
-    if heavy:
-        startup, training, most = max(heavy, key=lambda item: item[0] / (item[0] + item[1]))
-        yield note(
-            "startup-dominates",
-            f"start-up dominates {count(heavy)}: up to {startup:.1f} s of start-up against {training:.1f} s of "
-            f"training ({startup / (startup + training):.0%}; {most.name})",
-            "No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
-            [trial for *_, trial in heavy],
-        )
+        start_up = trial.startup_seconds
+        training = _training_seconds(trial)
+        if start_up is not None and training is not None and start_up > training:
+            heavy.append(_HeavyStartUp(start_up, training, trial))
+    if not heavy:
+        return
+    heaviest = max(heavy, key=lambda start_up: start_up.share)
+    yield note(
+        "startup-dominates",
+        message=f"start-up dominates {counted_trials(heavy)}: up to {heaviest.start_up:.1f} s of start-up against "
+        f"{heaviest.training:.1f} s of training ({heaviest.share:.0%}; {heaviest.trial.name})",
+        advice="No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
+        trials=[start_up.trial for start_up in heavy],
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from vitscale.analysis.quality.wording import count, note, warning
+from vitscale.analysis.quality.wording import counted_trials, note, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.time.exposure import computing_seconds, explained
@@ -40,9 +40,9 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     else:
         advice = f"{_advice_to_set(speeds, largest)} {alternative}"
     yield warning(
-        kind="mixed-hardware",
-        message=f"mixed hardware inside {count(mixed)}: {_hardware_difference(largest)}; all ranks take equally many "
-        f"images, so that the slowest sets the pace of every step{_measured_speeds(speeds)}",
+        "mixed-hardware",
+        message=f"mixed hardware inside {counted_trials(mixed)}: {_hardware_difference(largest)}; all ranks take "
+        f"equally many images, so that the slowest sets the pace of every step{_measured_speeds(speeds)}",
         advice=advice,
         trials=mixed,
     )
@@ -57,13 +57,13 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     speeds = largest.rank_speeds
     difference = _hardware_difference(largest)
     hardware = f" ({difference})" if difference else ""
-    message = f"unequal shares in {count(unequal)}: {largest.name}{hardware}{_measured_speeds(speeds)}"
+    message = f"unequal shares in {counted_trials(unequal)}: {largest.name}{hardware}{_measured_speeds(speeds)}"
     reassurance = "A step has the images and the gradient of equal shares: these trials compare as any other."
     if speeds is None or time_saved(largest.trial, speeds) < _WORTH_IT:
-        yield note(kind="unequal-shares", message=message, advice=reassurance, trials=unequal)
+        yield note("unequal-shares", message=message, advice=reassurance, trials=unequal)
     else:
         advice = f"{_advice_to_set(speeds, largest)} {reassurance}"
-        yield warning(kind="unequal-shares", message=message, advice=advice, trials=unequal)
+        yield warning("unequal-shares", message=message, advice=advice, trials=unequal)
 
 
 def _largest_trial(trials: Sequence[TrialResult]) -> TrialResult:

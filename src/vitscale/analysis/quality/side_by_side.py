@@ -49,121 +49,187 @@ class Slowdown:
 
 
 def shares_beside(runs: Sequence[Run]) -> npt.NDArray[np.float64]:
-    """Share of each run's time in which another run was under way, in [0, 1]."""
-    began = np.array([run.outcome.started_unix_seconds for run in runs])
-    ended = began + np.array([run.outcome.wall_seconds for run in runs])
-    moments = np.concatenate([began, ended])
+    """Share of each run's time in which another run was under way, in [0, 1]: one number per run, in their order."""
+    starts = np.array([run.outcome.started_unix_seconds for run in runs])
+    ends = starts + np.array([run.outcome.wall_seconds for run in runs])
+    moments = np.concatenate([starts, ends])
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
-    under_way = np.cumsum(np.where(order < len(runs), 1, -1))
-    together = np.concatenate([[0.0], np.cumsum(np.diff(moments) * (under_way[:-1] > 1))])
-    spent = np.interp(ended, moments, together) - np.interp(began, moments, together)
-    took = np.where(ended > began, ended - began, 1.0)
-    return np.asarray(np.clip(spent / took, 0.0, 1.0), dtype=np.float64)
+    is_start = order < len(runs)
+    runs_under_way = np.cumsum(np.where(is_start, 1, -1))
+    is_shared = runs_under_way[:-1] > 1
+    # Seconds up to each moment in which several runs were under way.
+    shared_until = np.concatenate([[0.0], np.cumsum(np.diff(moments) * is_shared)])
+    shared_seconds = np.interp(ends, moments, shared_until) - np.interp(starts, moments, shared_until)
+    run_seconds = np.where(ends > starts, ends - starts, 1.0)
+    return np.asarray(np.clip(shared_seconds / run_seconds, 0.0, 1.0), dtype=np.float64)
+
+
+@dataclass
+class _Sums:
+    """Sums over runs, where x and ln y are taken from their means within the trial."""
+
+    x_squares: float = 0.0
+    products: float = 0.0
+    """x times ln y."""
+
+    @property
+    def delta(self) -> float:
+        """The least-squares slope of ln y over x."""
+        return self.products / self.x_squares
 
 
 def slowdowns(measured: Sequence[TrialResult], beside: Mapping[str, float]) -> list[Slowdown]:
-    """What runs lost to others beside them; empty where no trial has runs both alone and beside others.
+    """How much slower runs were for others beside them; empty where no trial has runs both alone and beside others.
 
     Args:
         measured: trials with their runs.
         beside: run folder to the share of its time in which another run was under way.
     """
-    contrast: dict[str, float] = {}
-    product: dict[str, float] = {}
-    total = freedom = 0.0
+    sums_by_hosts: dict[str, _Sums] = {}
+    y_squares = 0.0
+    freedom = 0
     for trial in measured:
-        known = [
-            (beside[record.header.folder], math.log(figures.step_seconds))
-            for record, figures in zip(trial.recorded_runs, trial.run_figures, strict=True)
-            if record.header.folder in beside and figures.step_seconds
-        ]
-        if len(known) < 2:
+        observations = _observations(trial, beside)
+        if len(observations) < 2:
             continue
-        x, y = (values - values.mean() for values in np.array(known).T)
+        x, y = (values - values.mean() for values in np.array(observations).T)
         hosts = "within one host" if trial.trial.world.nodes == 1 else "over several hosts"
-        contrast[hosts] = contrast.get(hosts, 0.0) + float(x @ x)
-        product[hosts] = product.get(hosts, 0.0) + float(x @ y)
-        total += float(y @ y)
-        freedom += len(known) - 1
-    told = [hosts for hosts, squares in contrast.items() if squares >= _LEAST_CONTRAST]
-    freedom -= len(told)
-    if not told or freedom < _FEWEST_FREEDOM:
+        sums = sums_by_hosts.setdefault(hosts, _Sums())
+        sums.x_squares += float(x @ x)
+        sums.products += float(x @ y)
+        y_squares += float(y @ y)
+        freedom += len(observations) - 1
+    estimable = {hosts: sums for hosts, sums in sums_by_hosts.items() if sums.x_squares >= _LEAST_CONTRAST}
+    freedom -= len(estimable)
+    if not estimable or freedom < _FEWEST_FREEDOM:
         return []
-    left = max(0.0, total - sum(product[hosts] ** 2 / contrast[hosts] for hosts in told))
-    slowed = []
-    for hosts in told:
-        delta, error = product[hosts] / contrast[hosts], math.sqrt(left / freedom / contrast[hosts])
-        half = t_quantile(freedom) * error
-        p = 2 * t_below(freedom, -abs(delta) / error) if error > 0 else float(delta == 0)
-        slowed.append(Slowdown(hosts, math.exp(delta), math.exp(delta - half), math.exp(delta + half), p))
-    return slowed
+    explained_squares = sum(sums.products**2 / sums.x_squares for sums in estimable.values())
+    noise_squares = max(0.0, y_squares - explained_squares)
+    return [_slowdown(hosts, sums, noise_squares, freedom) for hosts, sums in estimable.items()]
 
 
-def _on_one_host(runs: Sequence[Run]) -> dict[str, str]:
-    """Trials with a run that went on beside another on one of its hosts -> that host."""
+def _observations(trial: TrialResult, beside: Mapping[str, float]) -> list[tuple[float, float]]:
+    """x and ln y of each run of the trial of which both are known."""
+    observations = []
+    for record, figures in zip(trial.recorded_runs, trial.run_figures, strict=True):
+        share = beside.get(record.header.folder)
+        if share is not None and figures.step_seconds:
+            observations.append((share, math.log(figures.step_seconds)))
+    return observations
+
+
+def _slowdown(hosts: str, sums: _Sums, noise_squares: float, freedom: int) -> Slowdown:
+    """The factor that belongs to `sums.delta`, with its interval and p-value by Student's t.
+
+    Args:
+        hosts: which trials: "within one host" or "over several hosts".
+        sums: the sums over their runs.
+        noise_squares: sum of squares of the noise of all runs, of whatever trials.
+        freedom: degrees of freedom of the noise.
+    """
+    delta = sums.delta
+    error = math.sqrt(noise_squares / freedom / sums.x_squares)
+    half = t_quantile(freedom) * error
+    p = 2 * t_below(freedom, -abs(delta) / error) if error > 0 else float(delta == 0)
+    return Slowdown(hosts, factor=math.exp(delta), low=math.exp(delta - half), high=math.exp(delta + half), p=p)
+
+
+def _shared_host_by_trial(runs: Sequence[Run]) -> dict[str, str]:
+    """Identity of a trial with a run that went on beside another on one of its hosts -> that host."""
     shared: dict[str, str] = {}
-    latest: dict[str, Run] = {}
+    last_to_end: dict[str, Run] = {}
     """Host to the run that ends last of those that have begun there."""
     for run in sorted(runs, key=lambda run: run.outcome.started_unix_seconds):
         for host in run.header.hosts:
-            before = latest.get(host)
-            if before is not None and run.outcome.started_unix_seconds < _ended(before):
-                shared |= dict.fromkeys((before.header.trial_id, run.header.trial_id), host)
-            latest[host] = run if before is None else max(before, run, key=_ended)
+            earlier = last_to_end.get(host)
+            if earlier is None:
+                last_to_end[host] = run
+                continue
+            if run.outcome.started_unix_seconds < _end(earlier):
+                shared[earlier.header.trial_id] = host
+                shared[run.header.trial_id] = host
+            last_to_end[host] = max(earlier, run, key=_end)
     return shared
 
 
-def _ended(run: Run) -> float:
+def _end(run: Run) -> float:
+    """The Unix time, in seconds, at which the run ended."""
     return run.outcome.started_unix_seconds + run.outcome.wall_seconds
 
 
 def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterable[Finding]:
-    """Studies whose runs went on side by side. `runs`: all runs, failed ones too."""
-    own = [run for run in runs if run.header.imported is None and run.header.hosts]
-    shares = shares_beside(own) if own else np.zeros(0)
-    if not (count := int((shares > _ALONE).sum())):
+    """Reports runs that went on side by side, and whether that slowed them.
+
+    Args:
+        measured: the trials with their runs.
+        runs: all runs of the study, failed ones too.
+    """
+    placed_runs = [run for run in runs if run.header.imported is None and run.header.hosts]
+    if not placed_runs:
         return
-    if shared := _on_one_host(own):
+    shares = shares_beside(placed_runs)
+    runs_beside = int((shares > _ALONE).sum())
+    if runs_beside == 0:
+        return
+    host_by_trial = _shared_host_by_trial(placed_runs)
+    if host_by_trial:
+        example = next(iter(host_by_trial.values()))
         yield warning(
             "shared-host",
-            f"runs went on at the same time on one host ({next(iter(shared.values()))}) in "
-            f"{counted(len(shared), 'trial')}: each had less than the host",
-            'Ask for whole nodes (slurm.options = ["--exclusive"]).',
-            shared,
+            message=f"runs went on at the same time on one host ({example}) in "
+            f"{counted(len(host_by_trial), 'trial')}: each had less than the host",
+            advice='Ask for whole nodes (slurm.options = ["--exclusive"]).',
+            trials=host_by_trial,
         )
-    beside = {run.header.folder: float(share) for run, share in zip(own, shares, strict=True)}
-    said = f"{count} of {counted(len(own), 'run')} had others of the study beside them"
-    slowed = slowdowns(measured, beside)
-    if not slowed:
-        yield note(
+    subject = f"{runs_beside} of {counted(len(placed_runs), 'run')} had others of the study beside them"
+    share_by_folder = {run.header.folder: float(share) for run, share in zip(placed_runs, shares, strict=True)}
+    yield _effect(subject, slowdowns(measured, share_by_folder))
+
+
+def _effect(subject: str, estimates: Sequence[Slowdown]) -> Finding:
+    """The finding of how runs beside others differ from those alone.
+
+    Args:
+        subject: how many runs had others beside them, in words.
+        estimates: the slowdowns within one host and over several, as far as they can be estimated.
+    """
+    if not estimates:
+        return note(
             "side-by-side",
-            f"{said}; whether these slowed them is unknown: too few trials have runs alone and beside others",
-            "With measure.repeats = 3 or more `vitscale run` lets some runs be alone, to tell.",
+            message=f"{subject}; whether these slowed them is unknown: too few trials have runs alone and beside "
+            "others",
+            advice="With measure.repeats = 3 or more `vitscale run` lets some runs be alone, to tell.",
         )
-        return
-    different = [p < 1 - CONFIDENCE for p in holm([each.p for each in slowed])]
-    figures = listed(
-        f"{percent(each.factor - 1)} ({percent(each.low - 1)} to {percent(each.high - 1)}) longer {each.hosts}"
-        if each.factor >= 1
-        else f"{percent(1 - each.factor)} ({percent(1 - each.high)} to {percent(1 - each.low)}) shorter {each.hosts}"
-        for each in slowed
-    )
-    if any(different):
-        slower = any(each.factor > 1 for each, differs in zip(slowed, different, strict=True) if differs)
-        yield warning(
+    figures = listed(_slowdown_in_words(estimate) for estimate in estimates)
+    p_values = holm([estimate.p for estimate in estimates])
+    significant = [estimate for estimate, p in zip(estimates, p_values, strict=True) if p < 1 - CONFIDENCE]
+    if not significant:
+        most_lost = max(1.0, *(estimate.high for estimate in estimates)) - 1
+        return note(
             "side-by-side",
-            f"{said}, and took another time for a step than runs of the same trial alone: {figures}",
+            message=f"{subject}; no significant difference to steps of the same trials alone: {figures}",
+            advice=f"What these runs share may still slow them: by {percent(most_lost)} at most, by that interval.",
+        )
+    if any(estimate.factor > 1 for estimate in significant):
+        advice = (
             "What they share is storage, switches and the driver's machine: these times are of a cluster that others "
             "use too. For those of an idle one leave out measure.parallel_runs, or set it lower, and give -o a new "
             "folder."
-            if slower
-            else "Nothing that they share makes a step shorter: their hosts, clocks or power differed. Compare these.",
         )
     else:
-        yield note(
-            "side-by-side",
-            f"{said}; no significant difference to steps of the same trials alone: {figures}",
-            "What these runs share may still slow them: by "
-            f"{percent(max(1.0, *(each.high for each in slowed)) - 1)} at most, by that interval.",
-        )
+        advice = "Nothing that they share makes a step shorter: their hosts, clocks or power differed. Compare these."
+    return warning(
+        "side-by-side",
+        message=f"{subject}, and took another time for a step than runs of the same trial alone: {figures}",
+        advice=advice,
+    )
+
+
+def _slowdown_in_words(estimate: Slowdown) -> str:
+    """ "12 % (11 % to 13 %) longer over several hosts"; "shorter" where steps take less time beside other runs."""
+    if estimate.factor >= 1:
+        interval = f"{percent(estimate.low - 1)} to {percent(estimate.high - 1)}"
+        return f"{percent(estimate.factor - 1)} ({interval}) longer {estimate.hosts}"
+    interval = f"{percent(1 - estimate.high)} to {percent(1 - estimate.low)}"
+    return f"{percent(1 - estimate.factor)} ({interval}) shorter {estimate.hosts}"

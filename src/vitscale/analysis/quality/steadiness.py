@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from vitscale.analysis.quality.wording import Worst, count, imported, worst
+from vitscale.analysis.quality.wording import TrialsAbove, any_imported, counted_trials, trials_above
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.units import rough_percent
@@ -15,9 +15,9 @@ RUNS_DIFFER = 0.05
 """Standard deviation of the logarithm of a trial's time, from run to run, above which its runs are unsteady."""
 
 
-def unsteady_trials(measured: Sequence[TrialResult]) -> Worst | None:
+def unsteady_trials(measured: Sequence[TrialResult]) -> TrialsAbove | None:
     """The trials whose times differ from run to run by more than `RUNS_DIFFER`, the worst first; None without any."""
-    return worst(measured, spread_of_runs, RUNS_DIFFER)
+    return trials_above(RUNS_DIFFER, measured, figure=spread_of_runs)
 
 
 def spread_of_runs(trial: TrialResult) -> float | None:
@@ -45,10 +45,10 @@ def steady_first(measured: Sequence[TrialResult]) -> str:
     if unsteady is None:
         return ""
     verb = "is" if len(unsteady.trials) == 1 else "are"
-    share_of_trials = f"{len(unsteady.trials)} of {count(measured)} {verb} above {rough_percent(RUNS_DIFFER)}"
-    if imported(unsteady.trials):
+    share_of_trials = f"{len(unsteady.trials)} of {counted_trials(measured)} {verb} above {rough_percent(RUNS_DIFFER)}"
+    if any_imported(unsteady.trials):
         next_step = "first look for what differed between these runs, then import more of each"
     else:
         next_step = "first stop what else runs there, then add runs (measure.target_ci)"
-    spread = rough_percent(unsteady.value)
-    return f"Run-to-run spread is {spread} ({unsteady.trial.name}; {share_of_trials}): {next_step}."
+    spread = rough_percent(unsteady.highest)
+    return f"Run-to-run spread is {spread} ({unsteady.worst_trial.name}; {share_of_trials}): {next_step}."

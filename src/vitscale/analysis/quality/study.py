@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from vitscale.analysis.quality.wording import by_cause, count, imported, names, note, warning, worst
+from vitscale.analysis.quality.wording import (
+    any_imported,
+    by_cause,
+    counted_trials,
+    curve_names,
+    note,
+    trials_above,
+    warning,
+)
 from vitscale.analysis.runs.repeats import half_width
-from vitscale.analysis.scaling import CurveResult
+from vitscale.analysis.scaling import CurveResult, ScalingPoint
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.analysis.trials import TrialResult, target_status
+from vitscale.analysis.trials import TargetStatus, TrialResult, target_status
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
 from vitscale.present.document import Finding
@@ -18,22 +26,33 @@ from vitscale.store.results import StudyRecord
 from vitscale.trial.rank_batches import needless_micro_steps
 
 _MOST_NAMED = 4
-_LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
-"""Share of an epoch's images; above the second, an epoch is markedly less work than its name says."""
+"""Most trials that a message names; of the others it says how many there are."""
+_LEFT_OUT = 0.005
+"""Share of an epoch's images above which it is reported that an epoch lacks them."""
+_LEFT_OUT_MISLEADS = 0.03
+"""Share of an epoch's images above which an epoch without them is markedly less work than its name says."""
 
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials with only one or two runs."""
-    once = [trial.trial_id for trial in measured if len(trial.run_figures) == 1]
-    twice = [trial.trial_id for trial in measured if 1 < len(trial.run_figures) < FEWEST_REPEATS]
-    if once or twice:
-        how = [f"{count(once)} with one run (no interval)"] if once else []
-        how += [f"{count(twice)} with 2 runs (which settle no direction)"] if twice else []
-        yield warning("too-few-repeats", f"too few repeats: {', '.join(how)}", _more_runs(measured), (*once, *twice))
+    """Warns of trials with only one or two runs."""
+    with_one_run = [trial for trial in measured if len(trial.run_figures) == 1]
+    with_two_runs = [trial for trial in measured if 1 < len(trial.run_figures) < FEWEST_REPEATS]
+    clauses = []
+    if with_one_run:
+        clauses.append(f"{counted_trials(with_one_run)} with one run (no interval)")
+    if with_two_runs:
+        clauses.append(f"{counted_trials(with_two_runs)} with 2 runs (which settle no direction)")
+    if clauses:
+        yield warning(
+            "too-few-repeats",
+            message=f"too few repeats: {', '.join(clauses)}",
+            advice=_advice_to_repeat(measured),
+            trials=with_one_run + with_two_runs,
+        )
 
 
-def _more_runs(measured: Sequence[TrialResult]) -> str:
-    if imported(measured):
+def _advice_to_repeat(measured: Sequence[TrialResult]) -> str:
+    if any_imported(measured):
         return f"Import {FEWEST_REPEATS} or more runs of each setting together: how far runs differ is not known."
     return (
         f"Set repeats = {FEWEST_REPEATS} or more under [measure] and run the study again: what is done is kept. "
@@ -42,155 +61,207 @@ def _more_runs(measured: Sequence[TrialResult]) -> str:
 
 
 def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Runs that are still to be made: those of every trial, and those that `measure.target_ci` may ask for."""
-    lacking = [trial for trial in trials if trial.runs_done < study.repeats]
-    missing = sum(study.repeats - trial.runs_done for trial in lacking)
-    said = [f"{missing} of {study.repeats * len(trials)} runs are still to be done"] if lacking else []
-    if study.target_ci is not None and study.max_repeats is not None:
-        wanting = [t for t in trials if target_status(t, study.target_ci, study.max_repeats) == "open"]
-        if more := sum(study.max_repeats - max(trial.runs_done, study.repeats) for trial in wanting):
-            said.append(f"up to {more} more may follow until epoch times are known within {percent(study.target_ci)}")
-            lacking += [trial for trial in wanting if trial not in lacking]
-    if said:
+    """Warns of runs that are still to be made: those of every trial, and those that `measure.target_ci` may ask for."""
+    unfinished_trials = [trial for trial in trials if trial.runs_done < study.repeats]
+    clauses = []
+    if unfinished_trials:
+        missing_runs = sum(study.repeats - trial.runs_done for trial in unfinished_trials)
+        clauses.append(f"{missing_runs} of {study.repeats * len(trials)} runs are still to be done")
+    runs_that_may_follow = _runs_that_may_follow(trials, study)
+    if runs_that_may_follow and study.target_ci is not None:
+        most_runs = sum(runs_that_may_follow.values())
+        clauses.append(
+            f"up to {most_runs} more may follow until epoch times are known within {percent(study.target_ci)}"
+        )
+    if clauses:
         yield warning(
             "unfinished",
-            f"unfinished: {', and '.join(said)}",
-            "`vitscale run` with the same study and folder does only what is missing.",
-            lacking,
+            message=f"unfinished: {', and '.join(clauses)}",
+            advice="`vitscale run` with the same study and folder does only what is missing.",
+            trials=[trial.trial_id for trial in unfinished_trials] + list(runs_that_may_follow),
         )
+
+
+def _runs_that_may_follow(trials: Sequence[TrialResult], study: StudyRecord) -> dict[str, int]:
+    """Trial identity -> most runs that `measure.target_ci` may still add to those that every trial has.
+
+    Empty where the study has no target, or no trial may get another run.
+    """
+    target = study.target_ci
+    most_repeats = study.max_repeats
+    if target is None or most_repeats is None:
+        return {}
+    open_trials = [trial for trial in trials if target_status(trial, target, most_repeats) == "open"]
+    runs_by_trial = {trial.trial_id: most_repeats - max(trial.runs_done, study.repeats) for trial in open_trials}
+    return runs_by_trial if sum(runs_by_trial.values()) else {}
 
 
 def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Which trials are known as closely as the study asked, and which stopped before that."""
-    target, most = study.target_ci, study.max_repeats
-    if target is None or most is None:
+    """Warns of trials that stopped before they were known as closely as the study asked; notes those that got there."""
+    target = study.target_ci
+    most_repeats = study.max_repeats
+    if target is None or most_repeats is None:
         return
-    by_status = by_cause(trials, lambda trial: target_status(trial, target, most))
-    reached = by_status.get("reached", [])
-    share = f"{len(reached)} of {count(trials)}"
-    said = []
-    if stopped := by_status.get("stopped", []):
-        said.append(f"stopped at max_repeats = {most}: {_named(stopped)}")
-    if failed := by_status.get("failed", []):
-        said.append(f"no runs added, for a run failed: {_named(failed)}")
-    if untimed := by_status.get("untimed", []):
-        said.append(f"no runs added, for they tell no epoch time: {_named(untimed)}")
-    if said:
+    trials_by_status = by_cause(trials, lambda trial: target_status(trial, target, most_repeats))
+    reached = trials_by_status.get("reached", [])
+    reached_share = f"{len(reached)} of {counted_trials(trials)}"
+    causes: dict[TargetStatus, str] = {
+        "stopped": f"stopped at max_repeats = {most_repeats}",
+        "failed": "no runs added, for a run failed",
+        "untimed": "no runs added, for they tell no epoch time",
+    }
+    clauses = []
+    missed: list[TrialResult] = []
+    for status, cause in causes.items():
+        trials_of_status = trials_by_status.get(status, [])
+        if trials_of_status:
+            clauses.append(f"{cause}: {_names_and_widths(trials_of_status)}")
+            missed += trials_of_status
+    if missed:
         yield warning(
             "target-ci-missed",
-            f"target_ci missed: {share} reached {percent(target)}; {'; '.join(said)}",
-            "Raise measure.max_repeats, or stop what else the machine does, and run the study again: what is done is "
-            "kept. Runs that failed are done again with --retry-failed.",
-            (*stopped, *failed, *untimed),
+            message=f"target_ci missed: {reached_share} reached {percent(target)}; {'; '.join(clauses)}",
+            advice="Raise measure.max_repeats, or stop what else the machine does, and run the study again: what is "
+            "done is kept. Runs that failed are done again with --retry-failed.",
+            trials=missed,
         )
     if reached:
-        runs = [trial.runs_done for trial in reached]
-        after = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
-        wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
-        but = f"; wider all the same: {_named(wider)}" if wider else ""
-        yield note(
-            "target-ci-reached",
-            f"target_ci reached: {share} have the runs that their first ones asked for to be known within "
-            f"{percent(target)}, {after} runs: {_named(reached)}{but}",
-            "The first runs decided how many there are, and the later ones how wide the interval is: so it holds the "
-            "truth as often as it says, and may come out wider than was asked. For a narrower one set a smaller "
-            "measure.target_ci.",
-            reached,
-        )
+        yield _target_reached(reached, reached_share, target)
 
 
-def _named(trials: Sequence[TrialResult]) -> str:
-    """The names of a few trials, each with how closely it is known."""
-    each = [
-        f"{trial.name} ({f'within {percent(width)}' if width is not None else 'no interval'})"
-        for trial in trials[:_MOST_NAMED]
-        for width in [half_width(trial.epoch_seconds)]
-    ]
-    return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
+def _target_reached(reached: Sequence[TrialResult], reached_share: str, target: float) -> Finding:
+    """Notes the trials that have as many runs as the target asked for.
+
+    Args:
+        reached: these trials.
+        reached_share: how many they are, in words: "2 of 3 trials".
+        target: the target, `measure.target_ci`.
+    """
+    runs = [trial.runs_done for trial in reached]
+    run_range = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
+    exception = f"; wider all the same: {_names_and_widths(wider)}" if wider else ""
+    return note(
+        "target-ci-reached",
+        message=f"target_ci reached: {reached_share} have the runs that their first ones asked for to be known within "
+        f"{percent(target)}, {run_range} runs: {_names_and_widths(reached)}{exception}",
+        advice="The first runs decided how many there are, and the later ones how wide the interval is: so it holds "
+        "the truth as often as it says, and may come out wider than was asked. For a narrower one set a smaller "
+        "measure.target_ci.",
+        trials=reached,
+    )
+
+
+def _names_and_widths(trials: Sequence[TrialResult]) -> str:
+    """ "ddp on 2 ranks (within 3 %), ddp on 4 ranks (no interval) and 2 more": how closely epoch times are known."""
+    texts = []
+    for trial in trials[:_MOST_NAMED]:
+        width = half_width(trial.epoch_seconds)
+        precision = "no interval" if width is None else f"within {percent(width)}"
+        texts.append(f"{trial.name} ({precision})")
+    more = f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else ""
+    return ", ".join(texts) + more
 
 
 def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves without a baseline; `drift` tells of curves with drifting trials."""
+    """Warns of curves without a baseline, but for those with drifting trials, of which `drift` warns."""
     drifting = {trial.trial_id for trial in trials if trial.drifts}
-    unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
-    if without := [curve for curve in unmeasured if curve.baseline is None]:
-        ids = {point.trial_id for curve in without for point in curve.points}
-        untold = all(trial.trial.origin is not None and trial.run_figures for trial in trials if trial.trial_id in ids)
-        advice = "Import them with --micro-batch" if untold else "See why they ended under the failed trials"
-        yield warning(
-            "baseline-missing",
-            f"baseline missing: no run has completed with an epoch time or images/s of {names(without)}",
-            f"{advice}; speedup and efficiency need at least one.",
-            [point for curve in without for point in curve.points],
-        )
+    lacking = [curve for curve in curves if curve.baseline is None and not drifting.intersection(_trial_ids(curve))]
+    if not lacking:
+        return
+    points = [point for curve in lacking for point in curve.points]
+    ids = {point.trial_id for point in points}
+    trials_of_curves = [trial for trial in trials if trial.trial_id in ids]
+    # Imported runs with figures lack an epoch time and a rate where the images of a step are unknown.
+    if all(trial.trial.origin is not None and trial.run_figures for trial in trials_of_curves):
+        advice = "Import them with --micro-batch"
+    else:
+        advice = "See why they ended under the failed trials"
+    yield warning(
+        "baseline-missing",
+        message=f"baseline missing: no run has completed with an epoch time or images/s of {curve_names(lacking)}",
+        advice=f"{advice}; speedup and efficiency need at least one.",
+        trials=points,
+    )
+
+
+def _trial_ids(curve: CurveResult) -> list[str]:
+    return [point.trial_id for point in curve.points]
 
 
 def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves whose baseline has more than one rank."""
-    if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:
-        each = [curve.baseline for curve in larger if curve.baseline is not None]
-        yield warning(
-            "baseline-missing",
-            f"baseline missing at one rank: figures of {names(larger)} are relative to "
-            f"{' or '.join(str(gpus) for gpus in sorted({base.gpus for base in each}))} ranks, which looks better than "
-            "against one",
-            "Import a run on one GPU too, if there is one."
-            if imported(trials)
-            else "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation).",
-            each,
-        )
+    """Warns of curves whose baseline has more than one rank."""
+    curves_concerned = []
+    baselines = []
+    for curve in curves:
+        if curve.baseline is not None and curve.baseline.gpus > 1:
+            curves_concerned.append(curve)
+            baselines.append(curve.baseline)
+    if not baselines:
+        return
+    rank_counts = sorted({baseline.gpus for baseline in baselines})
+    if any_imported(trials):
+        advice = "Import a run on one GPU too, if there is one."
+    else:
+        advice = "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation)."
+    yield warning(
+        "baseline-missing",
+        message=f"baseline missing at one rank: figures of {curve_names(curves_concerned)} are relative to "
+        f"{' or '.join(map(str, rank_counts))} ranks, which looks better than against one",
+        advice=advice,
+        trials=baselines,
+    )
 
 
 def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that compute something else than those they are compared with."""
-    if drifting := [trial for trial in measured if trial.drifts]:
-        each = [
-            f"{trial.name}: its loss differs by {_difference(own.difference)} from that of "
-            f"{own.reference_name} at step {(own.step or 0) + 1} (rounding: up to {own.tolerance:.1g})"
-            for trial in drifting[:_MOST_NAMED]
-            for own in [trial.drift]
-        ]
-        more = f"; and {len(drifting) - _MOST_NAMED} more" if len(drifting) > _MOST_NAMED else ""
-        yield warning(
-            "drift",
-            f"drift: {count(drifting)} of {len(measured)} did not train the same. {'; '.join(each)}{more}",
-            "Their times are shown, and are in no speedup, efficiency or comparison. What differs is usually in the "
-            "engine's own configuration: gradient clipping, gradient averaging, the learning rate's schedule, the "
-            "optimizer's epsilon or weight decay.",
-            drifting,
-        )
+    """Warns of trials that compute something else than those they are compared with."""
+    drifting = [trial for trial in measured if trial.drifts]
+    if not drifting:
+        return
+    clauses = [_drift_clause(trial) for trial in drifting[:_MOST_NAMED]]
+    if len(drifting) > _MOST_NAMED:
+        clauses.append(f"and {len(drifting) - _MOST_NAMED} more")
+    yield warning(
+        "drift",
+        message=f"drift: {counted_trials(drifting)} of {len(measured)} did not train the same. {'; '.join(clauses)}",
+        advice="Their times are shown, and are in no speedup, efficiency or comparison. What differs is usually in the "
+        "engine's own configuration: gradient clipping, gradient averaging, the learning rate's schedule, the "
+        "optimizer's epsilon or weight decay.",
+        trials=drifting,
+    )
+
+
+def _drift_clause(trial: TrialResult) -> str:
+    drift = trial.drift
+    return (
+        f"{trial.name}: its loss differs by {_difference_in_words(drift.difference)} from that of "
+        f"{drift.reference_name} at step {(drift.step or 0) + 1} (rounding: up to {drift.tolerance:.1g})"
+    )
+
+
+def _difference_in_words(share: float | None) -> str:
+    """A relative difference as text: "1.2 %", "3.1e-05"; a loss that is not finite has no difference."""
+    if share is None or share == float("inf"):
+        return "all (one of the two is not finite)"
+    return percent(share) if share >= 1e-3 else f"{share:.1e}"
 
 
 def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of which nothing says whether they compute the same as those they are compared with."""
-    unsure = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
-    if unsure:
-        trials_by_cause = by_cause(unsure, _cause_of_unknown_drift)
-        most_different = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
-        most_different.sort(key=_drift_difference, reverse=True)
-        reasons = [trial.drift.reason for trial in most_different[:_MOST_NAMED]]
-        yield note(
-            "drift-unknown",
-            f"equality unknown of {count(unsure)}: {'; '.join(reasons)}",
-            "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
-            'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
-            unsure,
-        )
-
-
-def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Notes trials of engines that do not train like one process, or do not say, beside some that do."""
-    others = [trial for trial in measured if computation(trial.trial) != ONE_PROCESS]
-    if others and len(others) < len(measured):
-        engines = listed(list(dict.fromkeys(trial.trial.train.wrapper for trial in others)))
-        verb = "trains" if len(others) == 1 else "train"
-        yield note(
-            "trains-otherwise",
-            f"{count(others)} of {engines} {verb} otherwise than the others, or nobody knows: in no comparison with "
-            "them, and not among the fastest",
-            "Compare them by the time to an accuracy (train.target_accuracy).",
-            others,
-        )
+    """Notes trials of which it is unknown whether they compute the same as those they are compared with."""
+    trials_by_cause = by_cause(measured, _cause_of_unknown_drift)
+    if not trials_by_cause:
+        return
+    most_different = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
+    most_different.sort(key=_drift_difference, reverse=True)
+    reasons = [trial.drift.reason for trial in most_different[:_MOST_NAMED]]
+    unknown = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
+    yield note(
+        "drift-unknown",
+        message=f"equality unknown of {counted_trials(unknown)}: {'; '.join(reasons)}",
+        advice="With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
+        'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
+        trials=unknown,
+    )
 
 
 def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
@@ -204,54 +275,75 @@ def _drift_difference(trial: TrialResult) -> float:
     return trial.drift.difference or 0.0
 
 
-def _difference(share: float | None) -> str:
-    """A relative difference as text, "1.2 %"; a loss that is not finite has no difference."""
-    if share is None or share == float("inf"):
-        return "all (one of the two is not finite)"
-    return percent(share) if share >= 1e-3 else f"{share:.1e}"
+def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Notes trials of engines that do not train like one process, or do not say, beside some that do."""
+    unlike = [trial for trial in measured if computation(trial.trial) != ONE_PROCESS]
+    if not unlike or len(unlike) == len(measured):
+        return
+    engines = listed(dict.fromkeys(trial.trial.train.wrapper for trial in unlike))
+    verb = "trains" if len(unlike) == 1 else "train"
+    yield note(
+        "trains-otherwise",
+        message=f"{counted_trials(unlike)} of {engines} {verb} otherwise than the others, or nobody knows: in no "
+        "comparison with them, and not among the fastest",
+        advice="Compare them by the time to an accuracy (train.target_accuracy).",
+        trials=unlike,
+    )
 
 
 def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Points of a constant global batch whose share has no divisor near the micro-batch of the other points."""
-    spec = {trial.trial_id: trial.trial.train for trial in trials}
+    """Notes points of a constant global batch whose share has no divisor near the micro-batch of the other points."""
+    results = {trial.trial_id: trial for trial in trials}
     for curve in curves:
-        largest = max((spec[point.trial_id].micro_batch for point in curve.points), default=1)
-        cut = {point: needless_micro_steps(spec[point.trial_id], largest) for point in curve.points}
-        if curve.mode == "strong-global" and any(cut.values()):
-            bad = [(point, how) for point, how in cut.items() if how]
-            yield note(
-                "badly-divided-batch",
-                f"{curve.name}: {'; '.join(f'{point.gpus} ranks take {how}' for point, how in bad)}",
-                "Small micro-batches are slow: part of what this curve loses there is no cost of scaling. A global "
-                "batch whose shares have larger divisors does not have it.",
-                [point for point, _ in bad],
-            )
-
-
-def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose epochs lack more than 0.5 % of the images because of `drop_last`."""
-    lacking = worst(measured, lambda trial: trial.images_left_out, _LEFT_OUT)
-    if lacking:
-        yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
-            "images-left-out",
-            f"images left out: with drop_last, an epoch of {count(lacking.trials)} lacks more than "
-            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {lacking.trial.name})",
-            "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
-            "fewer images: set train.drop_last = false, or batches that divide the data.",
-            lacking.trials,
+        if curve.mode != "strong-global":
+            continue
+        division_by_point = _bad_divisions(curve, results)
+        if not division_by_point:
+            continue
+        clauses = [f"{point.gpus} ranks take {division}" for point, division in division_by_point.items()]
+        yield note(
+            "badly-divided-batch",
+            message=f"{curve.name}: {'; '.join(clauses)}",
+            advice="Small micro-batches are slow: part of what this curve loses there is no cost of scaling. A global "
+            "batch whose shares have larger divisors does not have it.",
+            trials=division_by_point,
         )
 
 
+def _bad_divisions(curve: CurveResult, results: Mapping[str, TrialResult]) -> dict[ScalingPoint, str]:
+    """Point -> how its share is cut into small micro-batches, in words; lacks points that are divided well."""
+    train_by_point = {point: results[point.trial_id].trial.train for point in curve.points}
+    largest = max((train.micro_batch for train in train_by_point.values()), default=1)
+    divisions = {point: needless_micro_steps(train, largest) for point, train in train_by_point.items()}
+    return {point: division for point, division in divisions.items() if division}
+
+
+def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Reports trials whose epochs lack more than 0.5 % of the images because of `drop_last`."""
+    lacking = trials_above(_LEFT_OUT, measured, figure=lambda trial: trial.images_left_out)
+    if lacking is None:
+        return
+    warning_or_note = warning if lacking.highest > _LEFT_OUT_MISLEADS else note
+    yield warning_or_note(
+        "images-left-out",
+        message=f"images left out: with drop_last, an epoch of {counted_trials(lacking.trials)} lacks more than "
+        f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.highest)}, {lacking.worst_trial.name})",
+        advice="Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
+        "fewer images: set train.drop_last = false, or batches that divide the data.",
+        trials=lacking.trials,
+    )
+
+
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Imported curves with some epoch times from steps and some from whole epochs."""
-    source = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
+    """Notes imported curves with some epoch times from steps and some from whole epochs."""
+    source_by_trial = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
     for curve in curves:
-        kinds = {source[point.trial_id] for point in curve.points} - {None}
-        if len(kinds) > 1:
+        sources = {source_by_trial[point.trial_id] for point in curve.points} - {None}
+        if len(sources) > 1:
             yield note(
                 "mixed-epoch-times",
-                f"{curve.name} ({curve.mode}): some epoch times come from steps and some from whole epochs, which "
-                "also hold what lies between steps",
-                "Import logs of one kind for every rank count.",
-                curve.points,
+                message=f"{curve.name} ({curve.mode}): some epoch times come from steps and some from whole epochs, "
+                "which also hold what lies between steps",
+                advice="Import logs of one kind for every rank count.",
+                trials=curve.points,
             )

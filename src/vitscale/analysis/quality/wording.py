@@ -14,23 +14,34 @@ from vitscale.present.units import counted
 _Cause = TypeVar("_Cause", bound=Hashable)
 
 
-class _Named(Protocol):
+class _HasTrialId(Protocol):
+    """A trial, or a point of a curve."""
+
     @property
     def trial_id(self) -> str: ...
 
 
-def warning(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
-    """Figures may mislead. `trials`: the trials concerned, points of a curve, or their identities."""
-    return Finding(kind, "warning", message, advice, About(trials=_ids(trials)))
+def warning(kind: str, message: str, advice: str, trials: Iterable[_HasTrialId | str] = ()) -> Finding:
+    """A finding of figures that may mislead.
+
+    Args:
+        kind: the fixed name of the finding: "unfinished", "drift", ...
+        message: what is the matter.
+        advice: what to do about it.
+        trials: the trials concerned, points of a curve, or their identities; none where it concerns the whole study.
+    """
+    return Finding(kind, "warning", message, advice, About(trials=_trial_ids(trials)))
 
 
-def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
-    """Figures stand, but there is something to know about them."""
-    return Finding(kind, "note", message, advice, About(trials=_ids(trials)))
+def note(kind: str, message: str, advice: str, trials: Iterable[_HasTrialId | str] = ()) -> Finding:
+    """A finding beside figures that stand: something to know about them. The arguments are those of `warning`."""
+    return Finding(kind, "note", message, advice, About(trials=_trial_ids(trials)))
 
 
-def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(trial if isinstance(trial, str) else trial.trial_id for trial in trials))
+def _trial_ids(trials: Iterable[_HasTrialId | str]) -> tuple[str, ...]:
+    """The identities of the trials, each once, in the order of the trials."""
+    ids = [trial if isinstance(trial, str) else trial.trial_id for trial in trials]
+    return tuple(dict.fromkeys(ids))
 
 
 def by_cause(
@@ -45,42 +56,53 @@ def by_cause(
     return groups
 
 
-class Worst(NamedTuple):
+class TrialsAbove(NamedTuple):
     """The trials whose figure is above a limit."""
 
-    value: float
+    highest: float
     """The highest figure."""
-    trial: TrialResult
+    worst_trial: TrialResult
     """The trial with the highest figure."""
     trials: tuple[TrialResult, ...]
-    """All these trials, the highest figure first."""
+    """All trials above the limit, the highest figure first."""
 
 
-def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float) -> Worst | None:
-    """The trials whose figure is known and above `limit`; None where there are none."""
-    above = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]
+def trials_above(
+    limit: float, measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None]
+) -> TrialsAbove | None:
+    """The trials whose figure is known and above `limit`; None where there are none.
+
+    Args:
+        limit: the figure from which on trials are reported.
+        measured: the trials to choose from.
+        figure: trial -> its figure; None where it is unknown.
+    """
+    figure_by_trial = [(figure(trial), trial) for trial in measured]
+    above = [(value, trial) for value, trial in figure_by_trial if value is not None and value > limit]
     if not above:
         return None
     above.sort(key=lambda pair: pair[0], reverse=True)
-    return Worst(*above[0], tuple(trial for _, trial in above))
+    highest, worst_trial = above[0]
+    return TrialsAbove(highest, worst_trial, tuple(trial for _, trial in above))
 
 
-def imported(trials: Sequence[TrialResult]) -> bool:
-    """Whether these trials are imported, so that nobody can run them again from here."""
+def any_imported(trials: Sequence[TrialResult]) -> bool:
+    """Whether one of these trials is imported, so that nobody can run it again from here."""
     return any(trial.trial.origin is not None for trial in trials)
 
 
 def run_name(trial: TrialResult, run: RunFigures) -> str:
     """A run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
-    repeats = [record.header.repeat for record in trial.recorded_runs]
-    return f"run {repeats[trial.run_figures.index(run)] + 1} of {trial.name}"
+    position = trial.run_figures.index(run)
+    repeat = trial.recorded_runs[position].header.repeat
+    return f"run {repeat + 1} of {trial.name}"
 
 
-def names(curves: Sequence[CurveResult]) -> str:
-    """Curves as a sentence names them."""
+def curve_names(curves: Sequence[CurveResult]) -> str:
+    """Curves as a sentence names them: "ddp (weak); fsdp (weak)"."""
     return "; ".join(f"{curve.name} ({curve.mode})" for curve in curves)
 
 
-def count(trials: Collection[object]) -> str:
+def counted_trials(trials: Collection[object]) -> str:
     """ "1 trial", "3 trials"."""
     return counted(len(trials), "trial")

@@ -1,27 +1,35 @@
-"""How much of its arithmetic a device gives to training: the rates achieved, measured and published.
+"""Works out the FLOP/s of a run against what its devices can do, and its energy per image.
+
+Three rates of a device, in FLOP/s:
+
+    achieved     FLOPs of the model's training per image x images/s, per rank
+    of matmul    large matrix products, measured on this device after training
+    peak         published for this type of GPU; achieved / peak is MFU (model FLOPs utilisation)
 
 The energy per image of a run is that of all ranks' devices, each device once, over the images of all ranks.
 
 Published rates are those of NVIDIA GPUs by the name that the driver reports; MFU is a share of them. They are dense;
 datasheets first give those with structured sparsity, which are twice as high. They are those of tensor cores where
-these know the arithmetic, with sums in fp32, as PyTorch adds. The fp32 rate is that of the ordinary cores. PyTorch
-computes fp32 products in tf32 where it is told to be faster. The figures have been checked against arithmetic
-(multiprocessors x FLOP per clock x clock, within 1 %), but not yet against the documents named as their source: check
-those before you publish an MFU.
+these know the arithmetic, with sums in fp32, as PyTorch adds. The fp32 rate is that of the ordinary cores; PyTorch
+computes fp32 products in tf32 where this is allowed. The figures have been checked against arithmetic (multiprocessors
+x FLOP per clock x clock, within 1 %), but not yet against the documents named as their source: check those before you
+publish an MFU.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.errors import VitscaleError
 from vitscale.store.lines import Steps
-from vitscale.store.records import RankRecord
+from vitscale.store.records import EnergyReading, RankRecord, ResourcesLine
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import training_flops
 from vitscale.trial.trial import Precision, Trial
@@ -29,7 +37,7 @@ from vitscale.trial.trial import Precision, Trial
 
 @dataclass(frozen=True)
 class Peak:
-    """What one arithmetic can reach on one type of GPU."""
+    """The published rate of one dtype on one type of GPU."""
 
     gpu: str
     """The GPU's common name."""
@@ -44,18 +52,25 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class _Type:
-    gpu: str
-    names: str
+class _Gpu:
+    """The published rates of one type of GPU."""
+
+    name: str
+    """Its common name."""
+    name_pattern: str
     """Regular expression for whole names, without "NVIDIA", which older drivers leave out."""
-    teraflops: Mapping[str, float]
+    teraflops_by_dtype: Mapping[str, float]
     source: str
 
 
-def _half(teraflops: float, tf32: float | None, fp32: float, *, bf16: bool = True) -> dict[str, float]:
-    """bf16 and fp16 run at one rate; the first tensor cores know neither bf16 nor tf32."""
-    rates = {"fp16": teraflops, "fp32": fp32}
-    return rates | ({"bf16": teraflops} if bf16 else {}) | ({"tf32": tf32} if tf32 is not None else {})
+def _rates(half: float, tf32: float | None, fp32: float, *, bf16: bool = True) -> dict[str, float]:
+    """Return dtype -> TFLOP/s. bf16 and fp16 run at one rate, `half`; the first tensor cores have no bf16 and tf32."""
+    rates = {"fp16": half, "fp32": fp32}
+    if bf16:
+        rates["bf16"] = half
+    if tf32 is not None:
+        rates["tf32"] = tf32
+    return rates
 
 
 _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, table 2"
@@ -68,82 +83,89 @@ _BLACKWELL = "NVIDIA Blackwell datasheet, individual GPU specifications"
 _P100 = "NVIDIA Tesla P100 datasheet (2016); it has no tensor cores, and adds fp16 up in fp16"
 _V100 = "NVIDIA V100 datasheet (2020)"
 
-_TYPES = (
+_GPUS = (
     # Data centre, newest first. The H100 on a PCIe card, the NVL and the SXM module are three GPUs of different speed.
-    _Type("GB200", r"GB200", _half(2500, 1250, 80), _BLACKWELL),
-    _Type(
+    _Gpu("GB200", r"GB200", _rates(2500, 1250, 80), _BLACKWELL),
+    _Gpu(
         "B300",
         r"B300 SXM6 AC",
-        _half(2250, 1100, 75),
+        _rates(2250, 1100, 75),
         "NVIDIA HGX B300 specification, an eighth of it, as a cloud provider gives it; a GB300's GPU is faster",
     ),
-    _Type("B200", r"B200", _half(2250, 1100, 75), _BLACKWELL),
-    _Type("H200 NVL", r"H200 NVL", _half(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
-    _Type("H200 SXM", r"H200", _half(989.4, 494.7, 66.9), "NVIDIA H200 datasheet; unrounded as for the H100 SXM"),
-    _Type("GH200", r"GH200 (480GB|144G HBM3e)", _half(989.4, 494.7, 66.9), "NVIDIA GH200 datasheet; as the H100 SXM"),
-    _Type("H100 NVL", r"H100 NVL", _half(835.5, 417.5, 60), "NVIDIA H100 datasheet"),
-    _Type("H100 PCIe", r"H[18]00 PCIe", _half(756, 378, 51.2), _HOPPER),
-    _Type("H100 SXM", r"H100 80GB HBM3|H800", _half(989.4, 494.7, 66.9), _HOPPER),
+    _Gpu("B200", r"B200", _rates(2250, 1100, 75), _BLACKWELL),
+    _Gpu("H200 NVL", r"H200 NVL", _rates(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
+    _Gpu("H200 SXM", r"H200", _rates(989.4, 494.7, 66.9), "NVIDIA H200 datasheet; unrounded as for the H100 SXM"),
+    _Gpu("GH200", r"GH200 (480GB|144G HBM3e)", _rates(989.4, 494.7, 66.9), "NVIDIA GH200 datasheet; as the H100 SXM"),
+    _Gpu("H100 NVL", r"H100 NVL", _rates(835.5, 417.5, 60), "NVIDIA H100 datasheet"),
+    _Gpu("H100 PCIe", r"H[18]00 PCIe", _rates(756, 378, 51.2), _HOPPER),
+    _Gpu("H100 SXM", r"H100 80GB HBM3|H800", _rates(989.4, 494.7, 66.9), _HOPPER),
     # Made for export, with slower links than the H100 and A100, or (H20) fewer and slower tensor cores.
-    _Type("H20", r"H20", _half(148, 74, 44), "NVIDIA H20 specification, as its sellers give it"),
-    _Type("L40S", r"L40S", _half(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
-    _Type("L40", r"L40", _half(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
-    _Type("L20", r"L20", _half(119.5, 59.8, 59.8), "NVIDIA L20 specification, as its sellers give it"),
-    _Type("L4", r"L4", _half(121, 60, 30.3), "NVIDIA L4 datasheet"),
-    _Type(
+    _Gpu("H20", r"H20", _rates(148, 74, 44), "NVIDIA H20 specification, as its sellers give it"),
+    _Gpu("L40S", r"L40S", _rates(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
+    _Gpu("L40", r"L40", _rates(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
+    _Gpu("L20", r"L20", _rates(119.5, 59.8, 59.8), "NVIDIA L20 specification, as its sellers give it"),
+    _Gpu("L4", r"L4", _rates(121, 60, 30.3), "NVIDIA L4 datasheet"),
+    _Gpu(
         "A100",
         r"A[18]00-(SXM4|PCIE)-(40|80)GB|A[18]00 80GB PCIe|A100-SXM-(40|80)GB",
-        _half(312, 156, 19.5),
+        _rates(312, 156, 19.5),
         "NVIDIA A100 datasheet",
     ),
-    _Type("A40", r"A40", _half(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
-    _Type("A30", r"A30", _half(165, 82, 10.3), "NVIDIA A30 datasheet"),
-    _Type("A10", r"A10", _half(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
-    _Type("A10G", r"A10G", _half(70, 35, 35), _COMPUTED),
-    _Type("T4", r"(Tesla )?T4", _half(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
-    _Type("V100S PCIe", r"Tesla V100S-PCIE-32GB", _half(130, None, 16.4, bf16=False), _V100),
-    _Type("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _half(112, None, 14, bf16=False), _V100),
-    _Type("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _half(125, None, 15.7, bf16=False), _V100),
-    _Type("P100 SXM2", r"Tesla P100-SXM2-16GB", _half(21.2, None, 10.6, bf16=False), _P100),
-    _Type("P100 PCIe", r"Tesla P100-PCIE-(12|16)GB", _half(18.7, None, 9.3, bf16=False), _P100),
-    _Type("K80", r"Tesla K80", {"fp32": 2.8}, "NVIDIA Tesla K80 board specification: one of its two GPUs, base clock"),
+    _Gpu("A40", r"A40", _rates(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
+    _Gpu("A30", r"A30", _rates(165, 82, 10.3), "NVIDIA A30 datasheet"),
+    _Gpu("A10", r"A10", _rates(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
+    _Gpu("A10G", r"A10G", _rates(70, 35, 35), _COMPUTED),
+    _Gpu("T4", r"(Tesla )?T4", _rates(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
+    _Gpu("V100S PCIe", r"Tesla V100S-PCIE-32GB", _rates(130, None, 16.4, bf16=False), _V100),
+    _Gpu("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _rates(112, None, 14, bf16=False), _V100),
+    _Gpu("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _rates(125, None, 15.7, bf16=False), _V100),
+    _Gpu("P100 SXM2", r"Tesla P100-SXM2-16GB", _rates(21.2, None, 10.6, bf16=False), _P100),
+    _Gpu("P100 PCIe", r"Tesla P100-PCIE-(12|16)GB", _rates(18.7, None, 9.3, bf16=False), _P100),
+    _Gpu("K80", r"Tesla K80", {"fp32": 2.8}, "NVIDIA Tesla K80 board specification: one of its two GPUs, base clock"),
     # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
-    _Type(
+    _Gpu(
         "RTX PRO 6000 Blackwell Workstation",
         r"RTX PRO 6000 Blackwell Workstation Edition",
-        _half(503.8, 251.9, 126),
+        _rates(503.8, 251.9, 126),
         "NVIDIA RTX PRO Blackwell specification at a boost clock of 2,617 MHz, as tables of GPUs give it",
     ),
-    _Type("RTX 6000 Ada", r"RTX 6000 Ada Generation", _half(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
-    _Type("RTX A6000", r"RTX A6000", _half(154.8, 77.4, 38.7), _AMPERE_GAMING),
-    _Type("RTX A5000", r"RTX A5000", _half(111.1, 55.5, 27.8), _COMPUTED),
-    _Type("Quadro RTX 6000", r"Quadro RTX [68]000|TITAN RTX", _half(130.5, None, 16.3, bf16=False), _COMPUTED),
-    _Type("RTX 5090", r"GeForce RTX 5090", _half(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
-    _Type("RTX 5080", r"GeForce RTX 5080", _half(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
-    _Type("RTX 4090", r"GeForce RTX 4090", _half(165.2, 82.6, 82.6), _ADA_GAMING),
-    _Type("RTX 4080", r"GeForce RTX 4080", _half(97.5, 48.7, 48.7), _ADA_GAMING),
-    _Type("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _half(80, 40, 40), _ADA_GAMING),
-    _Type("RTX 3090", r"GeForce RTX 3090", _half(71, 35.6, 35.6), _AMPERE_GAMING),
-    _Type("RTX 3080", r"GeForce RTX 3080", _half(59.5, 29.8, 29.8), _AMPERE_GAMING),
-    _Type("RTX 3070", r"GeForce RTX 3070", _half(40.6, 20.3, 20.3), _AMPERE_GAMING),
+    _Gpu("RTX 6000 Ada", r"RTX 6000 Ada Generation", _rates(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
+    _Gpu("RTX A6000", r"RTX A6000", _rates(154.8, 77.4, 38.7), _AMPERE_GAMING),
+    _Gpu("RTX A5000", r"RTX A5000", _rates(111.1, 55.5, 27.8), _COMPUTED),
+    _Gpu("Quadro RTX 6000", r"Quadro RTX [68]000|TITAN RTX", _rates(130.5, None, 16.3, bf16=False), _COMPUTED),
+    _Gpu("RTX 5090", r"GeForce RTX 5090", _rates(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
+    _Gpu("RTX 5080", r"GeForce RTX 5080", _rates(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
+    _Gpu("RTX 4090", r"GeForce RTX 4090", _rates(165.2, 82.6, 82.6), _ADA_GAMING),
+    _Gpu("RTX 4080", r"GeForce RTX 4080", _rates(97.5, 48.7, 48.7), _ADA_GAMING),
+    _Gpu("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _rates(80, 40, 40), _ADA_GAMING),
+    _Gpu("RTX 3090", r"GeForce RTX 3090", _rates(71, 35.6, 35.6), _AMPERE_GAMING),
+    _Gpu("RTX 3080", r"GeForce RTX 3080", _rates(59.5, 29.8, 29.8), _AMPERE_GAMING),
+    _Gpu("RTX 3070", r"GeForce RTX 3070", _rates(40.6, 20.3, 20.3), _AMPERE_GAMING),
 )
 
 
 def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
-    """The published peak of a device in bf16, fp16, tf32 or fp32; or why there is none to hold a rate against.
+    """Return the published peak of a device in bf16, fp16, tf32 or fp32; or, as a text, why none is known.
 
     A name counts only as a whole: "NVIDIA GeForce RTX 4090 D", a laptop's GPU and a slice of a GPU (MIG) are slower
     than what their names begin with.
     """
     if device_type != "cuda":
         return "a CPU has no published peak"
-    bare = device_name.removeprefix("NVIDIA ").strip()
-    known = next((gpu for gpu in _TYPES if re.fullmatch(gpu.names, bare)), None)
-    if known is None:
+    gpu = _find_gpu(device_name)
+    if gpu is None:
         return f"no published peak of {device_name!r} is known here"
-    if dtype not in known.teraflops:
-        return f"the tensor cores of the {known.gpu} do not compute in {dtype}"
-    return Peak(known.gpu, dtype, known.teraflops[dtype] * 1e12, known.source)
+    if dtype not in gpu.teraflops_by_dtype:
+        return f"the tensor cores of the {gpu.name} do not compute in {dtype}"
+    return Peak(gpu.name, dtype, flops_per_second=gpu.teraflops_by_dtype[dtype] * 1e12, source=gpu.source)
+
+
+def _find_gpu(device_name: str) -> _Gpu | None:
+    bare_name = device_name.removeprefix("NVIDIA ").strip()
+    for gpu in _GPUS:
+        if re.fullmatch(gpu.name_pattern, bare_name):
+            return gpu
+    return None
 
 
 DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params": "bf16", "fp16": "fp16"}
@@ -165,6 +187,11 @@ class Compute:
     """Rank to its achieved rate / the rate of its own device; empty where ranks hold stages."""
 
     @property
+    def peak_name(self) -> str | None:
+        """The published peak that MFU is a share of; None where none is known."""
+        return self.peak.name if self.peak is not None else None
+
+    @property
     def share_of_matmul(self) -> float | None:
         """Achieved rate / measured rate."""
         return _ratio(self.achieved_flops_per_second, self.matmul_flops_per_second)
@@ -172,37 +199,43 @@ class Compute:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation: achieved / published peak (Chowdhery et al., "PaLM", 2022, appendix B)."""
-        return _ratio(self.achieved_flops_per_second, self.peak.flops_per_second if self.peak else None)
+        peak_rate = self.peak.flops_per_second if self.peak is not None else None
+        return _ratio(self.achieved_flops_per_second, peak_rate)
 
 
 def compute(run: Run, figures: RunFigures) -> Compute:
-    """Works out the rates of one run."""
+    """Work out the rates of one run."""
     trial = run.header.trial
-    told = figures.model.flops_per_image if figures.model is not None else None
-    flops = flops_per_image(trial) if told is None else told
-    rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
-    everybody = len(rates) == trial.world.size
+    recorded_flops = figures.model.flops_per_image if figures.model is not None else None
+    flops = flops_per_image(trial) if recorded_flops is None else recorded_flops
     published = _peak(run)
-    reasons = [published] if isinstance(published, str) else []
+    reasons: list[str] = []
     achieved = None
     if isinstance(flops, str):
-        reasons.insert(0, flops)
+        reasons.append(flops)
     elif figures.images_per_second is None:
-        reasons.insert(0, "no light step was timed")
+        reasons.append("no light step was timed")
     else:
         achieved = flops * figures.images_per_second / trial.world.size
+    if isinstance(published, str):
+        reasons.append(published)
+    rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
+    is_measured_everywhere = bool(rates) and len(rates) == trial.world.size
+    shares_of_matmul: Mapping[int, float] = {}
+    # How much of the model each stage computes is not known in this room, and it is seldom an equal part.
+    if achieved is not None and trial.layout.pipeline <= 1:
+        shares_of_matmul = _shares_of_matmul(run, achieved, rates)
     return Compute(
         achieved_flops_per_second=achieved,
-        matmul_flops_per_second=statistics.fmean(rates.values()) if everybody and rates else None,
+        matmul_flops_per_second=statistics.fmean(rates.values()) if is_measured_everywhere else None,
         peak=published if isinstance(published, Peak) else None,
         reason=reasons[0] if reasons else "",
-        # How much of the model each stage computes is not known in this room, and it is seldom an equal part.
-        shares_of_matmul={} if achieved is None or trial.layout.pipeline > 1 else _by_rank(run, achieved, rates),
+        shares_of_matmul=shares_of_matmul,
     )
 
 
 def flops_per_image(trial: Trial) -> int | str:
-    """Training FLOPs of one image, or why they are unknown."""
+    """Return the training FLOPs of one image; or, as a text, why they are unknown."""
     if trial.model.factory is not None:
         return "the FLOPs of a model made by a factory are unknown"
     try:
@@ -211,42 +244,66 @@ def flops_per_image(trial: Trial) -> int | str:
         return "the model's shape was not recorded"
     except VitscaleError as error:  # a Hugging Face configuration that is not here any more
         return f"the model's FLOPs are unknown here: {error}"
-    if flops is None and trial.train.script is not None:
+    if flops is not None:
+        return flops
+    if trial.train.script is not None:
         return "a script tells the FLOPs of its model, if at all, as it runs: probe.describe(flops_per_image=...)"
-    return "the FLOPs of this architecture are not known here" if flops is None else flops
+    return "the FLOPs of this architecture are not known here"
+
+
+class _Device(NamedTuple):
+    """What a rank computed on."""
+
+    type: str
+    """cpu or cuda."""
+    name: str
+    dtype: str
+    """Dtype of its matrix products."""
 
 
 def _peak(run: Run) -> Peak | str:
-    """The peak of the devices, if they are all of one type."""
-    devices: dict[tuple[str, str, str], None] = {}
+    """Return the peak of the devices if they are all of one type; else, as a text, why it is unknown."""
+    precision = run.header.trial.train.precision
+    devices: dict[_Device, None] = {}
     for rank in run.ranks:
         if rank.start is not None:
             device = rank.start.environment.device
-            dtype = rank.matmul.dtype if rank.matmul else DTYPES[run.header.trial.train.precision]
-            devices[device.type, device.name, dtype] = None
+            dtype = rank.matmul.dtype if rank.matmul else DTYPES[precision]
+            devices[_Device(device.type, device.name, dtype)] = None
     if not devices:
         return "no rank recorded its device"
     if len(devices) > 1:
-        return f"the ranks computed on different devices: {', '.join(dict.fromkeys(name for _, name, _ in devices))}"
-    ((device_type, name, dtype),) = devices
-    return peak(device_type, name, dtype)
+        different_names = dict.fromkeys(device.name for device in devices)
+        return f"the ranks computed on different devices: {', '.join(different_names)}"
+    (only_device,) = devices
+    return peak(only_device.type, only_device.name, only_device.dtype)
 
 
-def _by_rank(run: Run, mean_achieved: float, rates: Mapping[int, float]) -> dict[int, float]:
+def _shares_of_matmul(run: Run, mean_achieved: float, rates: Mapping[int, float]) -> dict[int, float]:
+    """Return rank -> its achieved rate / the rate of its own device, for ranks that measured it.
+
+    Args:
+        run: the record.
+        mean_achieved: the achieved rate, mean over ranks; a rank with more images per step achieves more.
+        rates: rank -> the measured rate of its device.
+    """
     images = {rank.rank: _timed_images(rank) for rank in run.ranks}
     mean_images = statistics.fmean(images.values())
     if mean_images == 0:
         return {}
-    return {rank: mean_achieved * images[rank] / mean_images / rate for rank, rate in rates.items() if rank in images}
+    return {rank: mean_achieved * images[rank] / mean_images / rate for rank, rate in rates.items()}
 
 
 def _timed_images(rank: RankRecord) -> int:
+    """Images of the rank's light steps after marked warm-up."""
     steps = Steps.of(rank.steps)
     return sum(steps.images[(steps.window == LIGHT) & ~steps.warmup].tolist())
 
 
-def _ratio(value: float | None, whole: float | None) -> float | None:
-    return None if value is None or whole is None else value / whole
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    if numerator is None or denominator is None:
+        return None
+    return numerator / denominator
 
 
 NOT_RECORDED = "this run recorded no energy"
@@ -259,15 +316,19 @@ _WHOLE_HOST = "RAPL"
 
 @dataclass(frozen=True)
 class Energy:
-    """What one run used per image; `reason` says why that is unknown."""
+    """The energy of one run per image; `reason` says why it is unknown."""
 
     joules_per_image: float | None
     source: str | None
     reason: str
 
 
+class _EnergyUnknown(Exception):
+    """Raised, with the reason, where the energy of a run is unknown."""
+
+
 def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
-    """Joules of timed steps on all ranks / images of these steps. Ranks that share a model take the same images.
+    """Return joules of timed steps on all ranks / images of these steps. Ranks that share a model take the same images.
 
     Where one rank's energy is unknown, so is the run's.
 
@@ -275,54 +336,135 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
         run: the record.
         spans: epochs whose resources cover timed steps alone, and these steps. Those too short are left out.
     """
+    try:
+        return _known_energy(run, spans)
+    except _EnergyUnknown as unknown:
+        return Energy(joules_per_image=None, source=None, reason=str(unknown))
+
+
+def _known_energy(run: Run, spans: Mapping[int, range]) -> Energy:
+    """`energy_per_image`, or _EnergyUnknown is raised."""
     if len(run.ranks) < run.header.trial.world.size:
-        return Energy(None, None, "not every rank left a record")
-    lines = [line for rank in run.ranks for line in rank.resources]
+        raise _EnergyUnknown("not every rank left a record")
+    lines = list(itertools.chain.from_iterable(rank.resources for rank in run.ranks))
     if all(line.energy is None for line in lines):
-        return Energy(None, None, NOT_RECORDED)
-    seconds = {epoch: min(line.seconds for line in lines if line.epoch == epoch) for epoch in spans}
-    long_enough = [epoch for epoch in sorted(spans) if seconds[epoch] >= SHORTEST_SECONDS]
-    joules = [_of_epoch(run, epoch) for epoch in long_enough or sorted({line.epoch for line in lines})]
-    if reason := next((unknown for unknown in joules if isinstance(unknown, str)), ""):
-        return Energy(None, None, reason)
-    if not long_enough:
-        longest = f"the longest took {max(seconds.values()):.2g} s" if seconds else "there is none"
-        return Energy(None, None, f"it takes a stretch of timed steps of {SHORTEST_SECONDS:g} s, and {longest}")
+        raise _EnergyUnknown(NOT_RECORDED)
+    seconds_by_epoch = {epoch: _shortest_seconds(lines, epoch) for epoch in spans}
+    long_epochs = [epoch for epoch in sorted(spans) if seconds_by_epoch[epoch] >= SHORTEST_SECONDS]
+    if not long_epochs:
+        for epoch in sorted({line.epoch for line in lines}):
+            _joules_of_epoch(run, epoch)  # what makes its energy unknown says more than that no epoch is long enough
+        raise _EnergyUnknown(_too_short(seconds_by_epoch))
+    joules = [_joules_of_epoch(run, epoch) for epoch in long_epochs]
+    images = _images_of_spans(run, {epoch: spans[epoch] for epoch in long_epochs})
+    if images == 0:
+        raise _EnergyUnknown(NOT_RECORDED)
+    sources: dict[str, None] = {}
+    for line in lines:
+        if line.epoch in long_epochs and line.energy and line.energy.source:
+            sources[line.energy.source] = None
+    different_images = images / run.header.trial.parallel.ranks_per_model
+    return Energy(joules_per_image=sum(joules) / different_images, source="; ".join(sources), reason="")
+
+
+def _shortest_seconds(lines: Sequence[ResourcesLine], epoch: int) -> float:
+    """Seconds that the lines of an epoch cover on all ranks."""
+    return min(line.seconds for line in lines if line.epoch == epoch)
+
+
+def _too_short(seconds_by_epoch: Mapping[int, float]) -> str:
+    longest = "there is none"
+    if seconds_by_epoch:
+        longest = f"the longest took {max(seconds_by_epoch.values()):.2g} s"
+    return f"it takes a stretch of timed steps of {SHORTEST_SECONDS:g} s, and {longest}"
+
+
+def _images_of_spans(run: Run, spans: Mapping[int, range]) -> int:
+    """Images of these steps of each epoch, all ranks together.
+
+    Raises:
+        _EnergyUnknown: a rank lacks one of the steps.
+    """
     images = 0
     for rank in run.ranks:
-        for epoch in long_enough:
-            steps, span = Steps.of(rank.steps), spans[epoch]
-            own = steps.images[(steps.step >= span.start) & (steps.step < span.stop)]
-            if len(own) != len(span):
-                return Energy(None, None, f"not all images of epoch {epoch} were recorded")
-            images += sum(own.tolist())
-    if images == 0:
-        return Energy(None, None, NOT_RECORDED)
-    readings = [line.energy for line in lines if line.epoch in long_enough]
-    sources = dict.fromkeys(reading.source for reading in readings if reading and reading.source)
-    trained = images / run.header.trial.parallel.ranks_per_model
-    return Energy(sum(each for each in joules if isinstance(each, float)) / trained, "; ".join(sources), "")
+        steps = Steps.of(rank.steps)
+        for epoch, span in spans.items():
+            images_of_span = steps.images[(steps.step >= span.start) & (steps.step < span.stop)]
+            if len(images_of_span) != len(span):
+                raise _EnergyUnknown(f"not all images of epoch {epoch} were recorded")
+            images += sum(images_of_span.tolist())
+    return images
 
 
-def _of_epoch(run: Run, epoch: int) -> float | str:
-    """The joules of one epoch, summed over the ranks' devices, or why they are unknown."""
-    counted: set[str] = set()
-    covered_hosts: set[str] = set()
-    without: list[tuple[str, str]] = []
-    total = 0.0
-    for rank in sorted(run.ranks, key=lambda rank: rank.rank):
-        reading = next((line.energy for line in rank.resources if line.epoch == epoch), None)
-        host = rank.start.environment.host if rank.start else ""
-        if reading is None or reading.joules is None:
-            without.append((host, (reading.reason if reading else None) or NOT_RECORDED))
+class _RankReading(NamedTuple):
+    """The energy that one rank read in an epoch."""
+
+    rank: int
+    host: str
+    reading: EnergyReading | None
+    """None where it recorded none."""
+
+    @property
+    def joules(self) -> float | None:
+        return self.reading.joules if self.reading is not None else None
+
+    @property
+    def devices(self) -> set[str]:
+        return set(self.reading.devices) if self.reading is not None else set()
+
+    @property
+    def covers_host(self) -> bool:
+        """Whether it covers all ranks of its host."""
+        source = self.reading.source if self.reading is not None else None
+        return self.joules is not None and source is not None and source.startswith(_WHOLE_HOST)
+
+    @property
+    def reason(self) -> str:
+        """Why there are no joules."""
+        reason = self.reading.reason if self.reading is not None else None
+        return reason or NOT_RECORDED
+
+
+def _joules_of_epoch(run: Run, epoch: int) -> float:
+    """Return the joules of one epoch, summed over the ranks' devices.
+
+    Raises:
+        _EnergyUnknown: a rank's energy is unknown, and no other rank's covers it; or devices overlap in part.
+    """
+    readings = [_reading(rank, epoch) for rank in sorted(run.ranks, key=lambda rank: rank.rank)]
+    joules = _joules_of_devices(readings)
+    covered_hosts = {reading.host for reading in readings if reading.covers_host}
+    for reading in readings:
+        if reading.joules is None and reading.host not in covered_hosts:
+            raise _EnergyUnknown(reading.reason)
+    return joules
+
+
+def _reading(rank: RankRecord, epoch: int) -> _RankReading:
+    """The reading in the rank's first line of an epoch."""
+    host = rank.start.environment.host if rank.start else ""
+    for line in rank.resources:
+        if line.epoch == epoch:
+            return _RankReading(rank.rank, host, line.energy)
+    return _RankReading(rank.rank, host, reading=None)
+
+
+def _joules_of_devices(readings: Sequence[_RankReading]) -> float:
+    """Return the sum of the known joules, each device once: ranks that share a device each read the whole of it.
+
+    Raises:
+        _EnergyUnknown: a rank read some devices of another rank, and others: they cannot be told apart.
+    """
+    counted_devices: set[str] = set()
+    joules = 0.0
+    for reading in readings:
+        if reading.joules is None:
             continue
-        devices = set(reading.devices)
-        if reading.source and reading.source.startswith(_WHOLE_HOST):
-            covered_hosts.add(host)
-        if devices and devices <= counted:
-            continue  # ranks that share a device each read the whole of it
-        if devices & counted:
-            return f"rank {rank.rank} measured some of the devices of another rank, and others"
-        counted |= devices
-        total += reading.joules
-    return next((reason for host, reason in without if host not in covered_hosts), total)
+        is_counted = bool(reading.devices) and reading.devices <= counted_devices
+        if is_counted:
+            continue
+        if reading.devices & counted_devices:
+            raise _EnergyUnknown(f"rank {reading.rank} measured some of the devices of another rank, and others")
+        counted_devices |= reading.devices
+        joules += reading.joules
+    return joules

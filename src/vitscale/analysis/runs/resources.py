@@ -1,11 +1,13 @@
-"""What a trial used: processor time, memory, GPUs, energy, and how much of the arithmetic its devices can do.
+"""Works out what a trial used: processor time, memory, GPUs, energy, and its share of its devices' arithmetic.
 
-Shares and rates cover timed steps alone: each epoch's longest stretch of them, or they are unknown. Memory peaks cover
-all epochs.
+Each rank records a line of resources an epoch, which covers the epoch's longest stretch of timed steps. Shares and
+rates use only lines that cover timed steps alone, on all ranks (`timed_spans`); without one they are unknown. Memory
+peaks cover all epochs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,32 +30,32 @@ NOT_RECORDED = "this run recorded no use of its GPUs"
 
 @dataclass(frozen=True)
 class RankResources:
-    """One rank of a trial, median over runs."""
+    """What one rank of a trial used, median over runs; None where unknown."""
 
     rank: int
     cpu_utilisation: float | None
-    """Processor seconds / (seconds x threads): 1 where its threads compute all the time; the loader's may add to it."""
+    """Processor seconds / (seconds x threads): 1 where they always compute; a loader's threads add to it."""
     peak_bytes: int | None
     """Highest allocation on the device; on CPU the highest resident memory."""
     gpu_utilisation: float | None
     share_of_matmul: float | None
     cores: tuple[int, ...] = ()
-    """Cores that it was allowed, in the first run; empty where it did not record them."""
+    """Cores that it was allowed, in its first run; empty where it did not record them."""
     numa_nodes: tuple[int, ...] | None = None
-    """The memory nodes of these cores; None where the kernel does not tell."""
+    """The memory nodes of these cores; None where the kernel does not report them."""
 
 
 @dataclass(frozen=True)
 class ResourceFigures:
-    """Medians over a trial's runs, and means of shares of throttling, which one run in three may have; memory is the
-    highest of any run, and intervals are those of `over_runs`.
+    """What a trial used; None where unavailable.
 
-    None where unavailable.
+    Figures are medians over its runs. Shares of throttling are means, as one run of three may have it alone. Memory is
+    the highest of any run, and intervals are those of `over_runs`.
     """
 
     by_rank: tuple[RankResources, ...]
     peak_rss_bytes: int | None
-    """Peak of the rank that needed most, as are the other peaks."""
+    """Resident memory of the rank that needed most; the other peaks too are of the rank that needed most of each."""
     cuda_allocated_bytes: int | None
     cuda_reserved_bytes: int | None
     cuda_device_bytes: int | None
@@ -102,17 +104,18 @@ class ResourceFigures:
 
 @dataclass(frozen=True)
 class _RankUse:
-    """One rank of one run."""
+    """What one rank used in one run."""
 
     rank: int
     all_lines: tuple[ResourcesLine, ...]
+    """Its lines of all epochs; the figures below cover the epochs of `timed_spans` alone."""
     seconds: float
-    """Seconds of the epochs that count; `cpu_seconds`, `held_seconds` and `gpu` cover the same."""
     cpu_seconds: float
     held_seconds: float | None
-    """Core-seconds for which its host's group was held back."""
+    """Core-seconds for which the CPU controller held back the group of its host; None where an epoch lacks them."""
     host: str
-    gpu: tuple[GpuSamples, ...]
+    gpu_samples: tuple[GpuSamples, ...]
+    """Those of each epoch that has any."""
     threads: int
     peak_bytes: int | None
     cores: tuple[int, ...]
@@ -120,53 +123,102 @@ class _RankUse:
 
     @property
     def cpu_utilisation(self) -> float | None:
-        whole = self.seconds * self.threads
-        return self.cpu_seconds / whole if whole > 0 else None
+        """Processor seconds / (seconds x threads); None where there is no such time."""
+        thread_seconds = self.seconds * self.threads
+        return self.cpu_seconds / thread_seconds if thread_seconds > 0 else None
 
-    def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
-        """Mean over epochs, each weighted by its number of samples."""
-        if not self.gpu:
-            return None
-        known = [(value, max(1, samples.samples)) for samples in self.gpu if (value := field(samples)) is not None]
-        return sum(value * weight for value, weight in known) / sum(w for _, w in known) if known else None
+    @property
+    def gpu_utilisation(self) -> float | None:
+        """Mean share of time in which a kernel ran on its GPU."""
+        return self.gpu_mean(lambda samples: samples.utilisation)
+
+    def gpu_mean(self, figure: Callable[[GpuSamples], float | None]) -> float | None:
+        """Mean of a GPU's figure over epochs, each weighted by its number of samples; None where no epoch has it."""
+        values = []
+        weights = []
+        for samples in self.gpu_samples:
+            value = figure(samples)
+            if value is not None:
+                weight = max(1, samples.samples)
+                values.append(value * weight)
+                weights.append(weight)
+        return sum(values) / sum(weights) if weights else None
 
 
 @dataclass(frozen=True)
 class _RunUse:
-    """One run."""
+    """What one run used."""
 
     ranks: tuple[_RankUse, ...]
-    of_quota: float | None
+    cpu_utilisation_of_quota: float | None
     energy: Energy
     compute: Compute
 
     @property
-    def held_share(self) -> float | None:
-        """`ResourceFigures.cpu_throttled_share`. The kernel adds up over cores, as processor time does."""
-        computed: dict[str, float] = {}
+    def cpu_throttled_share(self) -> float | None:
+        """Held seconds / (held + computed ones) of the worst rank's host.
+
+        The kernel adds held seconds up over cores, as it does processor time.
+        """
+        cpu_seconds_by_host: dict[str, float] = {}
         for rank in self.ranks:
-            computed[rank.host] = computed.get(rank.host, 0.0) + rank.cpu_seconds
-        held = [(rank.held_seconds, computed[rank.host]) for rank in self.ranks]
-        return _highest(seconds and seconds / (seconds + used) for seconds, used in held)
+            cpu_seconds_by_host[rank.host] = cpu_seconds_by_host.get(rank.host, 0.0) + rank.cpu_seconds
+        return _highest(_held_share(rank.held_seconds, cpu_seconds_by_host[rank.host]) for rank in self.ranks)
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Mean over ranks of their median clocks; None where a rank has none."""
+        return whole_mean([rank.gpu_mean(lambda samples: samples.sm_clock_mhz_median) for rank in self.ranks])
+
+    @property
+    def power_watts(self) -> float | None:
+        """Mean per GPU; None where a rank has none."""
+        return whole_mean([rank.gpu_mean(lambda samples: samples.power_watts_mean) for rank in self.ranks])
+
+    @property
+    def gpu_throttled_share(self) -> float | None:
+        """Share of the worst rank's samples in which heat or a fault slowed the clocks."""
+        return _highest(rank.gpu_mean(lambda samples: samples.throttled_share) for rank in self.ranks)
+
+    @property
+    def gpu_limited_share(self) -> float | None:
+        """Share of the worst rank's samples in which a limit, such as that of power, held the clocks."""
+        return _highest(rank.gpu_mean(lambda samples: samples.limited_share) for rank in self.ranks)
+
+
+def _held_share(held_seconds: float | None, cpu_seconds: float) -> float | None:
+    if held_seconds is None:
+        return None
+    if held_seconds == 0:
+        return 0.0
+    return held_seconds / (held_seconds + cpu_seconds)
 
 
 def resource_figures(
     runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
 ) -> ResourceFigures | None:
-    """The figures of one trial, from its completed runs and what `run_figures` says of each; None without a run.
+    """Return what the completed runs of one trial used; None without a run.
 
-    `clusters`: the runs of each observation. `looked`: first runs that decided how many there are, as in `over_runs`.
+    Args:
+        runs: the records.
+        figures: `run_figures` of each.
+        clusters: the runs of each observation.
+        looked: number of first runs that decided how many there are, as in `over_runs`.
     """
     if not runs:
         return None
-    used = [_use(run, own) for run, own in zip(runs, figures, strict=True)]
-    ranks = [rank for use in used for rank in use.ranks]
-    lines = [line for rank in ranks for line in rank.all_lines]
-    samples = [seen for rank in ranks for seen in rank.gpu]
-    by_rank = _by_rank(used)
-    utilisation = whole_mean([rank.gpu_utilisation for rank in by_rank])
-    joules = [use.energy.joules_per_image for use in used]
-    mfu = over_runs([use.compute.mfu for use in used], clusters, looked)
+    uses = [_run_use(run, run_figures) for run, run_figures in zip(runs, figures, strict=True)]
+    ranks = list(itertools.chain.from_iterable(use.ranks for use in uses))
+    lines = list(itertools.chain.from_iterable(rank.all_lines for rank in ranks))
+    gpu_samples = list(itertools.chain.from_iterable(rank.gpu_samples for rank in ranks))
+    by_rank = _rank_resources(uses)
+    gpu_utilisation = whole_mean([rank.gpu_utilisation for rank in by_rank])
+
+    def estimate(values: Sequence[float | None]) -> Estimate | None:
+        return over_runs(values, clusters, looked)
+
+    joules_per_image = estimate([use.energy.joules_per_image for use in uses])
+    mfu = estimate([use.compute.mfu for use in uses])
     return ResourceFigures(
         by_rank=by_rank,
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
@@ -174,150 +226,192 @@ def resource_figures(
         cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
         cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
         cpu_utilisation=whole_mean([rank.cpu_utilisation for rank in by_rank]),
-        cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
-        cpu_throttled_share=known_mean(use.held_share for use in used),
-        gpu_utilisation=utilisation,
-        sm_clock_mhz=known_median(
-            whole_mean([r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median) for r in use.ranks]) for use in used
-        ),
-        sm_clock_mhz_min=min(
-            (gpu.sm_clock_mhz_min for gpu in samples if gpu.sm_clock_mhz_min is not None), default=None
-        ),
-        temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
-        power_watts=known_median(
-            whole_mean([r.gpu_mean(lambda gpu: gpu.power_watts_mean) for r in use.ranks]) for use in used
-        ),
-        throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
-        throttled_share=known_mean(
-            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in used
-        ),
-        limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
-        limited_share=known_mean(
-            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in used
-        ),
-        power_limit_watts=tuple(
-            sorted(
-                {
-                    e.device.settings.power_limit_watts
-                    for run in runs
-                    for e in environments(run)
-                    if e.device.settings and e.device.settings.power_limit_watts is not None
-                }
-            )
-        ),
-        gpu_reason=_gpu_reason(ranks) if utilisation is None else "",
-        joules_per_image=over_runs(joules, clusters, looked),
-        energy_source=next((use.energy.source for use in used if use.energy.source), None),
-        energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
-        matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters, looked),
-        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters, looked),
+        cpu_utilisation_of_quota=known_median(use.cpu_utilisation_of_quota for use in uses),
+        cpu_throttled_share=known_mean(use.cpu_throttled_share for use in uses),
+        gpu_utilisation=gpu_utilisation,
+        sm_clock_mhz=known_median(use.sm_clock_mhz for use in uses),
+        sm_clock_mhz_min=_lowest(samples.sm_clock_mhz_min for samples in gpu_samples),
+        temperature_celsius_max=_highest(samples.temperature_celsius_max for samples in gpu_samples),
+        power_watts=known_median(use.power_watts for use in uses),
+        throttle_reasons=_different(samples.throttle_reasons for samples in gpu_samples),
+        throttled_share=known_mean(use.gpu_throttled_share for use in uses),
+        limits=_different(samples.limits or () for samples in gpu_samples),
+        limited_share=known_mean(use.gpu_limited_share for use in uses),
+        power_limit_watts=_different(_power_limits(run) for run in runs),
+        gpu_reason=_gpu_reason(ranks) if gpu_utilisation is None else "",
+        joules_per_image=joules_per_image,
+        energy_source=_first_text(use.energy.source for use in uses),
+        energy_reason=uses[0].energy.reason if joules_per_image is None else "",
+        matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in uses),
+        achieved_flops_per_second=estimate([use.compute.achieved_flops_per_second for use in uses]),
+        share_of_matmul=estimate([use.compute.share_of_matmul for use in uses]),
         mfu=mfu,
-        peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
-        mfu_reason="" if mfu is not None else used[0].compute.reason,
+        peak_name=_first_text(use.compute.peak_name for use in uses),
+        mfu_reason=uses[0].compute.reason if mfu is None else "",
     )
 
 
 def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
-    """Epoch to the steps that its resources cover, where these are all timed ones after warm-up, on all ranks.
+    """Return epoch -> the steps that its resources cover, where these are all timed ones after warm-up, on all ranks.
 
     Args:
         run: the record.
         steady_from: `RunFigures.steady_from`; light steps before it are warm-up that went on.
     """
     spans: dict[int, set[range]] = {}
-    disturbed: list[Integers] = []
+    disturbing: list[Integers] = [np.array([], dtype=np.int64)]
     for rank in run.ranks:
-        steps = Steps.of(rank.steps)
         for line in rank.resources:
-            first, last = line.steps or (0, -1)
-            spans.setdefault(line.epoch, set()).add(range(first, last + 1))
-        timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
-        disturbed.append(steps.step[~timed])
-    alike = {epoch: stretch for epoch, (stretch, *others) in spans.items() if not others and stretch}
-    numbers = np.concatenate([*disturbed, np.array([], dtype=np.int64)])
-    return {
-        epoch: stretch
-        for epoch, stretch in alike.items()
-        if not ((numbers >= stretch.start) & (numbers < stretch.stop)).any()
-    }
+            spans.setdefault(line.epoch, set()).add(_covered_steps(line))
+        disturbing.append(_disturbing_steps(rank, steady_from))
+    all_disturbing = np.concatenate(disturbing)
+    timed = {}
+    for epoch, spans_of_ranks in spans.items():
+        if len(spans_of_ranks) > 1:
+            continue
+        (span,) = spans_of_ranks
+        is_disturbed = ((all_disturbing >= span.start) & (all_disturbing < span.stop)).any()
+        if span and not is_disturbed:
+            timed[epoch] = span
+    return timed
 
 
-def _use(run: Run, figures: RunFigures) -> _RunUse:
+def _covered_steps(line: ResourcesLine) -> range:
+    if line.steps is None:
+        return range(0)
+    first, last = line.steps
+    return range(first, last + 1)
+
+
+def _disturbing_steps(rank: RankRecord, steady_from: int) -> Integers:
+    """Numbers of a rank's steps that are warm-up, or not light."""
+    steps = Steps.of(rank.steps)
+    is_timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
+    disturbing: Integers = steps.step[~is_timed]
+    return disturbing
+
+
+def _run_use(run: Run, figures: RunFigures) -> _RunUse:
     spans = timed_spans(run, figures.steady_from or 0)
     ranks = tuple(_rank_use(run, rank, spans) for rank in run.ranks)
-    return _RunUse(ranks, _of_quota(run, ranks), energy_per_image(run, spans), compute(run, figures))
+    return _RunUse(
+        ranks=ranks,
+        cpu_utilisation_of_quota=_cpu_utilisation_of_quota(run, ranks),
+        energy=energy_per_image(run, spans),
+        compute=compute(run, figures),
+    )
 
 
 def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
+    """What a rank used in these epochs; its memory is that of all epochs."""
     environment = rank.start.environment if rank.start else None
+    threads = environment.threads if environment else None
     lines = [line for line in rank.resources if line.epoch in epochs]
-    seconds = sum(line.seconds for line in lines)
-    held = [line.cpu_throttled_seconds for line in lines]
-    on_gpu = run.header.trial.train.device == "cuda"
+    if run.header.trial.train.device == "cuda":
+        peak_bytes = _highest(line.cuda_allocated_bytes for line in rank.resources)
+    else:
+        peak_bytes = _highest(line.peak_rss_bytes for line in rank.resources)
     return _RankUse(
         rank=rank.rank,
         all_lines=rank.resources,
-        seconds=seconds,
+        seconds=sum(line.seconds for line in lines),
         cpu_seconds=sum(line.cpu_seconds for line in lines),
-        held_seconds=None if None in held or not held else sum(filter(None, held)),
+        held_seconds=_sum_if_complete([line.cpu_throttled_seconds for line in lines]),
         host=environment.host if environment else "",
-        gpu=tuple(line.gpu for line in lines if line.gpu is not None),
-        threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
-        peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
+        gpu_samples=tuple(line.gpu for line in lines if line.gpu is not None),
+        threads=threads or run.header.trial.world.threads_per_rank,
+        peak_bytes=peak_bytes,
         cores=environment.cores_allowed if environment else (),
         numa_nodes=environment.numa_nodes if environment else None,
     )
 
 
-def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
-    quota_of: dict[str, float] = {}
-    used_on: dict[str, list[_RankUse]] = {}
-    for record, use in zip(run.ranks, ranks, strict=True):
-        if record.start is None or record.start.environment.cpu_quota_cores is None or use.seconds <= 0:
+def _cpu_utilisation_of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
+    """Cores that the ranks of a host kept busy / cores of its quota, mean over hosts; None where a rank has no quota.
+
+    Args:
+        run: the record.
+        ranks: the use of each of its ranks, in the same order.
+    """
+    quota_by_host: dict[str, float] = {}
+    busy_cores_by_host: dict[str, list[float]] = {}
+    for record, rank in zip(run.ranks, ranks, strict=True):
+        quota = record.start.environment.cpu_quota_cores if record.start is not None else None
+        if quota is None or rank.seconds <= 0:
             return None
-        host = record.start.environment.host
-        quota_of[host] = record.start.environment.cpu_quota_cores
-        used_on.setdefault(host, []).append(use)
-    shares = [
-        sum(use.cpu_seconds / use.seconds for use in used_on[host]) / quota
-        for host, quota in quota_of.items()
-        if quota > 0
-    ]
-    return known_mean(shares)
-
-
-def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:
-    of_ranks: dict[int, list[_RankUse]] = {}
-    for rank in (rank for use in used for rank in use.ranks):
-        of_ranks.setdefault(rank.rank, []).append(rank)
-    return tuple(
-        RankResources(
-            rank=number,
-            cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
-            peak_bytes=_highest(rank.peak_bytes for rank in same),
-            gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
-            share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
-            cores=same[0].cores,
-            numa_nodes=same[0].numa_nodes,
-        )
-        for number, same in sorted(of_ranks.items())
+        quota_by_host[rank.host] = quota
+        busy_cores_by_host.setdefault(rank.host, []).append(rank.cpu_seconds / rank.seconds)
+    return known_mean(
+        sum(busy_cores_by_host[host]) / quota_cores for host, quota_cores in quota_by_host.items() if quota_cores > 0
     )
 
 
+def _rank_resources(uses: Sequence[_RunUse]) -> tuple[RankResources, ...]:
+    """The resources of each rank that is in any run, by its number."""
+    uses_by_rank: dict[int, list[_RankUse]] = {}
+    for use in uses:
+        for rank in use.ranks:
+            uses_by_rank.setdefault(rank.rank, []).append(rank)
+    return tuple(
+        RankResources(
+            rank=number,
+            cpu_utilisation=known_median(rank.cpu_utilisation for rank in ranks),
+            peak_bytes=_highest(rank.peak_bytes for rank in ranks),
+            gpu_utilisation=known_median(rank.gpu_utilisation for rank in ranks),
+            share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in uses),
+            cores=ranks[0].cores,
+            numa_nodes=ranks[0].numa_nodes,
+        )
+        for number, ranks in sorted(uses_by_rank.items())
+    )
+
+
+def _power_limits(run: Run) -> list[float]:
+    """The power limit in W of each rank's GPU that has one."""
+    limits = []
+    for environment in environments(run):
+        settings = environment.device.settings
+        if settings and settings.power_limit_watts is not None:
+            limits.append(settings.power_limit_watts)
+    return limits
+
+
 def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
-    """Why the utilisation is unknown of those ranks of which it is; of a slice (MIG) NVML tells none."""
-    silent = [rank for rank in ranks if rank.gpu_mean(lambda gpu: gpu.utilisation) is None]
-    if any(rank.gpu for rank in silent):
+    """Why the GPU utilisation of some ranks is unknown. Of a slice of a GPU (MIG) NVML does not report it."""
+    unknown = [rank for rank in ranks if rank.gpu_utilisation is None]
+    if any(rank.gpu_samples for rank in unknown):
         return "NVML does not tell the utilisation of this GPU, or slice of one"
-    lines = [line for rank in silent for line in rank.all_lines]
+    lines = list(itertools.chain.from_iterable(rank.all_lines for rank in unknown))
     if any(line.gpu for line in lines):
         return "no sample lies among timed steps alone"
-    return next((line.gpu_reason for line in lines if line.gpu_reason), NOT_RECORDED)
+    return _first_text(line.gpu_reason for line in lines) or NOT_RECORDED
 
 
 _Number = TypeVar("_Number", int, float)
+_Value = TypeVar("_Value", str, float)
 
 
 def _highest(values: Iterable[_Number | None]) -> _Number | None:
+    """The highest of the known values; None where none is known."""
     return max((value for value in values if value is not None), default=None)
+
+
+def _lowest(values: Iterable[float | None]) -> float | None:
+    """The lowest of the known values; None where none is known."""
+    return min((value for value in values if value is not None), default=None)
+
+
+def _different(groups: Iterable[Iterable[_Value]]) -> tuple[_Value, ...]:
+    """Each different value that is in any group, in order."""
+    return tuple(sorted(set(itertools.chain.from_iterable(groups))))
+
+
+def _first_text(texts: Iterable[str | None]) -> str | None:
+    """The first text that is neither empty nor None; None where there is none."""
+    return next((text for text in texts if text), None)
+
+
+def _sum_if_complete(values: Sequence[float | None]) -> float | None:
+    """The sum of the values; None where any of them is unknown, or there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

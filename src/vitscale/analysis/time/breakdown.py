@@ -1,16 +1,20 @@
-"""The parts of a step's time, per rank: they never overlap, and add up to the step.
+"""Works out the parts of a step's time, per rank: they never overlap, and add up to the step.
 
     data_wait    the loader is not ready
     h2d          copying the batch to the device, where nothing else goes on meanwhile
     forward      preprocessing on the device, the model, the loss
     backward     backward computation
-    bubble       on ranks that hold stages: neither, because other stages have not handed on yet
+    bubble       on ranks that hold stages: nothing to compute, because other stages have not handed on yet
     wait         exposed: waiting for the slowest rank to arrive at a collective
     wire         exposed: the transfer of a collective
     norm         exposed: the same where synchronised norms exchange their sums
     optimizer    clipping and update
     launch_gaps  the device has nothing to do inside a phase (GPU only)
-    other        what is left
+    other        the remaining time
+
+wait, wire and norm together are exposed communication, which is known also where they cannot be told apart. A step or
+run from which the profiler lost events is lossy: not even its exposed communication is known. Lossy ones are left out
+of means where others are complete.
 
 Only explained steps count: their slowdown against the timed steps beside them is `overhead`. On a GPU those are
 attached steps, whose own slowdown against the light ones before is `attached_overhead`, and both are taken out of the
@@ -19,17 +23,21 @@ parts: the profiler keeps the host from launching, and a device that is always b
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.statistics import known_median, mean_interval, whole_mean
 from vitscale.analysis.time.exposure import RankExposure, explained, exposures, step_parts, unprofiled
+from vitscale.base.arrays import FloatArray
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
@@ -80,7 +88,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The mean explained step of each rank, on a GPU without what explaining adds."""
+    """The mean explained step of each rank, on a GPU without the seconds that explaining adds."""
 
     ranks: tuple[RankParts, ...]
     steps: int
@@ -101,43 +109,55 @@ class Breakdown:
     attached_overhead: float | None = None
     """How much longer timed steps take after the profiler than before it; None where there are none."""
     left_out: tuple[str, ...] = ()
-    """What the profiler lost of each explained step that is in no mean, because others are whole."""
+    """For each lossy step that is in no mean, the parts that the profiler lost, in words."""
 
     @property
     def slowdown(self) -> float:
-        """Explained steps / light steps, where that is above 1: what the profiler costs and what it leaves behind."""
+        """Explained steps / light steps, at least 1: with the profiler's cost, and what it leaves behind."""
         return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
     def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Estimate | None:
-        """A figure's mean over the observations that have it, with a 95 % interval from 3 of them; None without any.
+        """Return a figure's mean over the observations that have it, with a 95 % interval from 3 of them.
 
         Args:
-            figure: what to take from one run's breakdown; not negative.
+            figure: takes the value from one run's breakdown; not negative.
             most: the largest possible value.
+
+        Returns:
+            None where no observation has it.
         """
-        of_runs = [figure(run) if run is not None else None for run in self.by_run]
-        known = observations(of_runs, self.clusters, statistics.fmean)
-        return mean_interval(known, most=most) if known else None
+        values = [figure(run) if run is not None else None for run in self.by_run]
+        known_values = observations(values, self.clusters, statistics.fmean)
+        return mean_interval(known_values, most=most) if known_values else None
 
     @property
     def exposed_share(self) -> Estimate | None:
         """Exposed communication of the typical rank, as a share of its step, with its interval over runs."""
-        share, number = self.typical.exposed_share, self.typical.rank
-        of_runs = self.over_runs(lambda run: run.rank(number).exposed_share, most=1.0)
-        if share is None:
+        typical = self.typical
+        if typical.exposed_share is None:
             return None
-        return Estimate(share) if of_runs is None else Estimate(share, of_runs.low, of_runs.high, note=of_runs.note)
+        over_runs = self.over_runs(lambda run: run.rank(typical.rank).exposed_share, most=1.0)
+        if over_runs is None:
+            return Estimate(typical.exposed_share)
+        return Estimate(typical.exposed_share, over_runs.low, over_runs.high, note=over_runs.note)
 
     def part_seconds(self, number: int, part: str | None) -> Estimate | None:
-        """Seconds of a part of one rank's step over runs; those of the whole step where `part` is None."""
+        """Return the seconds of a part of one rank's step over runs.
 
-        def of_run(run: Breakdown) -> float | None:
-            own = run.rank(number)
+        Args:
+            number: of the rank.
+            part: one of PARTS; COMMUNICATION: all exposed communication; None: the whole step.
+        """
+
+        def seconds_in(run: Breakdown) -> float | None:
+            rank = run.rank(number)
             if part is None:
-                return own.seconds
-            return own.exposed_seconds if part == COMMUNICATION else own.parts[part]
+                return rank.seconds
+            if part == COMMUNICATION:
+                return rank.exposed_seconds
+            return rank.parts[part]
 
-        return self.over_runs(of_run)
+        return self.over_runs(seconds_in)
 
     def rank(self, number: int) -> RankParts:
         """The parts of one rank."""
@@ -151,7 +171,8 @@ class Breakdown:
         """
         if self.typical_rank is not None:
             return self.rank(self.typical_rank)
-        return sorted(self.ranks, key=_idleness)[len(self.ranks) // 2]
+        by_wait = sorted(self.ranks, key=_wait_or_exposed_seconds)
+        return by_wait[len(by_wait) // 2]
 
     @property
     def wait_known(self) -> bool:
@@ -159,242 +180,403 @@ class Breakdown:
         return self.typical.parts["wait"] is not None
 
 
-def _idleness(rank: RankParts) -> float:
-    wait = rank.parts["wait"]
-    return rank.exposed_seconds or 0.0 if wait is None else wait
+def _wait_or_exposed_seconds(rank: RankParts) -> float:
+    wait_seconds = rank.parts["wait"]
+    if wait_seconds is not None:
+        return wait_seconds
+    return rank.exposed_seconds or 0.0
+
+
+class _ExplainedStep(NamedTuple):
+    """One explained step on all ranks."""
+
+    ranks: list[RankParts]
+    reasons: dict[str, str]
+    """Part -> why it is unknown on some rank."""
+    wait_by_rank: dict[int, float]
+    """Rank -> seconds for which it waited, exposed or not; lacks ranks of which this is unknown."""
 
 
 def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
-    """The breakdown of one run; None where no step was explained on all its ranks.
+    """Return the breakdown of one run; None where no step was explained on all its ranks.
 
     Args:
         run: the run, with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
-    steps = [_step(lines) for lines in explained(run, steady_from)]
+    steps = [_explained_step(lines) for lines in explained(run, steady_from)]
     if not steps:
         return None
-    whole = [step for step in steps if _is_whole(step[0])] or steps
-    reasons = {part: why for _, of_step, _ in whole for part, why in of_step.items()}
-    lossy = [of_step for ranks, of_step, _ in steps if not _is_whole(ranks)] if whole is not steps else []
-    means = tuple(_mean(same) for same in zip(*(ranks for ranks, _, _ in whole), strict=True))
-    overhead, attached, light_seconds = _overheads(run, steady_from)
-    if light_seconds is not None and run.header.trial.train.device == "cuda":
-        share = light_seconds / max(rank.seconds for rank in means)
-        means = tuple(_light(rank, share * rank.seconds) for rank in means)
-    straggler = _straggler(means, [waits for _, _, waits in whole])
+    complete = [step for step in steps if _is_complete(step.ranks)]
+    counted = complete or steps
+    lossy = [step for step in steps if not _is_complete(step.ranks)] if complete else []
+    reasons: dict[str, str] = {}
+    for step in counted:
+        reasons |= step.reasons
+    means = _mean_ranks([step.ranks for step in counted])
+    overheads = _overheads(run, steady_from)
+    if overheads.light_seconds is not None and run.header.trial.train.device == "cuda":
+        light_share = overheads.light_seconds / max(rank.seconds for rank in means)
+        means = tuple(_light_step(rank, light_share * rank.seconds) for rank in means)
     return Breakdown(
-        means,
-        len(whole),
-        reasons,
-        overhead,
-        straggler,
-        attached_overhead=attached,
-        left_out=tuple(_loss(own, reasons) for own in lossy),
+        ranks=means,
+        steps=len(counted),
+        reasons=reasons,
+        overhead=overheads.of_explained,
+        straggler=_straggler(means, [step.wait_by_rank for step in counted]),
+        attached_overhead=overheads.of_attached,
+        left_out=tuple(_loss(step.reasons, reasons) for step in lossy),
     )
 
 
-def _light(rank: RankParts, seconds: float) -> RankParts:
-    """A rank's explained step on a GPU as a light one of `seconds`. Where its gaps or exchanges are unknown so is what
-    explaining added to each part: those that are known stand, and less of the step is unknown."""
-    exposed, told_apart = rank.exposed_seconds, rank.parts["wait"] is not None
-    known = {name: own for name, own in rank.parts.items() if own is not None}
+def _light_step(rank: RankParts, seconds: float) -> RankParts:
+    """Return a rank's explained step on a GPU as a light one of `seconds`.
+
+    Where its gaps or its exchanges are unknown, so is how much explaining added to each part: the parts that are known
+    stand, and less of the step is unknown.
+    """
     if not 0 < seconds < rank.seconds:
         return rank
-    if exposed is None or rank.parts["launch_gaps"] is None:
-        return replace(rank, seconds=max(seconds, sum(known.values())))
-    light = unprofiled(known if told_apart else {**known, COMMUNICATION: exposed}, seconds, "cuda")
-    exposed = sum(light[name] for name in EXPOSED) if told_apart else light[COMMUNICATION]
-    return RankParts(rank.rank, seconds, {name: light.get(name) for name in rank.parts}, exposed)
+    known_parts = {name: part_seconds for name, part_seconds in rank.parts.items() if part_seconds is not None}
+    if rank.exposed_seconds is None or rank.parts["launch_gaps"] is None:
+        return replace(rank, seconds=max(seconds, sum(known_parts.values())))
+    wait_is_known = rank.parts["wait"] is not None
+    if not wait_is_known:
+        known_parts[COMMUNICATION] = rank.exposed_seconds
+    light = unprofiled(known_parts, seconds, "cuda")
+    exposed_seconds = sum(light[name] for name in EXPOSED) if wait_is_known else light[COMMUNICATION]
+    return RankParts(rank.rank, seconds, {name: light.get(name) for name in rank.parts}, exposed_seconds)
 
 
-def _step(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[list[RankParts], dict[str, str], dict[int, float]]:
-    """(Parts of each rank, why some are unknown, how long each rank waited where this is known) of one step."""
+def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedStep:
+    """Return the parts of one step. `lines`: (rank, line) of all ranks."""
+    ranks = []
     reasons: dict[str, str] = {}
-    exposed = exposures(lines)
-    for (_, line), exposure in zip(lines, exposed, strict=True):
-        reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
-        reasons |= {part: exposure.reason for part in EXPOSED if getattr(exposure, part) is None}
-    waits = {own.rank: own.late_by_seconds for own in exposed if own.late_by_seconds is not None}
-    return [_parts(line, own) for (_, line), own in zip(lines, exposed, strict=True)], reasons, waits
+    wait_by_rank: dict[int, float] = {}
+    for (_, line), exposure in zip(lines, exposures(lines), strict=True):
+        ranks.append(_rank_parts(line, exposure))
+        reasons |= {part: reason for part, reason in line.unknown.items() if part in PARTS}
+        reasons |= dict.fromkeys(exposure.unknown_parts, exposure.reason)
+        if exposure.late_by_seconds is not None:
+            wait_by_rank[exposure.rank] = exposure.late_by_seconds
+    return _ExplainedStep(ranks, reasons, wait_by_rank)
 
 
-def _is_whole(ranks: Sequence[RankParts]) -> bool:
+def _is_complete(ranks: Sequence[RankParts]) -> bool:
     """Whether the profiler lost nothing of a step or run; else not even exposed communication is known.
 
-    What a step is made of, such as a CUDA graph, may make other parts unknown: the mean of steps without one would be
+    The content of a step, such as a CUDA graph, may make other parts unknown: the mean of steps without one would be
     of another kind of step.
     """
     return all(rank.exposed_seconds is not None for rank in ranks)
 
 
-def _loss(reasons: Mapping[str, str], known: Mapping[str, str]) -> str:
-    return next((why for why in reasons.values() if why not in known.values()), "parts of them are unknown")
+def _loss(reasons: Mapping[str, str], common_reasons: Mapping[str, str]) -> str:
+    """Return the first reason of a lossy step or run that the others do not have too."""
+    for reason in reasons.values():
+        if reason not in common_reasons.values():
+            return reason
+    return "parts of them are unknown"
 
 
 def mean_breakdown(
     by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
 ) -> Breakdown | None:
-    """The mean over the explained observations of one trial; None where none was explained.
+    """Return the mean over the explained observations of one trial; None where none was explained.
 
     Args:
-        by_run: breakdown of each run; their ranks may differ (`_of_same_ranks`), and some may have lost events.
+        by_run: breakdown of each run; their ranks may differ (`_with_same_ranks`), and some may have lost events.
         clusters: the runs of each observation.
         typical_rank: number of the typical rank, where it is fixed.
     """
-    by_run = _of_same_ranks(by_run)
-    every = [run for run in by_run if run is not None]
-    if not every:
+    by_run = _with_same_ranks(by_run)
+    explained_runs = [run for run in by_run if run is not None]
+    if not explained_runs:
         return None
-    explained = [run for run in every if _is_whole(run.ranks)] or every
-    lossy = [run for run in every if run not in explained]
-    by_run = [None if run in lossy else run for run in by_run]
-    reasons = {part: why for run in explained for part, why in run.reasons.items()}
-    each = [[run] for run in range(len(by_run))] if clusters is None else clusters
-    together = [[known.ranks for run in own if (known := by_run[run]) is not None] for own in each]
-    means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
+    counted_by_run = _without_lossy(by_run)
+    counted_runs = [run for run in counted_by_run if run is not None]
+    reasons: dict[str, str] = {}
+    for run in counted_runs:
+        reasons |= run.reasons
+    left_out = list(itertools.chain.from_iterable(run.left_out for run in explained_runs))
+    for recorded, counted in zip(by_run, counted_by_run, strict=True):
+        if recorded is not None and counted is None:
+            left_out += [_loss(recorded.reasons, reasons)] * recorded.steps
     return Breakdown(
-        ranks=tuple(_mean(same) for same in zip(*means, strict=True)),
-        steps=sum(run.steps for run in explained),
+        ranks=_mean_over_observations(counted_by_run, clusters),
+        steps=sum(run.steps for run in counted_runs),
         reasons=reasons,
-        overhead=known_median(run.overhead for run in explained),
-        straggler=_common_straggler(by_run, clusters),
-        by_run=tuple(by_run),
+        overhead=known_median(run.overhead for run in counted_runs),
+        straggler=_common_straggler(counted_by_run, clusters),
+        by_run=tuple(counted_by_run),
         clusters=clusters,
         typical_rank=typical_rank,
-        attached_overhead=known_median(run.attached_overhead for run in explained),
-        left_out=(
-            *(why for run in every for why in run.left_out),
-            *(_loss(run.reasons, reasons) for run in lossy for _ in range(run.steps)),
-        ),
+        attached_overhead=known_median(run.attached_overhead for run in counted_runs),
+        left_out=tuple(left_out),
     )
 
 
-def _of_same_ranks(by_run: Sequence[Breakdown | None]) -> Sequence[Breakdown | None]:
-    """The same runs with the ranks that all of them explained, so that their means are of the same ranks.
+def _with_same_ranks(by_run: Sequence[Breakdown | None]) -> Sequence[Breakdown | None]:
+    """Return the same runs with the ranks that all of them explained, so that their means are of the same ranks.
 
     A script without a Probe may leave usable traces of other ranks in each run. Where no rank is in all runs, those
     without the rank that most runs have are None.
     """
-    numbers = [{rank.rank for rank in run.ranks} for run in by_run if run is not None]
-    if all(own == numbers[0] for own in numbers):
+    ranks_by_run = [{rank.rank for rank in run.ranks} for run in by_run if run is not None]
+    if all(ranks == ranks_by_run[0] for ranks in ranks_by_run):
         return by_run
-    most = max(sorted(set.union(*numbers)), key=lambda rank: sum(rank in own for own in numbers))
-    common = set.intersection(*(own for own in numbers if most in own))
-
-    def alike(run: Breakdown | None) -> Breakdown | None:
-        ranks = tuple(rank for rank in run.ranks if rank.rank in common) if run is not None else ()
-        if run is None or len(ranks) < len(common):
-            return None
-        straggler = run.straggler if run.straggler is not None and run.straggler.rank in common else None
-        return replace(run, ranks=ranks, straggler=straggler)
-
-    return [alike(run) for run in by_run]
+    all_ranks = sorted(set.union(*ranks_by_run))
+    most_common = max(all_ranks, key=lambda rank: sum(rank in ranks for ranks in ranks_by_run))
+    common = set.intersection(*(ranks for ranks in ranks_by_run if most_common in ranks))
+    return [_only_ranks(run, common) if run is not None else None for run in by_run]
 
 
-def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
-    where = step_parts(line, exposure)
-    parts: dict[str, float | None] = {name: length(where.get(name, ())) for name in PARTS}
-    parts |= dict.fromkeys(set(line.unknown) & set(PARTS) - set(EXPOSED))
-    parts |= {name: None for name in EXPOSED if getattr(exposure, name) is None}
-    exposed = None if COMMUNICATION in line.unknown else length(exposure.exposed)
-    return RankParts(exposure.rank, line.seconds, parts, exposed)
+def _only_ranks(run: Breakdown, numbers: Collection[int]) -> Breakdown | None:
+    """Return the breakdown of these ranks alone; None where it lacks one of them."""
+    ranks = tuple(rank for rank in run.ranks if rank.rank in numbers)
+    if len(ranks) < len(numbers):
+        return None
+    straggler = run.straggler
+    if straggler is not None and straggler.rank not in numbers:
+        straggler = None
+    return replace(run, ranks=ranks, straggler=straggler)
 
 
-def _mean(some: Sequence[RankParts]) -> RankParts:
-    parts = {name: whole_mean([rank.parts[name] for rank in some]) for name in PARTS}
+def _without_lossy(by_run: Sequence[Breakdown | None]) -> list[Breakdown | None]:
+    """Return the same runs with None for lossy ones; all of them where none is complete."""
+    complete = [run if run is not None and _is_complete(run.ranks) else None for run in by_run]
+    return complete if any(complete) else list(by_run)
+
+
+def _mean_over_observations(by_run: Sequence[Breakdown | None], clusters: Clusters) -> tuple[RankParts, ...]:
+    """Return the mean of each rank over observations; that of an observation is the mean over its runs."""
+    if clusters is None:
+        clusters = [[run] for run in range(len(by_run))]
+    means = []
+    for cluster in clusters:
+        runs = [by_run[index] for index in cluster]
+        ranks_by_run = [run.ranks for run in runs if run is not None]
+        if ranks_by_run:
+            means.append(_mean_ranks(ranks_by_run))
+    return _mean_ranks(means)
+
+
+def _mean_ranks(several: Sequence[Sequence[RankParts]]) -> tuple[RankParts, ...]:
+    """Return the mean of each rank over several steps or runs, all with the same ranks in the same order."""
+    return tuple(_mean_parts(same_rank) for same_rank in zip(*several, strict=True))
+
+
+def _mean_parts(steps: Sequence[RankParts]) -> RankParts:
+    """Return the mean of several steps of one rank; a part that is unknown in one of them is unknown."""
     return RankParts(
-        some[0].rank,
-        statistics.fmean(rank.seconds for rank in some),
-        parts,
-        whole_mean([rank.exposed_seconds for rank in some]),
+        rank=steps[0].rank,
+        seconds=statistics.fmean(step.seconds for step in steps),
+        parts={name: whole_mean([step.parts[name] for step in steps]) for name in PARTS},
+        exposed_seconds=whole_mean([step.exposed_seconds for step in steps]),
     )
 
 
-def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, float]]) -> Straggler | None:
-    """The rank that waits least, where it keeps the others waiting more often than chance and by more than noise.
+def _rank_parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
+    """Return the parts of one rank's step."""
+    intervals = step_parts(line, exposure)
+    parts: dict[str, float | None] = {}
+    for name in PARTS:
+        is_unknown = name in exposure.unknown_parts if name in EXPOSED else name in line.unknown
+        parts[name] = None if is_unknown else length(intervals.get(name, ()))
+    exposed_seconds = None if COMMUNICATION in line.unknown else length(exposure.exposed)
+    return RankParts(exposure.rank, line.seconds, parts, exposed_seconds)
+
+
+def _straggler(means: Sequence[RankParts], waits_by_step: Sequence[Mapping[int, float]]) -> Straggler | None:
+    """Return the rank that waits least, where it keeps the others waiting more often than chance and beyond noise.
 
     Args:
         means: mean parts of every rank.
-        earliness: per step, how long each rank waited.
+        waits_by_step: for each step, rank -> seconds for which it waited.
     """
-    if len(means) < 2 or any(len(waits) < len(means) for waits in earliness):
+    is_unknown = any(len(waits) < len(means) for waits in waits_by_step)
+    if len(means) < 2 or is_unknown:
         return None
-    noticeable = _LEAST_WAIT_SHARE * max(mean.seconds for mean in means)
-    guilty = [
-        min(waits, key=waits.__getitem__) if max(waits.values()) - min(waits.values()) > noticeable else None
-        for waits in earliness
-    ]
-    named = [rank for rank in guilty if rank is not None]
-    if not named:
+    noticeable_seconds = _LEAST_WAIT_SHARE * max(mean.seconds for mean in means)
+    last_ranks = [_last_rank(waits, noticeable_seconds) for waits in waits_by_step]
+    rank = _most_frequent([rank for rank in last_ranks if rank is not None])
+    if rank is None:
         return None
-    rank = max(sorted(set(named)), key=named.count)
-    share = named.count(rank) / len(guilty)
-    margins = [statistics.median(s for other, s in waits.items() if other != rank) - waits[rank] for waits in earliness]
-    if share <= 1 / len(means) or len(margins) < _FEWEST_STEPS_TO_NAME or not _beyond_noise(margins):
+    share_of_steps = last_ranks.count(rank) / len(last_ranks)
+    if share_of_steps <= 1 / len(means) or not _is_beyond_noise(_margins(rank, waits_by_step)):
         return None
-    own = {mean.rank: mean.seconds - (mean.exposed_seconds or 0.0) for mean in means}
-    others = statistics.median(seconds for other, seconds in own.items() if other != rank)
-    return Straggler(rank, share, own[rank] / others - 1 if others > 0 else None)
+    return Straggler(rank, share_of_steps, _slower_by(rank, means))
 
 
-def _beyond_noise(margins: Sequence[float]) -> bool:
+def _last_rank(waits: Mapping[int, float], noticeable_seconds: float) -> int | None:
+    """Return the rank that waited least in a step; None where all waited about as long.
+
+    Args:
+        waits: rank -> seconds for which it waited.
+        noticeable_seconds: difference of waits that counts.
+    """
+    if max(waits.values()) - min(waits.values()) <= noticeable_seconds:
+        return None
+    return min(waits, key=waits.__getitem__)
+
+
+def _most_frequent(ranks: Sequence[int]) -> int | None:
+    """Return the rank that occurs most often, of several the lowest; None where there is none."""
+    return max(sorted(set(ranks)), key=ranks.count, default=None)
+
+
+def _margins(rank: int, waits_by_step: Sequence[Mapping[int, float]]) -> list[float]:
+    """Return for each step how many seconds less the rank waited than the median of the others."""
+    margins = []
+    for waits in waits_by_step:
+        other_waits = [seconds for other, seconds in waits.items() if other != rank]
+        margins.append(statistics.median(other_waits) - waits[rank])
+    return margins
+
+
+def _slower_by(rank: int, means: Sequence[RankParts]) -> float | None:
+    """Return how much longer the rank's own work takes than the median of the others': 0.21 is 21 %."""
+    work_by_rank = {mean.rank: mean.seconds - (mean.exposed_seconds or 0.0) for mean in means}
+    usual_work = statistics.median(seconds for other, seconds in work_by_rank.items() if other != rank)
+    return work_by_rank[rank] / usual_work - 1 if usual_work > 0 else None
+
+
+def _is_beyond_noise(margins: Sequence[float]) -> bool:
     """Whether their mean is more than three standard errors above 0: a rank picked from many needs that much."""
+    if len(margins) < _FEWEST_STEPS_TO_NAME:
+        return False
     return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
 
 
 def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) -> Straggler | None:
-    by_explained_run = [run.straggler for run in by_run if run is not None]
-    named = [straggler for straggler in by_explained_run if straggler is not None]
-    if 2 * len(named) <= len(by_explained_run):
+    """Return the straggler of most explained runs; None where most of them have none."""
+    explained_runs = [run for run in by_run if run is not None]
+    stragglers = [run.straggler for run in explained_runs if run.straggler is not None]
+    rank = _most_frequent([straggler.rank for straggler in stragglers])
+    if rank is None or 2 * len(stragglers) <= len(explained_runs):
         return None
-    ranks = [straggler.rank for straggler in named]
-    rank = max(sorted(set(ranks)), key=ranks.count)
-    same = [straggler for straggler in named if straggler.rank == rank]
-    of_runs = [
-        (run.straggler.share_of_steps if run.straggler and run.straggler.rank == rank else 0.0) if run else None
-        for run in by_run
-    ]
-    share = mean_interval(observations(of_runs, clusters, statistics.fmean), most=1.0)
-    return Straggler(rank, share.value, known_median(straggler.slower_by for straggler in same), share)
+    shares = [_share_of_steps(run, rank) if run is not None else None for run in by_run]
+    share = mean_interval(observations(shares, clusters, statistics.fmean), most=1.0)
+    slower_by = known_median(straggler.slower_by for straggler in stragglers if straggler.rank == rank)
+    return Straggler(rank, share.value, slower_by, interval=share)
 
 
-def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, float | None]:
-    """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.runs.steps`).
+def _share_of_steps(run: Breakdown, rank: int) -> float:
+    """Return the share of a run's steps in which the rank is its straggler; 0 where it is none."""
+    straggler = run.straggler
+    if straggler is None or straggler.rank != rank:
+        return 0.0
+    return straggler.share_of_steps
 
-    Returns:
-        The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,
-            attached ones where there are any; the mean whole attached step against that of as many light ones, the last
-            before the profiler; and the seconds of the mean light one. Explained steps that nothing marks, as in
-            traces, are none of these.
+
+class _Overheads(NamedTuple):
+    """How much longer steps take because of the profiler (0.03: 3 %); None where unknown.
+
+    Explained steps that nothing marks, as in traces, are in none of these.
     """
-    steps = step_figures.RunSteps.of([step_figures.recorded_steps(run)])
-    (elapsed,), kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
 
-    explained = [line.step for line in run.ranks[0].explained]
+    of_explained: float | None
+    """Explained steps' mean against that of the timed steps of their kind beside them, attached ones where there are
+    any; median over blocks."""
+    of_attached: float | None
+    """The mean whole attached step against that of as many light ones, the last before the profiler."""
+    light_seconds: float | None
+    """Seconds of the mean whole light step."""
 
-    def timed(window: int) -> step_figures.Integers:
-        own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from) & ~np.isin(steps.step, explained))
-        # Within this run alone: neighbours of a block are compared with it, and a long run is not spoken of.
-        event = step_figures.one_off(step_figures.slow_steps(steps.step[own], elapsed[None, own], kinds[own]))
-        return own[steps.step[own] != event.step] if event is not None else own
 
-    def slower(some: step_figures.Integers, against: step_figures.Integers) -> float | None:
-        usual = float(elapsed[against].mean()) if len(against) else 0.0
-        return float(elapsed[some].mean()) / usual - 1 if len(some) and usual > 0 else None
+class _BlockOfKind(NamedTuple):
+    """Steps of one kind (`step_figures.step_kinds`) in one explained block."""
 
-    place_of = dict(zip(steps.step.tolist(), range(len(steps)), strict=True))
-    blocks: dict[tuple[int, int], list[int]] = {}
-    for line in run.ranks[0].explained:
-        if line.step >= steady_from and (index := place_of.get(line.step)) is not None:
-            blocks.setdefault((line.block, int(kinds[index])), []).append(index)
-    light, attached = timed(step_figures.LIGHT), timed(step_figures.ATTACHED)
+    block: int
+    kind: int
+
+
+def _overheads(run: Run, steady_from: int) -> _Overheads:
+    """Return the overheads of one run, by the estimator of all times (`analysis.runs.steps`)."""
+    timing = _Timing.of(run, steady_from)
+    light = timing.timed(step_figures.LIGHT)
+    attached = timing.timed(step_figures.ATTACHED)
+    usual = attached if len(attached) else light
     ratios = []
-    for (_, kind), block in blocks.items():
-        some = attached if len(attached) else light
-        beside = some[kinds[some] == kind]
-        around = [*beside[beside < min(block)][-_NEIGHBOURS:], *beside[beside > max(block)][:_NEIGHBOURS]]
-        ratios.append(slower(np.array(block), np.array(around, dtype=np.int64)))
-    light, attached = (some[kinds[some] == step_figures.WHOLE] for some in (light, attached))
-    seconds = float(elapsed[light].mean()) if len(light) else None
-    return known_median(ratios), slower(attached, light[-len(attached) :]), seconds
+    for (_, kind), block in timing.explained_blocks().items():
+        neighbours = _neighbours(block, timing.of_kind(usual, kind))
+        ratios.append(timing.slowdown(block, neighbours))
+    light = timing.of_kind(light, step_figures.WHOLE)
+    attached = timing.of_kind(attached, step_figures.WHOLE)
+    return _Overheads(
+        of_explained=known_median(ratios),
+        of_attached=timing.slowdown(attached, light[-len(attached) :]),
+        light_seconds=float(timing.elapsed_seconds[light].mean()) if len(light) else None,
+    )
+
+
+def _neighbours(block: step_figures.Integers, others: step_figures.Integers) -> step_figures.Integers:
+    """Return the last positions of `others` before a block, and the first ones after it."""
+    before = others[others < block.min()][-_NEIGHBOURS:]
+    after = others[others > block.max()][:_NEIGHBOURS]
+    return np.concatenate([before, after])
+
+
+@dataclass(frozen=True, eq=False)
+class _Timing:
+    """The times of one run's S steps. A step's position is its place in these arrays."""
+
+    steps: step_figures.RunSteps
+    elapsed_seconds: FloatArray
+    """Shape (S,)."""
+    kinds: npt.NDArray[np.uint8]
+    """Shape (S,)."""
+    explained: tuple[ExplainedLine, ...]
+    """Explained steps of the first rank."""
+    steady_from: int
+    """Number of the first step that counts."""
+
+    @classmethod
+    def of(cls, run: Run, steady_from: int) -> _Timing:
+        """Read the times of a run's steps."""
+        steps = step_figures.RunSteps.of([step_figures.recorded_steps(run)])
+        (elapsed_seconds,) = step_figures.elapsed_seconds(steps)
+        kinds = step_figures.step_kinds(steps)
+        return cls(steps, elapsed_seconds, kinds, run.ranks[0].explained, steady_from)
+
+    def timed(self, window: int) -> step_figures.Integers:
+        """Return the positions of the steps of a window that are not explained, without the single slow one."""
+        explained_steps = [line.step for line in self.explained]
+        is_timed = (
+            self.steps.in_window(window)
+            & (self.steps.step >= self.steady_from)
+            & ~np.isin(self.steps.step, explained_steps)
+        )
+        positions = np.flatnonzero(is_timed)
+        # Within this run alone: neighbours of a block are compared with it, and a long run is not spoken of.
+        slow = step_figures.slow_steps(
+            self.steps.step[positions], self.elapsed_seconds[None, positions], self.kinds[positions]
+        )
+        event = step_figures.one_off(slow)
+        if event is None:
+            return positions
+        without_event: step_figures.Integers = positions[self.steps.step[positions] != event.step]
+        return without_event
+
+    def explained_blocks(self) -> dict[_BlockOfKind, step_figures.Integers]:
+        """Return the positions of the explained steps that count, by block and kind of step."""
+        position_of = {step: position for position, step in enumerate(self.steps.step.tolist())}
+        blocks: dict[_BlockOfKind, list[int]] = {}
+        for line in self.explained:
+            position = position_of.get(line.step)
+            if position is not None and line.step >= self.steady_from:
+                blocks.setdefault(_BlockOfKind(line.block, int(self.kinds[position])), []).append(position)
+        return {block: np.array(positions, dtype=np.int64) for block, positions in blocks.items()}
+
+    def of_kind(self, positions: step_figures.Integers, kind: int) -> step_figures.Integers:
+        """Return those positions whose steps are of one kind."""
+        matching: step_figures.Integers = positions[self.kinds[positions] == kind]
+        return matching
+
+    def slowdown(self, slower: step_figures.Integers, usual: step_figures.Integers) -> float | None:
+        """Return how much longer the mean step of `slower` is than that of `usual` (0.03: 3 %); None where unknown."""
+        if not len(slower) or not len(usual):
+            return None
+        usual_seconds = float(self.elapsed_seconds[usual].mean())
+        slower_seconds = float(self.elapsed_seconds[slower].mean())
+        return slower_seconds / usual_seconds - 1 if usual_seconds > 0 else None

@@ -60,6 +60,11 @@ class RankExposure:
     """All transfer in the step, exposed or not."""
     reason: str = ""
 
+    @property
+    def unknown_parts(self) -> tuple[str, ...]:
+        """Those of `EXPOSED` that cannot be told apart."""
+        return tuple(name for name in EXPOSED if getattr(self, name) is None)
+
 
 def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure, ...]:
     """The exposure of every rank in one step.

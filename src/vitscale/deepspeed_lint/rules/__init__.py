@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.deepspeed_lint.advice import FileChanges, FileFinding, changed
 from vitscale.deepspeed_lint.key_lines import lines_of_keys
@@ -57,78 +57,97 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint(config: dict[str, Any], setting: LintTarget) -> tuple[FileFinding, ...]:
-    """The findings of all rules, the most severe first, otherwise in the order of `RULES`.
+def lint(config: dict[str, Any], target: LintTarget) -> tuple[FileFinding, ...]:
+    """Return the findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
     Each has the first piece of its rule's advice that, once followed, raises no error or warning of its own beside the
     rest of the file.
 
     Raises:
-        RequestError: `setting.deepspeed` is no version.
+        RequestError: `target.deepspeed` is no version.
     """
-    view = ConfigurationView(config, setting, Release(setting.deepspeed))
-    findings = _raised(view)
+    view = ConfigurationView(config, target, Release(target.deepspeed))
+    findings = _findings_of_all_rules(view)
     complaints = _complaints(findings)
-    tried = [
-        _with_advice_that_holds(found, view, complaints) if position < _MOST_TRIED else found
-        for position, found in enumerate(findings)
-    ]
-    return tuple(sorted(tried, key=lambda found: SEVERITIES.index(found.severity)))
+    tried = [_with_advice_that_holds(finding, view, complaints) for finding in findings[:_MOST_TRIED]]
+    untried = findings[_MOST_TRIED:]
+    return tuple(sorted([*tried, *untried], key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 _MOST_TRIED = 40
 """Findings whose advice is tried: a file with more is hardly a configuration."""
 
 
-def _raised(view: ConfigurationView) -> list[FileFinding]:
-    return [found for rule in RULES for found in rule(view)]
+def _findings_of_all_rules(view: ConfigurationView) -> list[FileFinding]:
+    findings: list[FileFinding] = []
+    for rule in RULES:
+        findings += rule(view)
+    return findings
 
 
-def _complaints(findings: Iterable[Finding]) -> set[tuple[str, str]]:
-    """(rule, key) of errors and warnings."""
-    return {(found.kind, found.about.key) for found in findings if found.severity != "note"}
+class _Complaint(NamedTuple):
+    """The rule of a finding and the key that it is about; the same finding on another value has the same ones."""
+
+    rule: str
+    key: str
 
 
-def _with_advice_that_holds(
-    found: FileFinding, view: ConfigurationView, complaints: set[tuple[str, str]]
-) -> FileFinding:
-    """The finding with its first piece of advice that ends it and raises nothing new; the last one if none does."""
-    if len(found.options) == 1:
-        return found
-    for advice in found.options:
-        if advice.changes is None or _holds(advice.changes, found, view, complaints):
+def _complaint(finding: Finding) -> _Complaint:
+    return _Complaint(finding.kind, finding.about.key)
+
+
+def _complaints(findings: Iterable[Finding]) -> set[_Complaint]:
+    """Return rule and key of all errors and warnings."""
+    return {_complaint(finding) for finding in findings if finding.severity != "note"}
+
+
+def _with_advice_that_holds(finding: FileFinding, view: ConfigurationView, complaints: set[_Complaint]) -> FileFinding:
+    """Return the finding with its first piece of advice that ends it and raises nothing new; the last one if none does.
+
+    Args:
+        finding: the finding.
+        view: the file that it is on.
+        complaints: errors and warnings on that file.
+    """
+    if len(finding.options) == 1:
+        return finding
+    for advice in finding.options:
+        if advice.changes is None or _holds(advice.changes, finding, view, complaints):
             break
-    return replace(found, advice=advice.text, changes=advice.changes)
+    return replace(finding, advice=advice.text, changes=advice.changes)
 
 
-def _holds(changes: FileChanges, found: FileFinding, view: ConfigurationView, complaints: set[tuple[str, str]]) -> bool:
-    after = _raised(replace(view, config=changed(view.config, changes)))
-    is_gone = all((other.kind, other.about.key) != (found.kind, found.about.key) for other in after)
-    return is_gone and _complaints(after) <= complaints
+def _holds(changes: FileChanges, finding: FileFinding, view: ConfigurationView, complaints: set[_Complaint]) -> bool:
+    """Whether the changes end a finding, and raise no error or warning that is not among `complaints`."""
+    findings = _findings_of_all_rules(replace(view, config=changed(view.config, changes)))
+    is_gone = _complaint(finding) not in map(_complaint, findings)
+    return is_gone and _complaints(findings) <= complaints
 
 
-def lint_file(path: Path, setting: LintTarget) -> tuple[FileFinding, ...]:
-    """Reads a DeepSpeed file and returns the findings on it, each with the line of its key.
+def lint_file(path: Path, target: LintTarget) -> tuple[FileFinding, ...]:
+    """Read a DeepSpeed file and return the findings on it, each with the line of its key.
 
     Raises:
-        RequestError: the file cannot be read, or `setting.deepspeed` is no version.
+        RequestError: the file cannot be read, or `target.deepspeed` is no version.
     """
     file = deepspeed_config.load(path, next_step="Give the JSON file that deepspeed.initialize gets")
-    findings = lint(file.values, setting)
+    findings = lint(file.values, target)
     if not deepspeed_config.is_json(file.text):
         findings = (*findings, keys.not_json())
     lines = lines_of_keys(file.text)
-    return tuple(replace(found, about=replace(found.about, line=lines.get(found.about.key))) for found in findings)
+    return tuple(
+        replace(finding, about=replace(finding.about, line=lines.get(finding.about.key))) for finding in findings
+    )
 
 
-def lint_document(file: str, findings: Sequence[Finding], setting: LintTarget) -> Document:
-    """A document with a file's findings, their number, and what the file was judged for."""
-    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
+def lint_document(file: str, findings: Sequence[Finding], target: LintTarget) -> Document:
+    """Return a document with a file's findings, their number, and what the file was judged for."""
+    return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({target.described()})", "strong"), *findings))
 
 
-def lint_fields(file: str, findings: Sequence[Finding], setting: LintTarget) -> dict[str, Any]:
-    """A file's findings as JSON fields, with what it was judged for."""
-    judged = {"file": file, "deepspeed": setting.deepspeed, "parameters": setting.parameters, "gpus": setting.gpus}
+def lint_fields(file: str, findings: Sequence[Finding], target: LintTarget) -> dict[str, Any]:
+    """Return a file's findings as JSON fields, with what it was judged for."""
+    judged = {"file": file, "deepspeed": target.deepspeed, "parameters": target.parameters, "gpus": target.gpus}
     return judged | {"findings": [finding_fields(finding) for finding in findings]}
 
 
@@ -141,18 +160,24 @@ _PRECISIONS = {"fp32": "fp32", "bf16": "autocast", "bf16-params": "bf16", "fp16"
 
 
 def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
-    """The findings on all trials' files, the most severe first; each finding once, with the trials that it concerns."""
-    concerned: dict[Finding, list[str]] = {}
+    """Return the findings on all trials' files, the most severe first; each once, with the trials that it concerns."""
+    trials_by_finding: dict[Finding, list[str]] = {}
     for trial_id, trial in trials.items():
         config = trial.train.deepspeed_config
-        for finding in lint(config, _setting(trial)) if config is not None else ():
-            concerned.setdefault(finding, []).append(trial_id)
+        if config is None:
+            continue
+        for finding in lint(config, _target(trial)):
+            trials_by_finding.setdefault(finding, []).append(trial_id)
     return most_severe_first(
-        [replace(finding, about=replace(finding.about, trials=tuple(ids))) for finding, ids in concerned.items()]
+        [
+            replace(finding, about=replace(finding.about, trials=tuple(trial_ids)))
+            for finding, trial_ids in trials_by_finding.items()
+        ]
     )
 
 
-def _setting(trial: Trial) -> LintTarget:
+def _target(trial: Trial) -> LintTarget:
+    """Return what a trial's file is judged for."""
     version = installed_version()
     return LintTarget(
         model=trial.model.name,
@@ -168,15 +193,15 @@ def _setting(trial: Trial) -> LintTarget:
 
 
 def _settled(train: TrainSpec) -> list[str]:
-    """The keys of the file that this trial overrides or adds."""
-    zero = {
-        "overlap_comm": train.overlap_comm is not None,
-        "reduce_bucket_size": train.bucket_mib is not None,
-        "stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
-        "offload_optimizer": train.offload != "none",
-        "offload_param": train.offload == "parameters",
+    """Return the keys of the file that this trial overrides or adds."""
+    is_settled = {
+        "zero_optimization.overlap_comm": train.overlap_comm is not None,
+        "zero_optimization.reduce_bucket_size": train.bucket_mib is not None,
+        "zero_optimization.stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
+        "zero_optimization.offload_optimizer": train.offload != "none",
+        "zero_optimization.offload_param": train.offload == "parameters",
     }
-    settled = [*_ALWAYS_SETTLED, *(f"zero_optimization.{name}" for name, given in zero.items() if given)]
+    settled = [*_ALWAYS_SETTLED, *(key for key in is_settled if is_settled[key])]
     if train.gradient_dtype is not None:
         settled.append("communication_data_type")
     if train.precision in _SWITCHES:

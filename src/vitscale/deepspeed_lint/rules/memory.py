@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
+from vitscale.deepspeed_lint.advice import REMOVED, FileChanges, FileFinding, Remedy, remove
 from vitscale.deepspeed_lint.rules.overlap import bucket_elements, overlaps, sends_by_itself, smaller_bucket
 from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.present.document import Severity
@@ -25,7 +25,7 @@ _WORTH_A_NOTE = 2**29
 """Bytes of buffers that are named even where the model's size is unknown: a 32nd of that memory."""
 _BUCKET = "zero_optimization.reduce_bucket_size"
 _DEVICES = ("cpu", "nvme")
-_NAMES_OF = {
+_KEYS_OF_OFFLOAD = {
     "offload_optimizer": ("offload_optimizer", "cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("offload_param", "cpu_offload_param"),
 }
@@ -33,7 +33,7 @@ _NAMES_OF = {
 
 
 def _buffer_bytes(view: ConfigurationView) -> int:
-    """Bytes that a buffer takes for each element of a bucket.
+    """Return the bytes that a buffer takes for each element of a bucket.
 
     At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent, or at
     stage 1 that in which gradients are accumulated. At stage 3 it has the type in which gradients are sent. Under
@@ -42,66 +42,82 @@ def _buffer_bytes(view: ConfigurationView) -> int:
     """
     if view.precision == "autocast":
         return 2 + 4 if view.stage == 3 else 4 + 4
+    element_type = view.precision
     if view.stage == 1 and view.accumulates is not None:
-        return 4 if view.accumulates == "fp32" else 2
-    if view.stage == 3 and view.text("communication_data_type") is not None:
-        return 4 if (view.text("communication_data_type") or "").lower() == "fp32" else 2
-    return 4 if view.precision == "fp32" else 2
+        element_type = view.accumulates
+    sent_type = view.text("communication_data_type")
+    if view.stage == 3 and sent_type is not None:
+        element_type = sent_type.lower()
+    return 4 if element_type == "fp32" else 2
 
 
 def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     """Bucket buffers, which are allocated whole whatever the model's size; without a model only what they take."""
-    bucket, stage = bucket_elements(view), view.stage
-    if bucket is None or not stage or sends_by_itself(view):
+    elements = bucket_elements(view)
+    stage = view.stage
+    if elements is None or not stage or sends_by_itself(view):
         return
-    if view.flag("zero_optimization.contiguous_gradients", True) is not True:
+    if view.flag("zero_optimization.contiguous_gradients", default=True) is not True:
         return
     buffers = 2 if stage < 3 and overlaps(view) else 1
-    bytes_taken = buffers * bucket * _buffer_bytes(view)
-    judged = _bucket_judged(view.setting.parameters, bucket, bytes_taken)
-    if judged is None:
+    element_bytes = _buffer_bytes(view)
+    buffer_bytes = buffers * elements * element_bytes
+    verdict = _judge_buffers(view.target.parameters, elements, buffer_bytes)
+    if verdict is None:
         return
-    types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
+    subject = "1 buffer" if buffers == 1 else f"{buffers} buffers"
     default = "" if view.has(_BUCKET) else " (the default)"
+    types = ""
+    if view.precision == "autocast":
+        types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
     smaller = smaller_bucket(view)
     text = f"Set reduce_bucket_size to about a tenth of the model: {smaller:,}"
-    if view.setting.parameters is None:
+    if view.target.parameters is None:
         text = f"Set reduce_bucket_size to a tenth of the model, such as {smaller:,} (say --model or --parameters)"
+    file = "runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else "runtime/zero/stage_1_and_2.py (setup_buckets)"
     yield finding(
-        "bucket-memory", judged.severity, _BUCKET,
-        f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements{default} x {_buffer_bytes(view)} bytes"
-        f"{types if view.precision == 'autocast' else ''} take {size(bytes_taken)} on each GPU, "
-        f"{judged.comparison}",
-        Remedy(text, {_BUCKET: smaller}),
-        view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else
-                    "runtime/zero/stage_1_and_2.py (setup_buckets)"),
-    )  # fmt: skip
+        "bucket-memory",
+        verdict.severity,
+        key=_BUCKET,
+        message=(
+            f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
+            f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
+        ),
+        fix=Remedy(text, {_BUCKET: smaller}),
+        source=view.source(file),
+    )
 
 
-class _Judged(NamedTuple):
+class _BufferVerdict(NamedTuple):
+    """How bad it is that buffers take so much memory."""
+
     severity: Severity
     comparison: str
     """With what the buffers' bytes are compared, in words."""
 
 
-def _bucket_judged(parameters: int | None, bucket: float, bytes_taken: float) -> _Judged | None:
-    """How bad a bucket's memory is; None: not worth a word."""
+def _judge_buffers(parameters: int | None, elements: float, buffer_bytes: float) -> _BufferVerdict | None:
+    """Judge the memory of all buffers; None: not worth a word.
+
+    Args:
+        parameters: the model's number of parameters; None where it is not known.
+        elements: elements of a bucket.
+        buffer_bytes: bytes of all buffers.
+    """
     if parameters is None:
-        comparison = "whatever the model's size"
-        return _Judged("note", comparison) if bytes_taken >= _WORTH_A_NOTE else None
-    states = STATE_BYTES * parameters
-    if bytes_taken > states:
-        comparison = (
-            f"more than all states of the model ({STATE_BYTES} bytes x {parameters:,} parameters = {size(states)})"
-        )
-        return _Judged("warning", comparison)
-    if bucket > parameters and bytes_taken >= _WORTH_A_NOTE:
-        return _Judged("warning", f"though the model has no more than {parameters:,} gradients: the rest stays unused")
+        return _BufferVerdict("note", "whatever the model's size") if buffer_bytes >= _WORTH_A_NOTE else None
+    state_bytes = STATE_BYTES * parameters
+    if buffer_bytes > state_bytes:
+        states = f"{STATE_BYTES} bytes x {parameters:,} parameters = {size(state_bytes)}"
+        return _BufferVerdict("warning", f"more than all states of the model ({states})")
+    if elements > parameters and buffer_bytes >= _WORTH_A_NOTE:
+        comparison = f"though the model has no more than {parameters:,} gradients: the rest stays unused"
+        return _BufferVerdict("warning", comparison)
     return None
 
 
-def _offloads(view: ConfigurationView, part: str) -> str | None:
-    """The device that `offload_optimizer` or `offload_param` names; None where nothing is offloaded."""
+def _offload_device(view: ConfigurationView, part: str) -> str | None:
+    """Return the device that `offload_optimizer` or `offload_param` names; None where nothing is offloaded."""
     device = view.text(f"zero_optimization.{part}.device")
     if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
         return "cpu"
@@ -110,33 +126,73 @@ def _offloads(view: ConfigurationView, part: str) -> str | None:
 
 def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
     """Offload that frees little even on a small GPU, and costs time in every step."""
-    parameters, stage = view.setting.parameters, view.stage
+    parameters = view.target.parameters
+    stage = view.stage
     if parameters is None or not stage:
         return
-    gpus = view.setting.gpus or 1
-    shared = f" / {gpus:,} GPUs" if gpus > 1 else ""
-    weights = 2 if view.precision in ("bf16", "fp16") else 4
-    for part, each, what, cost in (
-        ("offload_optimizer", 12, "optimizer states", "the gradients go to the host and the new weights come back in "
-         "every step, and the processor computes Adam"),
-        ("offload_param", weights, "parameters", "every layer waits for its weights from the host, in forward and "
-         "backward"),
-    ):  # fmt: skip
-        ratio = view.number(f"zero_optimization.{part}.ratio", 1)
-        freed = each * parameters / gpus * (1 if ratio is None else min(max(ratio, 0), 1))
-        partly = f" x {ratio:g}" if ratio is not None and ratio < 1 else ""
-        if _offloads(view, part) and (part == "offload_optimizer" or stage == 3) and freed < _LITTLE * _SMALL_GPU_BYTES:
-            yield finding(
-                "offload-cannot-pay", "warning", f"zero_optimization.{part}",
-                f"It frees {each} bytes x {parameters:,} parameters{shared}{partly} = {size(freed)} of {what} per GPU, "
-                f"{100 * freed / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {cost}",
-                Remedy(
-                    f"Remove {part}; to save memory checkpoint activations, which need far more in a model of this "
-                    "size",
-                    {f"zero_optimization.{name}": REMOVED for name in _NAMES_OF[part]},
-                ),
-                _ZERO_PAPER,
-            )  # fmt: skip
+    if _offload_device(view, "offload_optimizer"):
+        yield from _small_offload(view, parameters, _OPTIMIZER_OFFLOAD)
+    if stage == 3 and _offload_device(view, "offload_param"):
+        weight_bytes = 2 if view.precision in ("bf16", "fp16") else 4
+        yield from _small_offload(view, parameters, _PARAMETER_OFFLOAD._replace(bytes_per_parameter=weight_bytes))
+
+
+class _Offload(NamedTuple):
+    """Something that is kept on the host instead of the GPU."""
+
+    part: str
+    """Part of zero_optimization."""
+    bytes_per_parameter: int
+    noun: str
+    cost: str
+    """A clause."""
+
+
+_OPTIMIZER_OFFLOAD = _Offload(
+    "offload_optimizer",
+    12,
+    "optimizer states",
+    "the gradients go to the host and the new weights come back in every step, and the processor computes Adam",
+)
+_PARAMETER_OFFLOAD = _Offload(
+    "offload_param",
+    4,
+    "parameters",
+    "every layer waits for its weights from the host, in forward and backward",
+)
+
+
+def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) -> Iterator[FileFinding]:
+    """Yield a finding where an offload frees little even on a small GPU."""
+    gpus = view.target.gpus or 1
+    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)
+    share = 1 if ratio is None else min(max(ratio, 0), 1)
+    freed_bytes = offload.bytes_per_parameter * parameters / gpus * share
+    if freed_bytes >= _LITTLE * _SMALL_GPU_BYTES:
+        return
+    product = f"{offload.bytes_per_parameter} bytes x {parameters:,} parameters"
+    if gpus > 1:
+        product += f" / {gpus:,} GPUs"
+    if ratio is not None and ratio < 1:
+        product += f" x {ratio:g}"
+    yield finding(
+        "offload-cannot-pay",
+        "warning",
+        key=f"zero_optimization.{offload.part}",
+        message=f"It frees {product} = {size(freed_bytes)} of {offload.noun} per GPU, "
+        f"{100 * freed_bytes / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {offload.cost}",
+        fix=Remedy(
+            f"Remove {offload.part}; to save memory checkpoint activations, which need far more in a model of this "
+            "size",
+            _without_offload(offload.part),
+        ),
+        source=_ZERO_PAPER,
+    )
+
+
+def _without_offload(part: str) -> FileChanges:
+    """Return changes that take an offload out, in its deprecated keys too."""
+    return {f"zero_optimization.{name}": REMOVED for name in _KEYS_OF_OFFLOAD[part]}
 
 
 _ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
@@ -146,62 +202,64 @@ _ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
 
 def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
     """Offload at a stage where it does nothing or is refused."""
-    stage, zero = view.stage, "zero_optimization"
+    stage = view.stage
     if stage is None:
         return
     source = view.source("runtime/zero/config.py")
-    if stage in (1, 2) and _offloads(view, "offload_optimizer") == "nvme":
-        then = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
-        message = f"nvme is for stage 3: at stage {stage} {then}, and nothing is written to nvme_path"
-        device = f"{zero}.offload_optimizer.device"
-        fix = Remedy('Write "device": "cpu" if that is meant, or take stage 3', {device: "cpu"})
-        where = view.source("runtime/zero/stage_1_and_2.py")
-        yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer.device", message, fix, where)
-    if stage < 3 and _offloads(view, "offload_param"):
+    if stage in (1, 2) and _offload_device(view, "offload_optimizer") == "nvme":
+        effect = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
+        message = f"nvme is for stage 3: at stage {stage} {effect}, and nothing is written to nvme_path"
+        key = "zero_optimization.offload_optimizer.device"
+        fix = Remedy('Write "device": "cpu" if that is meant, or take stage 3', {key: "cpu"})
+        stage_source = view.source("runtime/zero/stage_1_and_2.py")
+        yield finding("offload-without-effect", "warning", key, message, fix, stage_source)
+    if stage < 3 and _offload_device(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
-        yield finding(
-            "offload-without-effect",
-            "warning",
-            f"{zero}.offload_param",
-            message,
-            remove(f"{zero}.offload_param"),
-            source,
-        )
-    if stage == 0 and _offloads(view, "offload_optimizer"):
-        fix = Remedy(
-            "Remove it, or take stage 1 or 2", {f"{zero}.{name}": REMOVED for name in _NAMES_OF["offload_optimizer"]}
-        )
-        torchs = view.value("optimizer.params.torch_adam") is True
-        if (view.text("optimizer.type") or "").lower() in _ON_THE_CPU and not torchs:
-            message = (
-                "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
-                "parameters there: the first step fails on a GPU"
-            )
-            where = f"{view.source('runtime/engine.py')} (zero_use_cpu_optimizer)"
-            yield finding("offload-without-effect", "error", f"{zero}.offload_optimizer", message, fix, where)
-        else:
-            message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
-            yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
-    ratio = view.number(f"{zero}.offload_optimizer.ratio", 1)
+        key = "zero_optimization.offload_param"
+        yield finding("offload-without-effect", "warning", key, message, remove(key), source)
+    if stage == 0 and _offload_device(view, "offload_optimizer"):
+        yield _optimizer_offload_at_stage_0(view)
+    key = "zero_optimization.offload_optimizer.ratio"
+    ratio = view.number(key, 1)
     if stage != 3 and ratio is not None and ratio < 1:
         message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"
-        key = f"{zero}.offload_optimizer.ratio"
         yield finding("offload-ratio", "error", key, message, remove(key), source)
+
+
+def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
+    key = "zero_optimization.offload_optimizer"
+    fix = Remedy("Remove it, or take stage 1 or 2", _without_offload("offload_optimizer"))
+    optimizer = (view.text("optimizer.type") or "").lower()
+    is_torchs_own = view.value("optimizer.params.torch_adam") is True
+    if optimizer in _ON_THE_CPU and not is_torchs_own:
+        message = (
+            "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
+            "parameters there: the first step fails on a GPU"
+        )
+        source = f"{view.source('runtime/engine.py')} (zero_use_cpu_optimizer)"
+        return finding("offload-without-effect", "error", key, message, fix, source)
+    message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
+    return finding("offload-without-effect", "warning", key, message, fix, view.source("runtime/zero/config.py"))
 
 
 def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
     """Partitioning of states that are small compared to any GPU's memory."""
-    parameters, stage = view.setting.parameters, view.stage
-    if parameters is None or stage not in (2, 3) or view.setting.gpus == 1:
+    parameters = view.target.parameters
+    stage = view.stage
+    if parameters is None or stage not in (2, 3) or view.target.gpus == 1:
         return
-    states = STATE_BYTES * parameters
-    if states < _LITTLE * _SMALL_GPU_BYTES:
+    state_bytes = STATE_BYTES * parameters
+    if state_bytes < _LITTLE * _SMALL_GPU_BYTES:
+        percent = 100 * state_bytes / _SMALL_GPU_BYTES
         yield finding(
-            "stage-saves-little", "note", "zero_optimization.stage",
-            f"All states of the model take 16 bytes x {parameters:,} parameters = {size(states)}, "
-            f"{100 * states / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU: stage {stage} cannot save more than that",
-            "Take the stage that is fastest: vitscale sweeps train.zero_stage", _ZERO_PAPER,
-        )  # fmt: skip
+            "stage-saves-little",
+            "note",
+            key="zero_optimization.stage",
+            message=f"All states of the model take 16 bytes x {parameters:,} parameters = {size(state_bytes)}, "
+            f"{percent:.1f} % of even a 16 GiB GPU: stage {stage} cannot save more than that",
+            fix="Take the stage that is fastest: vitscale sweeps train.zero_stage",
+            source=_ZERO_PAPER,
+        )
 
 
 def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -210,21 +268,23 @@ def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
     Whether it is released is decided by the parameters that are gone through until then, at most twice the model
     (`__params_to_release`); max_live_parameters limits fetching ahead alone.
     """
-    parameters = view.setting.parameters
+    parameters = view.target.parameters
     if parameters is None or view.stage != 3:
         return
-    key = view.zero("stage3_max_reuse_distance", "max_reuse_distance")
+    key = view.zero_key("stage3_max_reuse_distance", "max_reuse_distance")
     distance = view.number(key, 1e9)
     if distance is not None and distance >= 2 * parameters:
         yield finding(
-            "parameters-gathered-once", "note", key,
-            f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
+            "parameters-gathered-once",
+            "note",
+            key=key,
+            message=f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
             "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
             "model in each step, and stage 3 frees little more than stage 2",
-            Remedy(
+            fix=Remedy(
                 "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
                 "second time in backward",
-                {key: 0, view.zero("stage3_prefetch_bucket_size", "prefetch_bucket_size"): 0},
+                {key: 0, view.zero_key("stage3_prefetch_bucket_size", "prefetch_bucket_size"): 0},
             ),
-            view.source("runtime/zero/partitioned_param_coordinator.py"),
-        )  # fmt: skip
+            source=view.source("runtime/zero/partitioned_param_coordinator.py"),
+        )

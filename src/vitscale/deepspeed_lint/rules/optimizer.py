@@ -38,7 +38,7 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
     """Clipping left to the default, which was 0.0 and became 1.0: releases train the same file differently."""
     key = "gradient_clipping"
-    if view.has(key) or key in view.setting.settled:
+    if view.has(key) or key in view.target.settled:
         return
     default = view.release.default(key)
     clips = f"clips the gradient's norm at {default}" if default else "does not clip gradients"
@@ -46,11 +46,13 @@ def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
     text = "Write it out: 1.0 clips, 0.0 does not"
     values = (1.0, 0.0) if default else (0.0, 1.0)  # the first keeps what the release does
     yield finding(
-        "clipping-omitted", "warning", key,
-        f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
-        [Remedy(text, {key: value}) for value in values],
-        view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
-    )  # fmt: skip
+        "clipping-omitted",
+        "warning",
+        key=key,
+        message=f"Nothing says how to clip: DeepSpeed {view.release.version} {clips}; the default was {history}",
+        fix=[Remedy(text, {key: value}) for value in values],
+        source=view.source("runtime/constants.py (GRADIENT_CLIPPING_DEFAULT)"),
+    )
 
 
 def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -59,55 +61,80 @@ def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
     if view.has(key):
         top = "gradient_clipping"
         fix = Remedy(f"Write {top} at the top level", {key: REMOVED, top: view.value(key)})
-        if view.has(top) or top in view.setting.settled:
+        if view.has(top) or top in view.target.settled:
             fix = Remedy(f"Remove it: {top} says how to clip", {key: REMOVED})
         yield finding(
-            "clipping-in-the-optimizer", "error", key,
-            "DeepSpeed refuses max_grad_norm among an optimizer's parameters", fix, view.source("runtime/engine.py"),
-        )  # fmt: skip
+            "clipping-in-the-optimizer",
+            "error",
+            key=key,
+            message="DeepSpeed refuses max_grad_norm among an optimizer's parameters",
+            fix=fix,
+            source=view.source("runtime/engine.py"),
+        )
 
 
 def optimizer_type(view: ConfigurationView) -> Iterator[FileFinding]:
     """Names that DeepSpeed does not find, and optimizers that it refuses under ZeRO."""
-    name, key = view.text("optimizer.type"), "optimizer.type"
+    name = view.text(_TYPE)
     if name is None:
         return
-    source, known = view.source("runtime/engine.py"), view.release.names("optimizers")
-    lower = name.lower()
-    if lower not in known and name not in _TORCH_OPTIMIZERS:
-        once = view.release.once_named("optimizers", lower)
-        if lower in _CLASSES:
-            message = f"{shown(name)} is the name of a class: DeepSpeed takes it by itself for AdamW where it suits"
-            fix = _write(view, key, "AdamW")
-        elif once is not None:
-            message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({once})"
-            fix = Remedy("Run such a release, or take AdamW", {key: "AdamW"})
-        else:
-            close = difflib.get_close_matches(lower[:80], [n.lower() for n in (*known, *_TORCH_OPTIMIZERS)], n=1)
-            spelt = {n.lower(): n for n in (*_TORCH_OPTIMIZERS, *known)}
-            message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
-            fix = Remedy(f"One of {', '.join(known)}, or of torch.optim", {key: "adamw"})
-            if close:
-                fix = _write(view, key, spelt[close[0]])
-        yield finding("optimizer-type", "error", key, message, fix, source)
-        return
-    stage = view.stage
-    if not stage:
-        return
-    if lower in _COMPRESSED:
+    is_deepspeeds = name.lower() in view.release.names("optimizers")
+    if not is_deepspeeds and name not in _TORCH_OPTIMIZERS:
+        yield _unknown_optimizer(view, name)
+    elif view.stage:
+        yield from _refused_under_zero(view, name, view.stage)
+
+
+_TYPE = "optimizer.type"
+
+
+def _unknown_optimizer(view: ConfigurationView, name: str) -> FileFinding:
+    """A name that is neither DeepSpeed's, in any case, nor torch.optim's."""
+    known = view.release.names("optimizers")
+    other_releases = view.release.once_named("optimizers", name.lower())
+    if name.lower() in _CLASSES:
+        message = f"{shown(name)} is the name of a class: DeepSpeed takes it by itself for AdamW where it suits"
+        fix = _write(view, _TYPE, "AdamW")
+    elif other_releases is not None:
+        message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({other_releases})"
+        fix = Remedy("Run such a release, or take AdamW", {_TYPE: "AdamW"})
+    else:
+        message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
+        similar_name = _similar_optimizer(name, known)
+        fix = Remedy(f"One of {', '.join(known)}, or of torch.optim", {_TYPE: "adamw"})
+        if similar_name is not None:
+            fix = _write(view, _TYPE, similar_name)
+    return finding("optimizer-type", "error", _TYPE, message, fix, view.source("runtime/engine.py"))
+
+
+def _similar_optimizer(name: str, known: list[str]) -> str | None:
+    """Return the optimizer whose name resembles a misspelt one, of DeepSpeed's before torch's; None: there is none."""
+    names = (*known, *_TORCH_OPTIMIZERS)
+    matches = difflib.get_close_matches(name.lower()[:80], [valid.lower() for valid in names], n=1)
+    if not matches:
+        return None
+    for valid in (*known, *reversed(_TORCH_OPTIMIZERS)):
+        if valid.lower() == matches[0]:
+            return valid
+    return None
+
+
+def _refused_under_zero(view: ConfigurationView, name: str, stage: int) -> Iterator[FileFinding]:
+    """Yield a finding where ZeRO, at a stage from 1 on, refuses an optimizer."""
+    if name.lower() in _COMPRESSED:
         message = f"{shown(name)} compresses what it sends itself, and DeepSpeed refuses it at stage {stage}"
         zero = "zero_optimization"
         stage_0 = {f"{zero}.stage": 0, f"{zero}.overlap_comm": REMOVED, f"{zero}.offload_optimizer": REMOVED}
         fixes = [
             Remedy("Take stage 0", {f"{zero}.stage": 0}),
             Remedy("Take stage 0, without overlap_comm and offload_optimizer", stage_0),
-            Remedy("Take AdamW, or stage 0 without the keys that are for other stages", {key: "AdamW"}),
+            Remedy("Take AdamW, or stage 0 without the keys that are for other stages", {_TYPE: "AdamW"}),
         ]
-        yield finding("optimizer-type", "error", key, message, fixes, source)
-    elif lower not in _WITH_ZERO and not view.on("zero_allow_untested_optimizer"):
+        yield finding("optimizer-type", "error", _TYPE, message, fixes, view.source("runtime/engine.py"))
+    elif name.lower() not in _WITH_ZERO and not view.on("zero_allow_untested_optimizer"):
         message = f"DeepSpeed refuses {shown(name)} at stage {stage} unless told that this is meant"
         fix = Remedy('"zero_allow_untested_optimizer": true', {"zero_allow_untested_optimizer": True})
-        yield finding("optimizer-type", "error", key, message, fix, view.source("runtime/zero/utils.py"))
+        yield finding("optimizer-type", "error", _TYPE, message, fix, view.source("runtime/zero/utils.py"))
 
 
 def compresses(view: ConfigurationView) -> bool:
@@ -116,27 +143,33 @@ def compresses(view: ConfigurationView) -> bool:
 
 
 def _write(view: ConfigurationView, key: str, name: str) -> Remedy:
-    """Advice to write an optimizer's name, with the declaration that ZeRO wants of some."""
-    untested = "zero_allow_untested_optimizer"
-    if view.stage and name.lower() not in _WITH_ZERO and not view.on(untested):
-        return Remedy(f'Write {name}, and "{untested}": true at the top level', {key: name, untested: True})
+    """Return advice to write an optimizer's name, with the declaration that ZeRO wants of some."""
+    declaration = "zero_allow_untested_optimizer"
+    is_untested = bool(view.stage) and name.lower() not in _WITH_ZERO
+    if is_untested and not view.on(declaration):
+        return Remedy(f'Write {name}, and "{declaration}": true at the top level', {key: name, declaration: True})
     return Remedy(f"Write {name}", {key: name})
 
 
 def adam_is_adamw(view: ConfigurationView) -> Iterator[FileFinding]:
     """The name "Adam", which means AdamW unless `adam_w_mode` is false."""
-    name, decay = view.text("optimizer.type"), view.number("optimizer.params.weight_decay", 0)
-    if name is None or name.lower() != "adam" or decay == 0 or view.has("optimizer.params.adam_w_mode"):
+    is_adam = (view.text("optimizer.type") or "").lower() == "adam"
+    has_decay = view.number("optimizer.params.weight_decay", 0) != 0
+    if not is_adam or not has_decay or view.has("optimizer.params.adam_w_mode"):
         return
     yield finding(
-        "adam-is-adamw", "warning", "optimizer.type",
-        "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient as in "
-        "torch.optim.Adam",
-        Remedy(
+        "adam-is-adamw",
+        "warning",
+        key="optimizer.type",
+        message=(
+            "DeepSpeed computes AdamW for the name Adam: the weight decay is decoupled, not added to the gradient "
+            "as in torch.optim.Adam"
+        ),
+        fix=Remedy(
             'Write AdamW if that is meant, or "adam_w_mode": false in optimizer.params', {"optimizer.type": "AdamW"}
         ),
-        f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
-    )  # fmt: skip
+        source=f"{view.source('runtime/config.py')} (ADAM_W_MODE_DEFAULT)",
+    )
 
 
 def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -144,34 +177,43 @@ def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
     name = view.text("scheduler.type")
     if name is None:
         return
-    known, source = view.release.names("schedulers"), f"{view.source('runtime/engine.py')} (_scheduler_from_config)"
-    if name not in known and name not in _TORCH_SCHEDULERS:
-        close = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
-        changes = {"scheduler.type": "WarmupLR", "scheduler.params": {}}
-        fixes = [Remedy(f"One of {', '.join(known)}, such as WarmupLR with params {{}}", changes)]
-        if close:
-            fixes = [
-                Remedy(f"Write {close[0]}", {"scheduler.type": close[0]}),
-                Remedy(f"Write {close[0]}, with the parameters that it needs"),
-            ]
-        yield finding(
-            "scheduler-type", "error", "scheduler.type",
-            f"Neither DeepSpeed {view.release.version} nor torch.optim.lr_scheduler has {shown(name)}", fixes, source,
-        )  # fmt: skip
-    elif not view.open("scheduler.params") and (
-        lacking := [key for key in _NEEDED.get(name, ()) if not view.has(f"scheduler.params.{key}")]
-    ):
-        yield finding(
-            "scheduler-type", "error", "scheduler.params", f"{name} cannot start without {' and '.join(lacking)}",
-            f"Give {' and '.join(lacking)}", view.source("runtime/lr_schedules.py"),
-        )  # fmt: skip
-    elif not view.has("scheduler.params"):
-        yield finding(
-            "scheduler-type", "error", "scheduler.params", "A scheduler without params ends in a TypeError",
-            Remedy('Give its parameters, or "params": {}', {"scheduler.params": {}}), source,
-        )  # fmt: skip
+    if name not in view.release.names("schedulers") and name not in _TORCH_SCHEDULERS:
+        yield _unknown_scheduler(view, name)
+        return
+    key = "scheduler.params"
+    lacking = []
+    if not view.open(key):
+        lacking = [parameter for parameter in _NEEDED.get(name, ()) if not view.has(f"{key}.{parameter}")]
+    if lacking:
+        message = f"{name} cannot start without {' and '.join(lacking)}"
+        advice = f"Give {' and '.join(lacking)}"
+        yield finding("scheduler-type", "error", key, message, advice, view.source("runtime/lr_schedules.py"))
+    elif not view.has(key):
+        message = "A scheduler without params ends in a TypeError"
+        fix = Remedy('Give its parameters, or "params": {}', {key: {}})
+        yield finding("scheduler-type", "error", key, message, fix, _scheduler_source(view))
     elif name in _WARMUPS and view.release.does(WARMUP_STEPS_REFUSED):
         yield from _warmup_steps(view)
+
+
+def _scheduler_source(view: ConfigurationView) -> str:
+    return f"{view.source('runtime/engine.py')} (_scheduler_from_config)"
+
+
+def _unknown_scheduler(view: ConfigurationView, name: str) -> FileFinding:
+    """A name that is neither DeepSpeed's nor that of a schedule of torch's."""
+    known = view.release.names("schedulers")
+    matches = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
+    if matches:
+        fixes = [
+            Remedy(f"Write {matches[0]}", {"scheduler.type": matches[0]}),
+            Remedy(f"Write {matches[0]}, with the parameters that it needs"),
+        ]
+    else:
+        changes = {"scheduler.type": "WarmupLR", "scheduler.params": {}}
+        fixes = [Remedy(f"One of {', '.join(known)}, such as WarmupLR with params {{}}", changes)]
+    message = f"Neither DeepSpeed {view.release.version} nor torch.optim.lr_scheduler has {shown(name)}"
+    return finding("scheduler-type", "error", "scheduler.type", message, fixes, _scheduler_source(view))
 
 
 def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -181,7 +223,10 @@ def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
     is_whole = isinstance(steps, int) and steps > 0
     if view.has(key) and steps != "auto" and not is_whole:
         yield finding(
-            "refused-value", "error", key,
-            f"DeepSpeed {view.release.wanted} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
-            Remedy("Write 1 or more", {key: 1}), WARMUP_STEPS_REFUSED.source,
-        )  # fmt: skip
+            "refused-value",
+            "error",
+            key=key,
+            message=f"DeepSpeed {view.release.target_version} {WARMUP_STEPS_REFUSED.effect}: it is {shown(steps)}",
+            fix=Remedy("Write 1 or more", {key: 1}),
+            source=WARMUP_STEPS_REFUSED.source,
+        )

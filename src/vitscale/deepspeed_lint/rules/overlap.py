@@ -24,29 +24,30 @@ def overlaps(view: ConfigurationView) -> bool | None:
         return None
     if view.stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
         return False
-    return view.flag(_OVERLAP, view.stage == 3)
+    return view.flag(_OVERLAP, default=view.stage == 3)
 
 
 def sends_by_itself(view: ConfigurationView) -> bool:
     """Whether the optimizer is BF16_Optimizer, which has buckets of its own."""
-    offloads = view.text("zero_optimization.offload_optimizer.device") == "cpu"  # with nvme it is this optimizer too
-    return (
-        view.stage == 1
-        and view.precision == "bf16"
-        and view.accumulates == "fp32"
-        and not (offloads or view.on("zero_optimization.cpu_offload"))
-    )
+    if view.stage != 1 or view.precision != "bf16" or view.accumulates != "fp32":
+        return False
+    # With nvme it is this optimizer too.
+    offloads_to_cpu = view.text("zero_optimization.offload_optimizer.device") == "cpu"
+    return not (offloads_to_cpu or view.on("zero_optimization.cpu_offload"))
 
 
 def bucket_elements(view: ConfigurationView) -> float | None:
-    """`reduce_bucket_size`, in elements; None where it is open."""
+    """Return `reduce_bucket_size`, in elements; None where it is open."""
     return None if view.open(_BUCKET) else view.number(_BUCKET, BUCKET_ELEMENTS)
 
 
 def good_bucket(parameters: int) -> int:
-    """A bucket of about a tenth of the model: one significant digit, at least a million elements."""
+    """Return a bucket of about a tenth of the model: one significant digit, at least a million elements.
+
+    Example: 8,000,000 for 86,567,656 parameters.
+    """
     tenth = max(parameters // 10, 1_000_000)
-    unit = int("1".ljust(len(str(tenth)), "0"))
+    unit = 10 ** (len(str(tenth)) - 1)
     return tenth // unit * unit
 
 
@@ -58,13 +59,13 @@ _NEWER_RELEASE = (
 
 
 def smaller_bucket(view: ConfigurationView) -> int:
-    """A bucket that is well below the model's size, in elements."""
-    parameters = view.setting.parameters
+    """Return a bucket that is well below the model's size, in elements."""
+    parameters = view.target.parameters
     return _USUAL_BUCKET if parameters is None else good_bucket(parameters)
 
 
 def _overlapping(view: ConfigurationView) -> FileChanges:
-    """Changes with which stages 1 to 3 overlap what they send, in buckets well below the model's size."""
+    """Return changes with which stages 1 to 3 overlap what they send, in buckets well below the model's size."""
     changes: dict[str, Any] = {_OVERLAP: True}
     bucket = bucket_elements(view)
     if bucket is None or bucket > smaller_bucket(view):
@@ -75,7 +76,7 @@ def _overlapping(view: ConfigurationView) -> FileChanges:
 def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
     """Gradients that are sent only after backward has ended, or while backward waits."""
     stage = view.stage
-    if stage is None or view.setting.gpus == 1:
+    if stage is None or view.target.gpus == 1:
         return
     if stage == 0:
         yield from _nothing_overlaps_at_stage_0(view)
@@ -83,22 +84,27 @@ def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
         out = {"data_types.grad_accum_dtype": REMOVED}
         text = "Leave data_types.grad_accum_dtype out"
         yield finding(
-            "no-overlap", "warning", "data_types.grad_accum_dtype",
-            "With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
+            "no-overlap",
+            "warning",
+            key="data_types.grad_accum_dtype",
+            message="With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
             "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
-            [
+            fix=[
                 Remedy(f"{text}, or take stage 2", out),
                 Remedy(f"{text} and set overlap_comm to true, {_with_bucket(view)}", {**out, **_overlapping(view)}),
             ],
-            f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
-        )  # fmt: skip
+            source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
+        )
     elif stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
         yield finding(
-            "no-overlap", "warning", _OVERLAP,
-            f"DeepSpeed {view.release.wanted} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
+            "no-overlap",
+            "warning",
+            key=_OVERLAP,
+            message=f"DeepSpeed {view.release.target_version} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
             f"{STAGE_1_IGNORES_OVERLAP.releases()}: gradients are sent after backward has ended",
-            Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"), STAGE_1_IGNORES_OVERLAP.source,
-        )  # fmt: skip
+            fix=Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"),
+            source=STAGE_1_IGNORES_OVERLAP.source,
+        )
     elif overlaps(view) is False:
         yield from _overlap_is_off(view, stage)
 
@@ -112,7 +118,9 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
     if compresses(view) and not is_requested:
         return
     subject = "overlap_comm has no effect at stage 0: the" if is_requested else "At stage 0 the"
-    place = "zero_optimization.stage" if view.has("zero_optimization") else ""
+    key = "zero_optimization.stage" if view.has("zero_optimization") else ""
+    if is_requested:
+        key = _OVERLAP
     changes = {**_overlapping(view), "zero_optimization.stage": 1}
     text = f"Take stage 1 with overlap_comm true, {_with_bucket(view)}"
     ddp = "PyTorch's DistributedDataParallel, which overlaps by itself"
@@ -120,24 +128,26 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
     if is_requested:
         options.insert(1, Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
     yield finding(
-        "no-overlap", "warning", _OVERLAP if is_requested else place,
-        f"{subject} gradients are all-reduced after backward has ended, so the whole transfer adds to the step",
-        options, f"{view.source('runtime/engine.py')} (allreduce_gradients, buffered_allreduce_fallback)",
-    )  # fmt: skip
+        "no-overlap",
+        "warning",
+        key=key,
+        message=f"{subject} gradients are all-reduced after backward has ended, so the whole transfer adds to the step",
+        fix=options,
+        source=f"{view.source('runtime/engine.py')} (allreduce_gradients, buffered_allreduce_fallback)",
+    )
 
 
 def _overlap_is_off(view: ConfigurationView, stage: int) -> Iterator[FileFinding]:
     default = "" if view.has(_OVERLAP) else " by default"
-    then = "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
+    effect = "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
     text = f"Set it to true, {_with_bucket(view)}"
     options = [Remedy(text, _overlapping(view))]
     if stage < 3 and _overlap_fails(view):
         options = [Remedy(f"{text}, in DeepSpeed 0.19.0 or later: before, overlap_comm does not work well")]
-    yield finding(
-        "no-overlap", "warning", _OVERLAP, f"overlap_comm is off{default} at stage {stage}: {then}", options,
-        f"{view.source('runtime/zero/config.py')} (overlap_comm_valid) and "
-        + view.source(f"runtime/zero/{'stage3' if stage == 3 else 'stage_1_and_2'}.py"),
-    )  # fmt: skip
+    stage_file = "runtime/zero/stage3.py" if stage == 3 else "runtime/zero/stage_1_and_2.py"
+    source = f"{view.source('runtime/zero/config.py')} (overlap_comm_valid) and {view.source(stage_file)}"
+    message = f"overlap_comm is off{default} at stage {stage}: {effect}"
+    yield finding("no-overlap", "warning", _OVERLAP, message, options, source)
 
 
 def _overlap_fails(view: ConfigurationView) -> bool:
@@ -147,53 +157,76 @@ def _overlap_fails(view: ConfigurationView) -> bool:
 
 def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` at stages 1 and 2 in releases that overlap nothing, or may spoil gradients that they send."""
-    if view.stage not in (1, 2) or view.setting.gpus == 1 or not overlaps(view) or sends_by_itself(view):
+    if view.stage not in (1, 2) or view.target.gpus == 1:
         return
-    if view.flag("zero_optimization.contiguous_gradients", True) is not True:
+    if not overlaps(view) or sends_by_itself(view):
+        return
+    if view.flag("zero_optimization.contiguous_gradients", default=True) is not True:
         return
     if view.release.does(OVERLAP_WAITS):
         yield finding(
-            "no-overlap", "warning", _OVERLAP,
-            f"DeepSpeed {view.release.wanted} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
-            Remedy(_NEWER_RELEASE), OVERLAP_WAITS.source,
-        )  # fmt: skip
+            "no-overlap",
+            "warning",
+            key=_OVERLAP,
+            message=f"DeepSpeed {view.release.target_version} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
+            fix=Remedy(_NEWER_RELEASE),
+            source=OVERLAP_WAITS.source,
+        )
     for behaviour in OVERLAP_OVERWRITES:
         if view.release.does(behaviour):
             yield finding(
-                "overlap-spoils-gradients", "warning", _OVERLAP,
-                f"DeepSpeed {view.release.wanted} {behaviour.effect} ({behaviour.releases()})",
-                Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"), behaviour.source,
-            )  # fmt: skip
+                "overlap-spoils-gradients",
+                "warning",
+                key=_OVERLAP,
+                message=f"DeepSpeed {view.release.target_version} {behaviour.effect} ({behaviour.releases()})",
+                fix=Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"),
+                source=behaviour.source,
+            )
 
 
 def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
     """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
-    parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
-    if not stage or parameters is None or bucket is None or view.setting.gpus == 1 or sends_by_itself(view):
+    parameters = view.target.parameters
+    elements = bucket_elements(view)
+    if parameters is None or elements is None:
         return
-    if overlaps(view) and bucket >= parameters:
+    if not view.stage or view.target.gpus == 1:
+        return
+    if not overlaps(view) or sends_by_itself(view):
+        return
+    if elements >= parameters:
         default = "" if view.has(_BUCKET) else " (the default)"
+        tenth = good_bucket(parameters)
         yield finding(
-            "one-bucket", "warning", _BUCKET,
-            f"A bucket of {bucket:,.0f} elements{default} holds all {parameters:,} gradients of the model: it is sent "
-            "when backward has ended, and overlap_comm overlaps nothing",
-            Remedy(
-                f"Set it to about a tenth of the model: {good_bucket(parameters):,}", {_BUCKET: good_bucket(parameters)}
+            "one-bucket",
+            "warning",
+            key=_BUCKET,
+            message=(
+                f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it "
+                "is sent when backward has ended, and overlap_comm overlaps nothing"
             ),
-            f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
-        )  # fmt: skip
+            fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
+            source=f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
+        )
 
 
 def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFinding]:
     """Accumulation at stages 2 and 3, where it saves no communication."""
-    steps, stage = view.number("gradient_accumulation_steps", 1), view.stage
+    stage = view.stage
+    if stage not in (2, 3) or view.target.gpus == 1:
+        return
+    steps = view.number("gradient_accumulation_steps", 1)
     larger = "a larger micro-batch with fewer micro-steps"
-    if stage in (2, 3) and steps is not None and steps > 1 and view.setting.gpus != 1:
+    if steps is not None and steps > 1:
         yield finding(
-            "gradients-sent-every-micro-step", "note", "gradient_accumulation_steps",
-            f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and 1 once "
-            "per step",
-            [
+            "gradients-sent-every-micro-step",
+            "note",
+            key="gradient_accumulation_steps",
+            message=(
+                f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and "
+                "1 once per step"
+            ),
+            fix=[
                 Remedy(f"Take stage 1 where its memory suffices, or {larger}", {"zero_optimization.stage": 1}),
                 Remedy(
                     f"Take stage 1 with overlap_comm true where its memory suffices, or {larger}",
@@ -201,5 +234,5 @@ def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFin
                 ),
                 Remedy(f"Take {larger}; or stage 1, without what is for stage {stage} alone"),
             ],
-            f"{view.source('runtime/engine.py')} (allreduce_gradients)",
-        )  # fmt: skip
+            source=f"{view.source('runtime/engine.py')} (allreduce_gradients)",
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
 from vitscale.deepspeed_lint.integrations import DEEPSPEEDS_OWN, FILLED, TRAINER
-from vitscale.deepspeed_lint.view import ConfigurationView, finding, keys_of
+from vitscale.deepspeed_lint.view import ConfigurationView, KeyInFile, finding, keys_in
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import shown
 
@@ -38,7 +38,7 @@ _PARTS = (
 )
 
 _MAY_BE_NULL = ("bf16", "optimizer.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
-_HELD = ("int", "float", "bool", "str", "one")
+_CHECKED_FACTS = ("int", "float", "bool", "str", "one")
 """First words of the facts on keys whose type a pydantic model checks."""
 
 _LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
@@ -68,75 +68,114 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
             yield _wrong(view, key, value, kind)
         elif key in deepspeed_config.BATCH_KEYS and isinstance(value, float):
             yield finding(
-                "wrong-type", "note", key,
-                f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
-                Remedy(f"Write {value:.0f}", {key: int(value)}), view.source("runtime/engine.py (deepspeed_io)"),
-            )  # fmt: skip
-    for key, _, _, value in keys_of(view, view.config):
-        fact = view.release.fact(key) or ""
-        if fact.partition(" ")[0] in _HELD and key not in _READ_AS_THEY_ARE and value != "auto":
-            yield from _in_model(view, key, value, fact)
+                "wrong-type",
+                "note",
+                key=key,
+                message=(
+                    f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it"
+                ),
+                fix=Remedy(f"Write {value:.0f}", {key: int(value)}),
+                source=view.source("runtime/engine.py (deepspeed_io)"),
+            )
+    for key in keys_in(view):
+        fact = view.release.fact(key.dotted) or ""
+        is_in_model = fact.partition(" ")[0] in _CHECKED_FACTS
+        if is_in_model and key.dotted not in _READ_AS_THEY_ARE and key.value != "auto":
+            yield from _check_as_pydantic(view, key, fact)
 
 
-def _in_model(view: ConfigurationView, key: str, value: object, fact: str) -> Iterator[FileFinding]:
-    """Checks a value as pydantic does, against the type and limits in `fact` ("int gt=0"), or several valid values."""
-    may_be_null, fact = fact.endswith(" or null"), fact.removesuffix(" or null")
-    if value is None and may_be_null:
+def _check_as_pydantic(view: ConfigurationView, key: KeyInFile, fact: str) -> Iterator[FileFinding]:
+    """Check a value as pydantic does, against a fact of the table: "int gt=0 or null", "one of 0, 1, 2, 3"."""
+    may_be_null = fact.endswith(" or null")
+    fact = fact.removesuffix(" or null")
+    if key.value is None and may_be_null:
         return
     if fact.startswith("one of "):
-        valid = fact.removeprefix("one of ").split(", ")
-        number = deepspeed_config.as_number(value) if all(name.isdigit() for name in valid) else None
-        if (str(value) if number is None else f"{number:g}") not in valid:
-            message = f"It is {shown(value)}, but should be one of {', '.join(valid)}"
-            fix = [remove(key, "Write one of these, or leave it out"), Remedy("Write one of these")]
-            yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+        yield from _check_choice(view, key, fact.removeprefix("one of ").split(", "))
         return
     kind, *limits = fact.split()
-    if not _converts(value, kind):
-        yield _wrong(view, key, value, kind)
+    if not _converts(key.value, kind):
+        yield _wrong(view, key.dotted, key.value, kind)
         return
-    number = deepspeed_config.as_number(value, kind)
-    for limit in limits if number is not None else ():
+    number = deepspeed_config.as_number(key.value, kind)
+    if number is not None:
+        yield from _check_limits(view, key, number, limits)
+
+
+def _check_choice(view: ConfigurationView, key: KeyInFile, valid: list[str]) -> Iterator[FileFinding]:
+    are_numbers = all(name.isdigit() for name in valid)
+    number = deepspeed_config.as_number(key.value) if are_numbers else None
+    text = str(key.value) if number is None else f"{number:g}"
+    if text not in valid:
+        message = f"It is {shown(key.value)}, but should be one of {', '.join(valid)}"
+        fixes = [remove(key.dotted, "Write one of these, or leave it out"), Remedy("Write one of these")]
+        yield finding("wrong-value", "error", key.dotted, message, fixes, view.source("runtime/config.py"))
+
+
+def _check_limits(view: ConfigurationView, key: KeyInFile, number: float, limits: list[str]) -> Iterator[FileFinding]:
+    """Check a number against limits as the table has them: ["ge=0", "lt=1"]."""
+    for limit in limits:
         name, _, bound = limit.partition("=")
         holds, words = _LIMITS[name]
         if not holds(number, float(bound)):
-            message = f"It is {shown(value)}, but should be {words} {bound}"
+            message = f"It is {shown(key.value)}, but should be {words} {bound}"
             text = f"Write a number {words} {bound}"
-            fix = [remove(key, f"{text}, or leave it out"), Remedy(text)]
-            yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
+            fixes = [remove(key.dotted, f"{text}, or leave it out"), Remedy(text)]
+            yield finding("wrong-value", "error", key.dotted, message, fixes, view.source("runtime/config.py"))
 
 
 def _may_stand_for_a_part(part: str, value: object) -> bool:
+    """Whether DeepSpeed takes a value that is no object in the place of a part."""
     if part == "zero_optimization":
         return isinstance(value, bool)  # the old form
-    return (value is None and part in _MAY_BE_NULL) or value == "auto"
+    if value is None:
+        return part in _MAY_BE_NULL
+    return value == "auto"
 
 
 def _wrong(view: ConfigurationView, key: str, value: object, kind: str) -> FileFinding:
-    quoted = isinstance(value, str) and kind in ("int", "float", "bool")
-    taken = ": DeepSpeed takes any text for true, or fails on it" if quoted and key in _SWITCHES else ""
+    """A value of a wrong type at a dotted key.
+
+    Args:
+        view: the file.
+        key: the key.
+        value: its value.
+        kind: the right type, a key of `_IN_WORDS`.
+    """
+    is_quoted = isinstance(value, str) and kind in ("int", "float", "bool")
+    effect = ": DeepSpeed takes any text for true, or fails on it" if is_quoted and key in _SWITCHES else ""
     return finding(
-        "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{taken}",
-        _right_type(view, key, value, kind, quoted=quoted), view.source("runtime/config.py"),
-    )  # fmt: skip
-
-
-def _right_type(view: ConfigurationView, key: str, value: object, kind: str, *, quoted: bool) -> list[Remedy]:
-    """Advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
-    text = f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else "")
-    meant = (
-        deepspeed_config.as_flag(value)
-        if kind == "bool"
-        else deepspeed_config.as_number(value, kind)
-        if quoted
-        else None
+        "wrong-type",
+        "error",
+        key=key,
+        message=f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{effect}",
+        fix=_right_type(view, key, value, kind, is_quoted=is_quoted),
+        source=view.source("runtime/config.py"),
     )
-    written = [] if meant is None else [Remedy(text, {key: meant})]
+
+
+def _right_type(view: ConfigurationView, key: str, value: object, kind: str, *, is_quoted: bool) -> list[Remedy]:
+    """Return advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
+    text = f"Write {_IN_WORDS[kind]}"
+    if is_quoted:
+        text += " without quotes"
+    same_value = _same_value(view, key, value, kind, text)
+    return [*same_value, remove(key, f"{text}, or leave it out"), Remedy(text)]
+
+
+def _same_value(view: ConfigurationView, key: str, value: object, kind: str, text: str) -> list[Remedy]:
+    """Return advice to write the same value in the right type; none where it is not known what that would be."""
+    if kind == "bool":
+        flag = deepspeed_config.as_flag(value)
+        return [] if flag is None else [Remedy(text, {key: flag})]
+    if kind in ("int", "float") and isinstance(value, str):
+        number = deepspeed_config.as_number(value, kind)
+        return [] if number is None else [Remedy(text, {key: number})]
     if kind == "part" and isinstance(value, bool) and view.release.fact(f"{key}.enabled") is not None:
-        written = [Remedy(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
+        return [Remedy(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
     if kind == "part" and isinstance(value, str) and key in ("optimizer", "scheduler"):
-        written = [Remedy(f'Write {{"type": "{value[:40]}", "params": {{}}}}', {key: {"type": value, "params": {}}})]
-    return [*written, remove(key, f"{text}, or leave it out"), Remedy(text)]
+        return [Remedy(f'Write {{"type": "{value[:40]}", "params": {{}}}}', {key: {"type": value, "params": {}}})]
+    return []
 
 
 def _is(value: object, kind: str) -> bool:
@@ -160,10 +199,12 @@ def _converts(value: object, kind: str) -> bool:
 
 
 def _left_open(part: dict[str, Any]) -> list[str]:
-    """Dotted names of a part's values that are "auto", at any depth."""
-    inside = [name for name, value in part.items() if value == "auto"]
-    deeper = [(name, _left_open(value)) for name, value in part.items() if isinstance(value, dict)]
-    return inside + [f"{name}.{rest}" for name, names in deeper for rest in names]
+    """Return the dotted names of a part's values that are "auto", at any depth, those of the part itself first."""
+    names = [name for name, value in part.items() if value == "auto"]
+    for name, value in part.items():
+        if isinstance(value, dict):
+            names += [f"{name}.{inner_name}" for inner_name in _left_open(value)]
+    return names
 
 
 _MOST_AUTO = 20
@@ -172,8 +213,9 @@ _MOST_AUTO = 20
 
 def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFinding]:
     """Values "auto": which the Hugging Face integrations fill in, and on which they fail."""
-    keys = [key for key in _left_open(view.config) if key not in view.setting.settled and key not in DEEPSPEEDS_OWN]
-    if view.setting.in_a_study:
+    closed = {*view.target.settled, *DEEPSPEEDS_OWN}
+    keys = [key for key in _left_open(view.config) if key not in closed]
+    if view.target.in_a_study:
         yield from _left_to_vitscale(keys)
         return
     unfilled = [key for key in keys if key not in FILLED]
@@ -181,15 +223,21 @@ def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFindi
         yield _not_filled(view, key)
     filled = [key for key in keys if key in FILLED]
     if filled:
-        of_the_trainer = [key for key in filled if FILLED[key] == (TRAINER,)]
-        alone = f"; Accelerate alone does not fill in {' and '.join(of_the_trainer)}" if of_the_trainer else ""
+        by_trainer_alone = [key for key in filled if FILLED[key] == (TRAINER,)]
+        exception = ""
+        if by_trainer_alone:
+            exception = f"; Accelerate alone does not fill in {' and '.join(by_trainer_alone)}"
         yield finding(
-            "auto-value", "note", filled[0] if len(filled) == 1 else "",
-            f'"auto" stands at {_several(filled)}. The Hugging Face Trainer and Accelerate fill this in{alone}. '
+            "auto-value",
+            "note",
+            key=filled[0] if len(filled) == 1 else "",
+            message=f'"auto" stands at {_first_three(filled)}. '
+            f"The Hugging Face Trainer and Accelerate fill this in{exception}. "
             'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
             "it or takes it for true",
-            "Without that integration write the values out", _INTEGRATIONS,
-        )  # fmt: skip
+            fix="Without that integration write the values out",
+            source=_INTEGRATIONS,
+        )
 
 
 _INTEGRATIONS = (
@@ -198,7 +246,8 @@ _INTEGRATIONS = (
 )
 
 
-def _several(keys: list[str]) -> str:
+def _first_three(keys: list[str]) -> str:
+    """Return "a, b, c and 2 more"."""
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return ", ".join(keys[:3]) + more
 
@@ -206,28 +255,37 @@ def _several(keys: list[str]) -> str:
 def _not_filled(view: ConfigurationView, key: str) -> FileFinding:
     """A value "auto" under a name that no integration fills in, so that they end with an error at the start."""
     part, _, name = key.rpartition(".")
-    other = f"{part}.stage3_{name}" if part else key
     fixes = [remove(key, "Write the value out, or leave the key out for DeepSpeed's default")]
-    if other in FILLED and not view.has(other):
-        fixes.insert(
-            0,
-            Remedy(f'Write "{other.rpartition(".")[2]}": "auto", which they do fill in', {key: REMOVED, other: "auto"}),
-        )
+    other_name = f"stage3_{name}"
+    other_key = f"{part}.{other_name}"
+    if part and other_key in FILLED and not view.has(other_key):
+        text = f'Write "{other_name}": "auto", which they do fill in'
+        fixes.insert(0, Remedy(text, {key: REMOVED, other_key: "auto"}))
     return finding(
-        "auto-value", "error", key,
-        '"auto" stands under a name that no integration fills in: the Hugging Face Trainer and Accelerate end at the '
-        'start with "not found in kwargs"; DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 '
-        "and fp16, and elsewhere fails on it or takes it for true",
-        fixes, _INTEGRATIONS,
-    )  # fmt: skip
+        "auto-value",
+        "error",
+        key=key,
+        message=(
+            '"auto" stands under a name that no integration fills in: the Hugging Face Trainer and Accelerate end '
+            'at the start with "not found in kwargs"; DeepSpeed itself takes "auto" for its default in '
+            "zero_optimization, bf16 "
+            "and fp16, and elsewhere fails on it or takes it for true"
+        ),
+        fix=fixes,
+        source=_INTEGRATIONS,
+    )
 
 
 def _left_to_vitscale(keys: list[str]) -> Iterator[FileFinding]:
     """Values "auto" in the file of a study, which vitscale itself hands to DeepSpeed."""
     if keys:
         yield finding(
-            "auto-value", "note", keys[0] if len(keys) == 1 else "",
-            f'"auto" stands at {_several(keys)}. vitscale takes lr and weight_decay of the optimizer from the study, '
-            "and leaves the rest to DeepSpeed's default",
-            "Write the values out where the defaults do not suit", "docs/study-file.md",
-        )  # fmt: skip
+            "auto-value",
+            "note",
+            key=keys[0] if len(keys) == 1 else "",
+            message=f'"auto" stands at {_first_three(keys)}. '
+            "vitscale takes lr and weight_decay of the optimizer from the study, and leaves the rest to DeepSpeed's "
+            "default",
+            fix="Write the values out where the defaults do not suit",
+            source="docs/study-file.md",
+        )

@@ -1,4 +1,4 @@
-"""What Accelerate answers about itself; all else is answered by the engine that it stands for."""
+"""Facts of Accelerate; all others are those of the engine that it stands for."""
 
 from __future__ import annotations
 

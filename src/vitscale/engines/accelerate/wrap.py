@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines import base
 from vitscale.engines.base import Engine, TorchEngine
-from vitscale.engines.deepspeed import wrap as through_deepspeed
+from vitscale.engines.ddp.wrap import ddp_options
+from vitscale.engines.deepspeed import wrap as deepspeed_wrap
+from vitscale.engines.fsdp2.wrap import fsdp2_options
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
 from vitscale.trial.trial import TrainSpec, Trial
 
 
 class AccelerateEngine(Engine):
-    """What `Accelerator.prepare` makes of model and optimizer, used as Accelerate's own examples do."""
+    """The results of `Accelerator.prepare` for model and optimizer, used as Accelerate's own examples do."""
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         """The wrap order of Accelerate.
@@ -36,26 +38,30 @@ class AccelerateEngine(Engine):
         Raises:
             RuntimeError: Accelerate wrapped the model in something other than what was asked for.
         """
-        self.train_spec = train = trial.train
+        train = trial.train
+        self.train_spec = train
         self.device = device
         self.through_deepspeed = train.wrapper == "deepspeed"
         if self.through_deepspeed:
-            through_deepspeed.quiet_import(device.type)
-            self.input_dtype = through_deepspeed.INPUT_DTYPES.get(train.precision, torch.float32)
-            model = base.with_options(through_deepspeed.constants_as(self.input_dtype, model.to(device)), train)
+            deepspeed_wrap.quiet_import(device.type)
+            self.input_dtype = deepspeed_wrap.INPUT_DTYPES.get(train.precision, torch.float32)
+            model = base.with_options(deepspeed_wrap.constants_as(self.input_dtype, model.to(device)), train)
         else:
             self.input_dtype = base.weight_dtype(train)
             model = base.with_options(model.to(device, self.input_dtype), train)
-        self.accelerator = accelerator = _accelerator(model, trial, device)
+        self.accelerator = _accelerator(model, trial, device)
         # One process on a GPU is not distributed to Accelerate (1.15, `multi_device`): it wraps nothing in DDP.
-        self.bare = train.wrapper == "ddp" and device.type == "cuda" and accelerator.num_processes == 1
-        self.wrapped, self.optimizer = accelerator.prepare(model, base.optimizer_of(model, trial))
+        is_single_gpu = device.type == "cuda" and self.accelerator.num_processes == 1
+        self.bare = train.wrapper == "ddp" and is_single_gpu
+        """Whether the model is in no wrapper."""
+        self.wrapped, self.optimizer = self.accelerator.prepare(model, base.optimizer_of(model, trial))
         self._check_wrapped()
         if self.through_deepspeed:
-            self.gradient_dtype = through_deepspeed.gradient_dtype(self.wrapped, train)
+            self.gradient_dtype = deepspeed_wrap.gradient_dtype(self.wrapped, train)
         else:
-            sent = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
-            self.gradient_dtype = TorchEngine.communicated(sent)
+            # Without a wrapper no hook converts gradients.
+            hooked = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
+            self.gradient_dtype = TorchEngine.sent_gradient_dtype(hooked)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
@@ -63,7 +69,7 @@ class AccelerateEngine(Engine):
         import accelerate  # noqa: F401 - its seconds count as imports
 
         if train.wrapper == "deepspeed":
-            through_deepspeed.DeepSpeedEngine.preload(train)
+            deepspeed_wrap.DeepSpeedEngine.preload(train)
             with suppress(ImportError):
                 import transformers.integrations.deepspeed  # noqa: F401 - its seconds count as imports
 
@@ -92,8 +98,8 @@ class AccelerateEngine(Engine):
     @override
     def rehearse(self, images: Tensor) -> None:
         """Does what the base class says, but without `accumulate`, which would count a micro-step."""
-        by_rank = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
-        with self.wrapped.no_sync() if by_rank else nullcontext():
+        can_skip_exchange = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
+        with self.wrapped.no_sync() if can_skip_exchange else nullcontext():
             with self.autocast():
                 logits = logits_of(self.wrapped(images.to(self.input_dtype)))
             loss = logits.float().sum() * 0.0
@@ -135,71 +141,86 @@ class AccelerateEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        itself = self.train_spec.wrapper == "fsdp2" or self.bare
-        module: nn.Module = self.wrapped if itself else self.wrapped.module
+        is_model_itself = self.train_spec.wrapper == "fsdp2" or self.bare
+        module: nn.Module = self.wrapped if is_model_itself else self.wrapped.module
         return module
 
     def _check_wrapped(self) -> None:
-        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on."""
-        asked = self.train_spec.wrapper
-        if asked == "deepspeed":
-            from deepspeed import DeepSpeedEngine
+        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on.
 
-            wrapped = isinstance(self.wrapped, DeepSpeedEngine)
-        else:
-            wrapped = isinstance(self.wrapped, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
-        if not wrapped and not self.bare:
-            made = type(self.wrapped).__name__
-            raise RuntimeError(f"train.accelerate_backend = '{asked}', but Accelerate made a {made} of the model")
+        Raises:
+            RuntimeError: it is in another wrapper than that of the backend.
+        """
+        backend = self.train_spec.wrapper
+        if not self.bare and not isinstance(self.wrapped, _wrapper_class(backend)):
+            kind = type(self.wrapped).__name__
+            raise RuntimeError(f"train.accelerate_backend = '{backend}', but Accelerate made a {kind} of the model")
+
+
+def _wrapper_class(backend: str) -> type:
+    """Return the class in which a backend of Accelerate wraps a model."""
+    if backend == "deepspeed":
+        from deepspeed import DeepSpeedEngine
+
+        engine_class: type = DeepSpeedEngine
+        return engine_class
+    return FSDPModule if backend == "fsdp2" else DistributedDataParallel
 
 
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
-    """The `Accelerator` of a trial."""
+    """Return the `Accelerator` that wraps as the trial's backend does."""
     from accelerate import Accelerator
-    from accelerate.utils import DeepSpeedPlugin
 
-    train = trial.train
     # Accelerate reads these when it makes the process's state: they must not be left from the shell of this rank.
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
-    given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
-    if train.wrapper == "deepspeed":
-        given["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=through_deepspeed.configuration(trial))
-        return Accelerator(**given)
-    given["mixed_precision"] = train.precision if train.precision in ("bf16", "fp16") else "no"
-    given["cpu"] = device.type == "cpu"
-    if train.wrapper == "fsdp2":
-        given["fsdp_plugin"] = fsdp2_plugin(model, train)
+    backend = trial.train.wrapper
+    if backend == "deepspeed":
+        options = _deepspeed_options(trial)
+    elif backend == "fsdp2":
+        options = _torch_options(trial.train, device) | {"fsdp_plugin": fsdp2_plugin(model, trial.train)}
     else:
-        given["kwargs_handlers"] = [_ddp_options(train)]
-    return Accelerator(**given)
+        options = _torch_options(trial.train, device) | {"kwargs_handlers": [ddp_handler(trial.train)]}
+    return Accelerator(gradient_accumulation_steps=trial.train.grad_accum, **options)
+
+
+def _deepspeed_options(trial: Trial) -> dict[str, Any]:
+    from accelerate.utils import DeepSpeedPlugin
+
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=deepspeed_wrap.configuration(trial))}
+
+
+def _torch_options(train: TrainSpec, device: torch.device) -> dict[str, Any]:
+    """Return arguments of an `Accelerator` of torch's own wrappers, which DeepSpeed has in its configuration."""
+    is_autocast = train.precision in ("bf16", "fp16")
+    return {"mixed_precision": train.precision if is_autocast else "no", "cpu": device.type == "cpu"}
 
 
 def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
-    """Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
+    """Return Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
+    options = fsdp2_options(train)
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=True if train.reshard_after_forward is None else train.reshard_after_forward,
+        reshard_after_forward=options.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in base.blocks_of(model)}),
-        cpu_offload=train.offload == "parameters",
+        cpu_offload=options.offloads_to_host,
         # The weights are the same on every rank already, so rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,
         # Without a policy Accelerate makes one of `mixed_precision`, under which weights are gathered, norms computed
         # and gradients reduced in that dtype (`AcceleratorState` of 1.15): that is not autocast over fp32 weights.
-        mixed_precision_policy=MixedPrecisionPolicy(),
+        mixed_precision_policy=options.mixed_precision,
     )
 
 
-def _ddp_options(train: TrainSpec) -> Any:
+def ddp_handler(train: TrainSpec) -> Any:
+    """Return Accelerate's settings of DDP, with which it does what `DdpEngine.wrap` does."""
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
-    hooks = {"bf16": DDPCommunicationHookType.BF16, "fp16": DDPCommunicationHookType.FP16}
-    return DistributedDataParallelKwargs(
-        **({} if train.bucket_mib is None else {"bucket_cap_mb": train.bucket_mib}),
-        gradient_as_bucket_view=train.gradient_as_bucket_view,
-        static_graph=train.static_graph,
-        comm_hook=hooks.get(base.compressed_to(train) or "", DDPCommunicationHookType.NO),
-    )
+    options = ddp_options(train)
+    hook = DDPCommunicationHookType.NO
+    if options.hook_dtype is not None:
+        hook = {"bf16": DDPCommunicationHookType.BF16, "fp16": DDPCommunicationHookType.FP16}[options.hook_dtype]
+    return DistributedDataParallelKwargs(comm_hook=hook, **options.arguments)

@@ -1,10 +1,10 @@
-"""What DDP answers about itself."""
+"""Facts of DDP, and what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.trial import TrainSpec
 
@@ -33,12 +33,13 @@ FACTS = EngineFacts(
     usual=True,
     options=("bucket_mib", "gradient_dtype", "gradient_as_bucket_view", "static_graph", *BLOCK_OPTIONS),
     splits=("sequence", "pipeline"),
+    every_stage_must_train=True,
     refusals=_refusals,
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     messages="vitscale.engines.ddp.messages:messages",
     states="vitscale.engines.ddp.states:states",
-    variants=(Variant(),),
+    variants=({},),
     checked=({}, {"parallel.sequence": 2}, {"parallel.pipeline": 2, "parallel.schedule": "gpipe"}),
     marked_by="DistributedDataParallel.forward",
 )

@@ -1,4 +1,4 @@
-"""What an optimizer step under DDP sends."""
+"""The collectives of an optimizer step under DDP."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
 _MIB = 2**20
-_FIRST_MIB, _USUAL_MIB = 1, 25
-"""Sizes of DDP's first bucket and of the others (torch/nn/parallel/distributed.py)."""
+_FIRST_BUCKET_MIB = 1
+"""DDP's default size of the first bucket (torch/nn/parallel/distributed.py)."""
+_BUCKET_MIB = 25
+"""DDP's default size of all other buckets."""
 
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """DDP (Li et al., arXiv 2006.15704, section 3.2): an all-reduce per bucket while backward goes on.
+    """Return an all-reduce for each bucket, once in an optimizer step, in the order in which backward fills them.
 
-    That happens once in an optimizer step. Buckets are laid out in the weights' dtype, whatever dtype a hook sends.
+    They start while backward goes on (Li et al., arXiv 2006.15704, section 3.2). Buckets are laid out in the weights'
+    dtype, whatever dtype a hook sends.
     """
     train = trial.train
-    each = weight_bytes(train)
-    mib = (_FIRST_MIB, _USUAL_MIB) if train.bucket_mib is None else (train.bucket_mib,)
-    limits = tuple(size * _MIB // each for size in mib)
+    bucket_mib = [_FIRST_BUCKET_MIB, _BUCKET_MIB] if train.bucket_mib is None else [train.bucket_mib]
+    element_bytes = weight_bytes(train)
+    bucket_elements = [mib * _MIB // element_bytes for mib in bucket_mib]
+    buckets = closed_when_full(of_backward(tensors(shapes)), bucket_elements)
     return tuple(
-        Message("all_reduce", filled.elements * communicated_bytes(train), 1, "backward", filled.ready, False)
-        for filled in closed_when_full(of_backward(tensors(shapes)), limits)
+        Message(
+            "all_reduce",
+            tensor_bytes=bucket.elements * communicated_bytes(train),
+            calls=1,
+            phase="backward",
+            ready=bucket.ready,
+            every_micro_step=False,
+        )
+        for bucket in buckets
     )

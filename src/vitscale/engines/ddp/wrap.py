@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,53 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 Hook = Callable[[Any, Any], Future[Tensor]]
 """DDP's communication hook: takes a process group and a bucket (`dist.GradBucket`)."""
-_COMPRESSED: dict[str, Hook] = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+_COMPRESSING_HOOKS: dict[str, Hook] = {
+    "bf16": default_hooks.bf16_compress_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+}
+
+
+class DdpOptions(NamedTuple):
+    """A study's options of DDP, whether vitscale wraps the model or Accelerate does."""
+
+    arguments: dict[str, Any]
+    """Arguments of `DistributedDataParallel`, and by the same names of Accelerate's `DistributedDataParallelKwargs`."""
+    hook_dtype: str | None
+    """The dtype, such as "bf16", to which a hook converts gradients that travel; None: they travel as they are."""
+
+
+def ddp_options(train: TrainSpec) -> DdpOptions:
+    """Return the options of DDP that the study sets; what it leaves out stays at DDP's default."""
+    arguments: dict[str, Any] = {
+        "gradient_as_bucket_view": train.gradient_as_bucket_view,
+        "static_graph": train.static_graph,
+    }
+    if train.bucket_mib is not None:
+        arguments["bucket_cap_mb"] = train.bucket_mib
+    return DdpOptions(arguments, hook_dtype=_hook_dtype(train))
+
+
+def _hook_dtype(train: TrainSpec) -> str | None:
+    dtype = train.gradient_dtype
+    if dtype is None or TORCH_DTYPES[dtype] is weight_dtype(train):
+        return None
+    return dtype
+
+
+class _BucketExchange(NamedTuple):
+    """The exchange of one bucket, which may be under way."""
+
+    done: Future[Tensor]
+    parameters: list[Tensor]
+    means: list[Tensor]
+    """Views of the bucket, one for each parameter; its mean gradient once the exchange is done."""
 
 
 class StageDdp(DistributedDataParallel):
@@ -34,13 +73,14 @@ class StageDdp(DistributedDataParallel):
     def __init__(self, module: nn.Module, hook: Hook, **options: Any) -> None:
         """`hook`: begins the exchange of a bucket; its future gives the mean, in the bucket itself."""
         super().__init__(module, **options)
-        under_way: list[tuple[Future[Tensor], list[tuple[Tensor, Tensor]]]] = []
-        self._under_way = under_way
+        exchanges: list[_BucketExchange] = []
+        self._exchanges = exchanges
 
         # torch compares annotations with its own types. It keeps the function, which therefore does not keep `self`.
         def begin(group, bucket):  # type: ignore[no-untyped-def]
-            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-            under_way.append((hook(group, bucket), pairs))
+            parameters = list(bucket.parameters())
+            means = list(bucket.gradients())
+            exchanges.append(_BucketExchange(hook(group, bucket), parameters, means))
             buffer = bucket.buffer()
             begun: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
             begun.set_result(buffer)
@@ -50,13 +90,13 @@ class StageDdp(DistributedDataParallel):
 
     def end_exchange(self) -> None:
         """Waits until every gradient is the mean over the ranks of the group."""
-        for exchange, pairs in self._under_way:
-            exchange.wait()
-            for parameter, mean in pairs:
+        for exchange in self._exchanges:
+            exchange.done.wait()
+            for parameter, mean in zip(exchange.parameters, exchange.means, strict=True):
                 # With gradient_as_bucket_view both are the same memory.
                 if parameter.grad is not None and parameter.grad.data_ptr() != mean.data_ptr():
                     parameter.grad.copy_(mean)
-        self._under_way.clear()
+        self._exchanges.clear()
 
 
 class DdpEngine(TorchEngine):
@@ -82,27 +122,26 @@ class DdpEngine(TorchEngine):
         plan = stage_plan(model, trial)
         mesh = split(model, trial, device) if trial.parallel.ranks_per_model > 1 else None
 
-        compressed = compressed_to(train)
+        options = ddp_options(train)
+        hook = _COMPRESSING_HOOKS[options.hook_dtype] if options.hook_dtype else None
+        arguments = options.arguments | {
+            "device_ids": [device.index] if device.type == "cuda" else None,
+            "process_group": None if mesh is None else mesh.get_group(),
+        }
 
-        def distributed(module: nn.Module) -> nn.Module:
-            options: dict[str, Any] = {
-                "device_ids": [device.index] if device.type == "cuda" else None,
-                "process_group": None if mesh is None else mesh.get_group(),
-                "bucket_cap_mb": train.bucket_mib,
-                "gradient_as_bucket_view": train.gradient_as_bucket_view,
-                "static_graph": train.static_graph,
-            }
-            if plan is not None:
-                return StageDdp(
-                    module, _COMPRESSED[compressed] if compressed else default_hooks.allreduce_hook, **options
-                )
-            wrapped = DistributedDataParallel(module, **options)
-            if compressed:
-                wrapped.register_comm_hook(wrapped.process_group, _COMPRESSED[compressed])
+        def wrap_model(module: nn.Module) -> nn.Module:
+            wrapped = DistributedDataParallel(module, **arguments)
+            if hook:
+                wrapped.register_comm_hook(wrapped.process_group, hook)
             return wrapped
 
-        model = with_options(model, train, plan.blocks_of(model, trial) if plan else None)
-        return distributed(model) if plan is None else StagedModel(model, plan, trial, distributed)
+        def wrap_stage(stage: nn.Module) -> nn.Module:
+            return StageDdp(stage, hook or default_hooks.allreduce_hook, **arguments)
+
+        if plan is None:
+            return wrap_model(with_options(model, train))
+        model = with_options(model, train, plan.blocks_of(model, trial))
+        return StagedModel(model, plan, trial, wrap_stage)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

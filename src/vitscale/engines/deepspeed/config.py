@@ -18,40 +18,42 @@ from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.trial.trial import TrainSpec, ZeroStage
 
-_DEEPEST = 20
+_MOST_LEVELS = 20
+"""Deepest nesting of a file."""
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MOST_DIGITS = 1000
+"""Longest whole number of a file."""
 _LONGEST_LINE = 2000
 """Longest line of a file that is no JSON, in characters."""
 
 
-class _Part(BaseModel):
-    """The keys of a configuration that this program reads; the rest is DeepSpeed's to judge."""
+class _Section(BaseModel):
+    """Keys of a configuration that this program reads; DeepSpeed judges the others."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class _Switch(_Part):
+class _Switch(_Section):
     enabled: bool | None = None
     dtype: str | None = None
 
 
-class _Zero(_Part):
+class _Zero(_Section):
     stage: ZeroStage | None = None
 
 
-class _OptimizerParams(_Part):
+class _OptimizerParams(_Section):
     lr: float | None = Field(default=None, gt=0.0)
     weight_decay: float | None = Field(default=None, ge=0.0)
     momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
 
 
-class _Optimizer(_Part):
+class _Optimizer(_Section):
     type: str
     params: _OptimizerParams = _OptimizerParams()
 
 
-class _Known(_Part):
+class _ReadKeys(_Section):
     train_batch_size: int | None = Field(default=None, ge=1)
     train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
     gradient_accumulation_steps: int | None = Field(default=None, ge=1)
@@ -60,7 +62,7 @@ class _Known(_Part):
     zero_optimization: _Zero = _Zero()
     bf16: _Switch | None = None
     bfloat16: _Switch = _Switch()
-    """What `bf16` was called; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
+    """The old name of `bf16`; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
     fp16: _Switch = _Switch()
     torch_autocast: _Switch = _Switch()
     optimizer: _Optimizer | None = None
@@ -75,7 +77,7 @@ def read(path: Path) -> dict[str, Any]:
             that this program looks at.
     """
     config = load(path, next_step="train.deepspeed_config names a JSON file").values
-    _known(config)
+    _read_keys(config)
     return config
 
 
@@ -96,8 +98,8 @@ def load(path: Path, *, next_step: str) -> File:
     return File(text, parse(text, shown(str(path))))
 
 
-def parse(text: str, named: str) -> dict[str, Any]:
-    """Parses the text of the DeepSpeed file `named` to the values that DeepSpeed makes of it.
+def parse(text: str, file_name: str) -> dict[str, Any]:
+    """Parses the text of a DeepSpeed file to the values that DeepSpeed makes of it.
 
     DeepSpeed reads a file with `hjson.load` and refuses a key that stands twice (`DeepSpeedConfig.__init__` in
     deepspeed/runtime/config.py, all releases since 0.8.1). Hjson is JSON with comments, commas that trail or lack,
@@ -111,20 +113,20 @@ def parse(text: str, named: str) -> dict[str, Any]:
         config = _values(text)
         _require_plain(config)
     except RecursionError:
-        raise RequestError(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"]) from None
+        raise RequestError(f"{file_name} is nested too deeply", valid=[f"{_MOST_LEVELS} levels"]) from None
     except IndexError:  # what hjson 3.1 raises where a comment or a text of several lines never ends
-        raise RequestError(f"{named} is no JSON or Hjson: a comment or a text in it has no end") from None
+        raise RequestError(f"{file_name} is no JSON or Hjson: a comment or a text in it has no end") from None
     except ValueError as error:
-        raise RequestError(f"{named} is no JSON or Hjson{_place_and_reason(error)}") from None
+        raise RequestError(f"{file_name} is no JSON or Hjson{_place_and_reason(error)}") from None
     if not isinstance(config, dict):
-        raise RequestError(f"{named} holds {shown(config)}", valid=["one object: { ... }"])
+        raise RequestError(f"{file_name} holds {shown(config)}", valid=["one object: { ... }"])
     return config
 
 
 def is_json(text: str) -> bool:
     """Whether a text that `parse` reads is JSON too, which is all that Transformers and Accelerate read."""
     try:
-        json.loads(text, parse_int=_whole, parse_constant=_no_constant)
+        json.loads(text, parse_int=_whole_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True
@@ -135,10 +137,13 @@ class _RefusedValue(ValueError):
 
 
 def _values(text: str) -> Any:
-    """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson."""
-    hooks: dict[str, Any] = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_float": _number}
+    """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson.
+
+    Raises:
+        ValueError: it is neither; where JSON fails for NaN or Infinity alone, the error is JSON's.
+    """
     try:
-        return json.loads(text, parse_constant=_no_constant, **hooks)
+        return json.loads(text, parse_constant=_refuse_constant, **_PARSING_HOOKS)
     except _RefusedValue:
         raise
     except ValueError as error:
@@ -151,7 +156,7 @@ def _values(text: str) -> Any:
     import hjson
 
     try:
-        return hjson.loads(text, **hooks)
+        return hjson.loads(text, **_PARSING_HOOKS)
     except hjson.HjsonDecodeError:
         if isinstance(json_error, json.JSONDecodeError):
             raise
@@ -160,7 +165,8 @@ def _values(text: str) -> Any:
 
 def _place_and_reason(error: ValueError) -> str:
     """The place and reason of a parser's error in words; the reason alone where it has no place."""
-    line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+    line = getattr(error, "lineno", None)
+    column = getattr(error, "colno", None)
     if line is None or column is None:
         return f": {error}"
     reason = str(getattr(error, "msg", error)).partition(" (")[0]  # hjson adds hints in brackets
@@ -168,7 +174,7 @@ def _place_and_reason(error: ValueError) -> str:
     return f" at line {line}, column {column}: {reason}"
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
@@ -177,7 +183,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise _RefusedValue(f"a whole number in it has {len(text):,} digits")
     return int(text)
@@ -191,13 +197,22 @@ def _number(text: str) -> int | float:
     return int(number) if abs(number) < 1e10 and number.is_integer() else number
 
 
-def _no_constant(name: str) -> float:
+_PARSING_HOOKS: dict[str, Any] = {
+    "object_pairs_hook": _object_of_unique_keys,
+    "parse_int": _whole_number,
+    "parse_float": _number,
+}
+"""Arguments that json and hjson share."""
+
+
+def _refuse_constant(name: str) -> float:
+    """Refuses NaN, Infinity and -Infinity, which Python's parser takes."""
     raise ValueError(f"{name} is no JSON number")
 
 
 def _require_plain(value: object, depth: int = 0) -> None:
     """Raises for values that would not be read back as stored: deep nesting, infinity (1e999), half characters."""
-    if depth > _DEEPEST:
+    if depth > _MOST_LEVELS:
         raise RecursionError
     if isinstance(value, dict):
         for key, item in value.items():
@@ -208,13 +223,13 @@ def _require_plain(value: object, depth: int = 0) -> None:
             _require_plain(item, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number in it is too large for a float")
-    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+    elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(f"{shown(value)} holds half of a character")
 
 
-def _known(config: dict[str, Any]) -> _Known:
+def _read_keys(config: dict[str, Any]) -> _ReadKeys:
     try:
-        return _Known.model_validate(_without_auto(config))
+        return _ReadKeys.model_validate(_without_auto(config))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise RequestError(
@@ -235,32 +250,33 @@ def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: two precisions are enabled at once, or autocast to another type than bfloat16.
     """
-    known = _known(config)
+    keys = _read_keys(config)
     fixed: dict[str, Any] = {
-        "train.gradient_clipping": known.gradient_clipping,
-        "train.zero_stage": known.zero_optimization.stage,
-        "train.precision": _precision(known),
-        "train.gradient_dtype": known.communication_data_type and known.communication_data_type.lower(),
+        "train.gradient_clipping": keys.gradient_clipping,
+        "train.zero_stage": keys.zero_optimization.stage,
+        "train.precision": _precision(keys),
+        "train.gradient_dtype": keys.communication_data_type and keys.communication_data_type.lower(),
     }
-    if known.optimizer is not None:
-        params = known.optimizer.params
-        fixed["train.optimizer"] = known.optimizer.type
+    if keys.optimizer is not None:
+        params = keys.optimizer.params
+        fixed["train.optimizer"] = keys.optimizer.type
         fixed["train.learning_rate"] = params.lr
         fixed["train.weight_decay"] = params.weight_decay
         fixed["train.momentum"] = params.momentum
     return {field: value for field, value in fixed.items() if value is not None}
 
 
-def _precision(known: _Known) -> str | None:
-    switches = {"bf16-params": known.bf16 or known.bfloat16, "fp16": known.fp16, "bf16": known.torch_autocast}
+def _precision(keys: _ReadKeys) -> str | None:
+    """Return the precision that the file switches on; None where it says nothing."""
+    switches = {"bf16-params": keys.bf16 or keys.bfloat16, "fp16": keys.fp16, "bf16": keys.torch_autocast}
     enabled = [precision for precision, switch in switches.items() if switch.enabled]
     if len(enabled) > 1:
         what = f"the DeepSpeed configuration enables {' and '.join(enabled)} at once"
         raise RequestError(what, valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"])
     if not enabled:
         # Autocast is refused and nothing else asked for, which leaves fp32.
-        return "fp32" if known.torch_autocast.enabled is False else None
-    dtype = known.torch_autocast.dtype
+        return "fp32" if keys.torch_autocast.enabled is False else None
+    dtype = keys.torch_autocast.dtype
     if enabled == ["bf16"] and dtype not in (None, "bfloat16", "bf16", "torch.bfloat16"):
         raise RequestError(f"torch_autocast.dtype is {shown(dtype)} in the DeepSpeed configuration", valid=["bfloat16"])
     return enabled[0]
@@ -271,29 +287,40 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
 
     `study_values` holds the fields set by hand in the study (dotted names) with their values.
     """
-    fixed = fixed_fields(config)
-    disagreements = []
-    for field, ours in study_values.items():
-        if field in fixed:
-            theirs = fixed[field]
-            same = str(ours).lower() == str(theirs).lower() if field == "train.optimizer" else ours == theirs
-            if not same:
-                disagreements.append(
-                    f"{field} is {shown(ours)} in the study but {shown(theirs)} in the DeepSpeed configuration"
-                )
-        elif key := _set_twice(config, field):
-            disagreements.append(
-                f"{field} is {shown(ours)} in the study, and the DeepSpeed configuration sets {key} too"
-            )
-        elif "train.optimizer" in fixed and (key := _OF_THE_OPTIMIZER.get(field)) and not _says_auto(config, key):
-            disagreements.append(
-                f"{field} is {shown(ours)} in the study, but the DeepSpeed configuration describes the optimizer and "
-                f'leaves {key} to DeepSpeed (say "{key}": "auto" there to take the study\'s)'
-            )
-    return disagreements
+    file_values = fixed_fields(config)
+    disagreements = (_contradiction(config, file_values, field, value) for field, value in study_values.items())
+    return [sentence for sentence in disagreements if sentence is not None]
 
 
-_ALSO_OF_ZERO: dict[str, tuple[str, ...]] = {
+def _contradiction(
+    config: dict[str, Any], file_values: Mapping[str, Any], field: str, study_value: object
+) -> str | None:
+    """Return how the file disagrees with a field of the study; None where it does not."""
+    if field in file_values:
+        file_value = file_values[field]
+        if _is_same(field, study_value, file_value):
+            return None
+        return f"{field} is {shown(study_value)} in the study but {shown(file_value)} in the DeepSpeed configuration"
+    key = _key_set_too(config, field)
+    if key is not None:
+        return f"{field} is {shown(study_value)} in the study, and the DeepSpeed configuration sets {key} too"
+    describes_optimizer = "train.optimizer" in file_values
+    key = _OPTIMIZER_KEYS.get(field)
+    if describes_optimizer and key is not None and not _optimizer_says_auto(config, key):
+        return (
+            f"{field} is {shown(study_value)} in the study, but the DeepSpeed configuration describes the optimizer "
+            f'and leaves {key} to DeepSpeed (say "{key}": "auto" there to take the study\'s)'
+        )
+    return None
+
+
+def _is_same(field: str, study_value: object, file_value: object) -> bool:
+    if field == "train.optimizer":
+        return str(study_value).lower() == str(file_value).lower()
+    return study_value == file_value
+
+
+_ZERO_KEYS: dict[str, tuple[str, ...]] = {
     "train.offload": ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"),
     "train.overlap_comm": ("overlap_comm",),
     "train.bucket_mib": ("reduce_bucket_size",),
@@ -301,34 +328,36 @@ _ALSO_OF_ZERO: dict[str, tuple[str, ...]] = {
 }
 """Fields of a study that are keys of the file's zero_optimization too, under other names or in other units: only one
 may set them."""
-_ALSO_OF_THE_SCHEDULER = ("train.learning_rate_warmup_steps", "train.learning_rate_scaling")
+_SCHEDULED_FIELDS = ("train.learning_rate_warmup_steps", "train.learning_rate_scaling")
 """Fields of a study that the file's scheduler sets too."""
 
 
-def _set_twice(config: dict[str, Any], field: str) -> str | None:
-    """The key of the file that sets what `field` of the study sets."""
+def _key_set_too(config: dict[str, Any], field: str) -> str | None:
+    """Return the key of the file that sets what `field` of the study sets; None: there is none."""
     zero = config.get("zero_optimization")
-    for key in _ALSO_OF_ZERO.get(field, ()):
+    for key in _ZERO_KEYS.get(field, ()):
         if isinstance(zero, dict) and zero.get(key, "auto") != "auto":
             return f"zero_optimization.{key}"
-    return "scheduler" if field in _ALSO_OF_THE_SCHEDULER and config.get("scheduler", "auto") != "auto" else None
+    has_scheduler = config.get("scheduler", "auto") != "auto"
+    return "scheduler" if has_scheduler and field in _SCHEDULED_FIELDS else None
 
 
-_OF_THE_OPTIMIZER = {
+_OPTIMIZER_KEYS = {
     "train.learning_rate": "lr",
     "train.learning_rate_scaling": "lr",
     "train.weight_decay": "weight_decay",
 }
+"""Field of a study -> the parameter of the file's optimizer that sets the same."""
 
 
-def _says_auto(config: dict[str, Any], key: str) -> bool:
+def _optimizer_says_auto(config: dict[str, Any], key: str) -> bool:
     params = config["optimizer"].get("params")
     return isinstance(params, dict) and params.get(key) == "auto"
 
 
 def batch_values(config: dict[str, Any]) -> dict[str, int]:
     """The keys among `BATCH_KEYS` to which the file gives a number, with that number."""
-    return _known(config).model_dump(include={*BATCH_KEYS}, exclude_none=True)
+    return _read_keys(config).model_dump(include={*BATCH_KEYS}, exclude_none=True)
 
 
 def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:
@@ -342,9 +371,9 @@ def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int])
     Raises:
         RequestError: naming both values and the keys to remove.
     """
-    given = batch_values(config)
+    file_values = batch_values(config)
     wrong = []
-    for key, value in given.items():
+    for key, value in file_values.items():
         if key == "train_batch_size" and mode != "strong-global":
             wrong.append(f"{key} is {value}, but under scaling.mode = '{mode}' the global batch follows the rank count")
         elif value != trial_values[key]:
@@ -352,7 +381,7 @@ def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int])
     if wrong:
         raise RequestError(
             f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
-            next_step=f'Remove {", ".join(given)} from the file (or set to "auto"): the study sets them',
+            next_step=f'Remove {", ".join(file_values)} from the file (or set to "auto"): the study sets them',
         )
 
 
@@ -365,7 +394,9 @@ _SWITCHES = (
     "cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
 )  # fmt: skip
-_GROUPS = ("zero_hpz_partition_size", "mics_shard_size")
+"""Keys of zero_optimization that are true or false."""
+_GROUP_SIZES = ("zero_hpz_partition_size", "mics_shard_size")
+"""Keys of zero_optimization that have groups of so many ranks hold a copy of their own."""
 _NO_GROUPS = (None, 0, 1, -1)
 
 
@@ -373,12 +404,16 @@ def states_are_modelled(train: TrainSpec) -> bool:
     """Whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
-    offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
-    switched = any(flag(train, key) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
-    grouped = any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUPS)
-    scattered = flag(train, "contiguous_gradients") is False
-    masters = any(as_flag(section(config, of).get(f"{of}_master_weights_and_grads")) for of in ("bf16", "fp16"))
-    return not (offloads or switched or grouped or scattered or masters or "data_types" in config)
+    unmodelled = (
+        "data_types" in config,
+        flag(train, "contiguous_gradients") is False,
+        zero.get("zenflow") not in (None, "auto"),
+        any(flag(train, key) for key in _SWITCHES),
+        any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUP_SIZES),
+        any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param")),
+        any(as_flag(section(config, key).get(f"{key}_master_weights_and_grads")) for key in ("bf16", "fp16")),
+    )
+    return not any(unmodelled)
 
 
 def flag(train: TrainSpec, key: str) -> bool | None:
@@ -392,7 +427,9 @@ def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
+_FLAG_OF_WORD = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True) | dict.fromkeys(
+    ("false", "f", "no", "n", "off", "0"), False
+)
 """Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
 _LARGEST_WHOLE = 2**63
 
@@ -400,19 +437,32 @@ _LARGEST_WHOLE = 2**63
 def as_flag(value: object) -> bool | None:
     """The boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
     if isinstance(value, str):
-        return True if value.lower() in _TRUE else False if value.lower() in _FALSE else None
-    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+        return _FLAG_OF_WORD.get(value.lower())
+    is_flag = isinstance(value, bool | int | float) and value in (0, 1)
+    return bool(value) if is_flag else None
 
 
 def as_number(value: object, kind: str = "int") -> int | float | None:
-    """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
+    """Return the number that pydantic makes of `value` for an "int" or a "float"; None where it refuses.
+
+    Example: " 5.00 " is the int 5, and "5.5" is none.
+    """
     if isinstance(value, str):
-        whole, _, rest = value.strip().partition(".")
-        is_whole = value.isascii() and whole == whole.strip() and not rest.strip("0")
-        try:
-            value = float(value) if kind == "float" else int(whole) if is_whole else None
-        except ValueError:
-            return None
+        value = _number_in_text(value, kind)
     if isinstance(value, float):
-        return value if kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE) else None
-    return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None
+        is_taken = kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE)
+        return value if is_taken else None
+    if isinstance(value, int):
+        return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE)
+    return None
+
+
+def _number_in_text(text: str, kind: str) -> int | float | None:
+    try:
+        if kind == "float":
+            return float(text)
+        digits, _, decimals = text.strip().partition(".")
+        is_whole = text.isascii() and digits == digits.strip() and not decimals.strip("0")
+        return int(digits) if is_whole else None
+    except ValueError:
+        return None

@@ -1,11 +1,11 @@
-"""What DeepSpeed answers about itself, at each ZeRO stage."""
+"""Facts of DeepSpeed at each ZeRO stage, and what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.engines.deepspeed.config import as_flag, states_are_modelled
-from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.engines.deepspeed.config import flag, section, states_are_modelled
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec
@@ -13,7 +13,8 @@ from vitscale.trial.trial import TrainSpec
 _FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
 """Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
 fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
-_COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
+_STAGES = tuple({"zero_stage": stage} for stage in range(4))
+_COMPRESSING_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 """Optimizers of a DeepSpeed file, in lower case, that exchange data of their own instead of gradients."""
 
 
@@ -23,12 +24,13 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuses options that DeepSpeed does not take at the stage, or in the precision."""
     stage = train.zero_stage
-    if stage == 0:
-        for option in _FROM_STAGE_1:
-            if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
-                what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
-                yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
+    for option in _FROM_STAGE_1 if stage == 0 else ():
+        value = getattr(train, option)
+        if value != TrainSpec.model_fields[option].default:
+            what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
+            yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
     if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
@@ -41,6 +43,9 @@ def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
             "with whole weights",
             "Set zero_stage = 3, or offload = 'optimizer'",
         )
+    if stage == 3 and train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and ZeRO-3 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or zero_stage = 0, 1 or 2")
 
 
 def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
@@ -57,14 +62,14 @@ def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
 def _norms_unknown(train: TrainSpec) -> str | None:
     if train.engine == "accelerate":
         return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
-    config = train.deepspeed_config or {}
-    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
-    kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
-    if kind in _COMPRESSING:
+    optimizer = str(section(train.deepspeed_config, "optimizer").get("type")).lower()
+    if optimizer in _COMPRESSING_OPTIMIZERS:
         return "the optimizer exchanges no gradients once it compresses"
-    if kind == "muon" and train.zero_stage > 0:
+    if train.zero_stage == 0:
+        return None
+    if optimizer == "muon":
         return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
-    if isinstance(zero, dict) and as_flag(zero.get("compute_grad_norm")) is False and train.zero_stage > 0:
+    if flag(train, "compute_grad_norm") is False:
         return "the DeepSpeed file sets compute_grad_norm to false"
     return None
 
@@ -94,6 +99,7 @@ FACTS = EngineFacts(
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda train: train.zero_stage > 0,
+    own_loss_scaling=True,
     keeps_fp32_weights=True,
     fp16_weights=True,
     casts_again=lambda train: train.zero_stage == 3,
@@ -101,8 +107,8 @@ FACTS = EngineFacts(
     states="vitscale.engines.deepspeed.states:states",
     states_unknown=_states_unknown,
     part_gathers="vitscale.engines.deepspeed.states:part_gathers",
-    variants=tuple(Variant(zero_stage=stage) for stage in range(4)),
-    checked=(*({"zero_stage": stage} for stage in range(4)), {"zero_stage": 2, "parallel.sequence": 2}),
+    variants=_STAGES,
+    checked=(*_STAGES, {"zero_stage": 2, "parallel.sequence": 2}),
     preloaded=lambda train: (train.zero_stage > 0,),
     marked_by="DeepSpeed",
 )

@@ -1,14 +1,17 @@
-"""What DeepSpeed sends at each ZeRO stage, as it was counted (docs/traffic.md): that is not what its paper says."""
+"""The collectives of a step under DeepSpeed at each ZeRO stage, as counted (docs/traffic.md): not as its paper says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vitscale.engines.deepspeed import states as zero
 from vitscale.engines.deepspeed.config import flag, section, states_are_modelled
+from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, zero_settings
+from vitscale.engines.deepspeed.states import optimizer_groups
+from vitscale.engines.deepspeed.traversal import Fetch, Traversal, modules_in_forward, traversal
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
-from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors
+from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors, up_to_multiple
 from vitscale.engines.messages import Message, StepPhase
 from vitscale.engines.states import sizes
 from vitscale.trial.model_cost import ParameterShapes
@@ -16,18 +19,19 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...] | None:
-    """DeepSpeed 0.19 at the trial's stage; see the functions below.
+    """Return what DeepSpeed 0.19 sends at the trial's stage; see the function of each stage.
 
     None where the user's own file asks for other exchanges than these.
     """
     train = trial.train
     if not states_are_modelled(_without_offload(train)) or not _has_plain_exchange(train):
         return None
-    return (_stage_0, _stages_1_and_2, _stages_1_and_2, _stage_3)[trial.train.zero_stage](trial, shapes)
+    by_stage = {0: _stage_0, 1: _stages_1_and_2, 2: _stages_1_and_2, 3: _stage_3}
+    return by_stage[train.zero_stage](trial, shapes)
 
 
 def _without_offload(train: TrainSpec) -> TrainSpec:
-    """The settings without offloading, which changes where states lie but not what is sent."""
+    """Return the settings without offloading, which changes where states lie but not what is sent."""
     config = dict(train.deepspeed_config or {})
     zero = config.get("zero_optimization")
     if isinstance(zero, dict):
@@ -43,11 +47,20 @@ def _has_plain_exchange(train: TrainSpec) -> bool:
 
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One all-reduce of everything after backward, whatever bucket size is set."""
-    train, count = trial.train, sizes(shapes).all
-    pieces = -(-count // zero.FLATTENED_AT_MOST)
-    whole = Message("all_reduce", count * communicated_bytes(train) / pieces, pieces, "after", None, False)
-    norm = [_scalars(1, 4)] if train.gradient_clipping > 0 else []
-    return (whole, *norm)
+    train = trial.train
+    elements = sizes(shapes).all
+    calls = up_to_multiple(elements, STAGE_0_BUCKET_ELEMENTS) // STAGE_0_BUCKET_ELEMENTS
+    gradients = Message(
+        "all_reduce",
+        tensor_bytes=elements * communicated_bytes(train) / calls,
+        calls=calls,
+        phase="after",
+        ready=None,
+        every_micro_step=False,
+    )
+    if train.gradient_clipping == 0:
+        return (gradients,)
+    return gradients, _scalars(calls=1, scalar_bytes=4)
 
 
 def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -56,30 +69,41 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     Without overlap stage 2 stops backward for each bucket. Overlap hardly helps: the default bucket of 5e8 elements is
     larger than most vision transformers, so that nothing is left to hide it.
     """
-    train, ranks = trial.train, trial.world.size
-    settings = zero.zero_settings(train)
-    overlap, every = settings.overlap, train.zero_stage == 2
-    phase: StepPhase = "backward" if every or overlap else "after"
-    reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
+    train = trial.train
+    settings = zero_settings(train)
+    is_stage_2 = train.zero_stage == 2
+    buckets = _gradient_buckets(
+        "all_reduce",
+        train,
+        tensors(shapes),
+        bucket_elements=settings.reduce_bucket,
+        phase="backward" if is_stage_2 or settings.overlap else "after",
+        overlaps=settings.overlap,
+        every_micro_step=is_stage_2,
+    )
     if flag(train, "use_multi_rank_bucket_allreduce") is False:
-        # Each gradient is reduced to the one rank that needs it, as the paper has it.
-        reduced = [
-            replace(bucket, operation="reduce", tensor_bytes=bucket.tensor_bytes / ranks, calls=bucket.calls * ranks)
-            for bucket in reduced
-        ]
-    each = weight_bytes(train)
-    return (*reduced, _scalars(3 if each == 2 else 2, 4), *_gathered_after(trial, shapes, each))
+        buckets = [_reduced_to_owners(bucket, trial.world.size) for bucket in buckets]
+    scalars = _scalars(calls=3 if weight_bytes(train) == 2 else 2, scalar_bytes=4)
+    return (*buckets, scalars, *_updated_weight_gathers(trial, shapes))
 
 
-def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
-    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank.
+def _reduced_to_owners(bucket: Message, ranks: int) -> Message:
+    """Return a bucket of which each gradient is reduced to the one rank that needs it, as the paper has it."""
+    return replace(bucket, operation="reduce", tensor_bytes=bucket.tensor_bytes / ranks, calls=bucket.calls * ranks)
+
+
+def _updated_weight_gathers(trial: Trial, shapes: ParameterShapes) -> list[Message]:
+    """Return all-gathers of updated weights, one for each group of the optimizer, padded to 2 elements per rank.
 
     Each group goes in one call, whatever `allgather_bucket_size` says: DeepSpeed reads that only where torch has no
     `all_gather_into_tensor` (`all_gather_dp_groups` in runtime/utils.py).
     """
-    unit = 2 * trial.world.size
-    padded = [-(-sum(group) // unit) * unit for group in zero.groups(shapes)]
-    return [Message("all_gather", elements * each, 1, "after", None, False) for elements in padded]
+    gathers = []
+    for group in optimizer_groups(shapes):
+        padded = up_to_multiple(sum(group), 2 * trial.world.size)
+        group_bytes = padded * weight_bytes(trial.train)
+        gathers.append(Message("all_gather", group_bytes, calls=1, phase="after", ready=None, every_micro_step=False))
+    return gathers
 
 
 def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -89,86 +113,137 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless the way through
     the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew (`traversal`).
     """
-    train, ranks = trial.train, trial.world.size
-    settings = zero.zero_settings(train)
-    # Each tensor is cut into equal parts, and padded for that.
-    everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
-    kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
-    each = weight_bytes(train)
-
-    def gathered_bytes(tensor: Tensor) -> int:
-        return 2 if train.precision == "bf16" and tensor.cast else each
-
-    went = zero.traversal(zero.in_forward(shapes), settings, train.activation_checkpointing)
-    sent = _fetched(went, everything, gathered_bytes)
-    # Overlap is the default of stage 3 alone (`overlap_comm_valid` in runtime/zero/config.py).
-    # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
-    chosen = flag(train, "overlap_comm") if train.overlap_comm is None else train.overlap_comm
-    overlap = chosen is not False and train.device == "cuda"
-    sent += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
-    sent.append(_scalars(2, 8))
-    if kept:
-        amount = sum(tensor.elements for tensor in kept) * each
-        sent.append(Message("all_gather", amount / len(kept), len(kept), "after", None, False))
-    return tuple(sent)
+    train = trial.train
+    settings = zero_settings(train)
+    padded = _padded_tensors(shapes, trial.world.size)
+    gathers = traversal(modules_in_forward(shapes), settings, train.activation_checkpointing)
+    gradient_buckets = _gradient_buckets(
+        "reduce_scatter",
+        train,
+        padded,
+        bucket_elements=settings.reduce_bucket,
+        phase="backward",
+        overlaps=_stage_3_overlaps(train),
+        every_micro_step=True,
+    )
+    return (
+        *_weight_gathers(gathers, padded, train),
+        *gradient_buckets,
+        _scalars(calls=2, scalar_bytes=8),
+        *_small_weight_gathers(padded, settings.persistence_threshold, train),
+    )
 
 
-def _fetched(
-    went: zero.Traversal, everything: Sequence[Tensor], gathered_bytes: Callable[[Tensor], int]
-) -> list[Message]:
-    """Gathers of weights, each while what comes before their use is computed.
+def _padded_tensors(shapes: ParameterShapes, ranks: int) -> list[Tensor]:
+    """Return the model's tensors as stage 3 cuts them: each is padded to equal parts for all ranks."""
+    return [tensor._replace(elements=up_to_multiple(tensor.elements, ranks)) for tensor in tensors(shapes)]
 
-    Weights of a piece that travel in 16 bits and in 32 bits go one after the other. What forward fetches for backward
-    counts with backward.
+
+def _stage_3_overlaps(train: TrainSpec) -> bool:
+    """Whether gradients are exchanged beside backward: by default in stage 3, unlike in the others.
+
+    `overlap_comm_valid` in runtime/zero/config.py has the default. On a CPU there is no second stream: a bucket's
+    exchange holds backward up all the same (docs/calibration-lab.md).
     """
-    of_module: dict[int, list[Tensor]] = {}
-    for tensor in everything:
-        of_module.setdefault(tensor.module, []).append(tensor)
-
-    def reached(module: int, *, forward: bool) -> float:
-        first = of_module[module][0]
-        return first.begins if forward else 1.0 - first.ends
-
-    gathers: list[Message] = []
-    for fetch in sorted(went.fetches, key=lambda fetch: not fetch.needed_in_forward):
-        sizes: dict[int, int] = {}
-        for module, index in fetch.tensors:
-            own = of_module[module]
-            # `tensors` has those of norms and convolutions the other way round.
-            tensor = own[index] if len(own[0].shape) > 1 else own[::-1][index]
-            each = gathered_bytes(tensor)
-            sizes[each] = sizes.get(each, 0) + tensor.elements * each
-        forward = fetch.needed_in_forward
-        ready = reached(fetch.at, forward=forward) if forward is fetch.in_forward else 0.0
-        needed = reached(fetch.needed, forward=forward)
-        amount = sum(sizes.values()) / len(sizes)
-        phase: StepPhase = "forward" if forward else "backward"
-        gathers.append(Message("all_gather", amount, len(sizes), phase, min(ready, needed), True, needed))
-    return gathers
+    setting = train.overlap_comm
+    if setting is None:
+        setting = flag(train, "overlap_comm")
+    return setting is not False and train.device == "cuda"
 
 
-def _reduced(
+def _small_weight_gathers(padded: Sequence[Tensor], threshold: int, train: TrainSpec) -> list[Message]:
+    """Return the all-gathers of weights that every rank keeps, one call for each tensor, once they are updated."""
+    small = [tensor for tensor in padded if tensor.elements <= threshold]
+    if not small:
+        return []
+    total_bytes = sum(tensor.elements for tensor in small) * weight_bytes(train)
+    mean_bytes = total_bytes / len(small)
+    return [Message("all_gather", mean_bytes, calls=len(small), phase="after", ready=None, every_micro_step=False)]
+
+
+def _weight_gathers(gathers: Traversal, padded: Sequence[Tensor], train: TrainSpec) -> list[Message]:
+    """Return all-gathers of weights, each beside what is computed until their use; those for forward come first."""
+    tensors_by_module: dict[int, list[Tensor]] = {}
+    for tensor in padded:
+        tensors_by_module.setdefault(tensor.module, []).append(tensor)
+    fetches = sorted(gathers.fetches, key=lambda fetch: not fetch.needed_in_forward)
+    return [_weight_gather(fetch, tensors_by_module, train) for fetch in fetches]
+
+
+def _weight_gather(fetch: Fetch, tensors_by_module: Mapping[int, Sequence[Tensor]], train: TrainSpec) -> Message:
+    """Return the message of one fetch: a call for the weights that travel in 16 bits, and one for those in 32 bits."""
+    bytes_by_width: Counter[int] = Counter()
+    for key in fetch.tensors:
+        tensor = _in_order_of_registration(tensors_by_module[key.module])[key.position]
+        element_bytes = _gathered_bytes(tensor, train)
+        bytes_by_width[element_bytes] += tensor.elements * element_bytes
+    calls = len(bytes_by_width)
+    needed = _progress_at(tensors_by_module[fetch.needed], in_forward=fetch.needed_in_forward)
+    ready = 0.0  # what forward fetches for backward is there when backward begins
+    if fetch.in_forward == fetch.needed_in_forward:
+        ready = _progress_at(tensors_by_module[fetch.at], in_forward=fetch.in_forward)
+    return Message(
+        "all_gather",
+        tensor_bytes=bytes_by_width.total() / calls,
+        calls=calls,
+        phase="forward" if fetch.needed_in_forward else "backward",
+        ready=min(ready, needed),
+        every_micro_step=True,
+        needed=needed,
+    )
+
+
+def _in_order_of_registration(module_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return a module's tensors as it registers them; `tensors` has those of norms and convolutions reversed."""
+    is_matrix_first = len(module_tensors[0].shape) > 1
+    return module_tensors if is_matrix_first else module_tensors[::-1]
+
+
+def _gathered_bytes(tensor: Tensor, train: TrainSpec) -> int:
+    """Return the bytes of an element as it is gathered: under autocast weights of linear layers travel in 16 bits."""
+    return 2 if train.precision == "bf16" and tensor.cast else weight_bytes(train)
+
+
+def _progress_at(module_tensors: Sequence[Tensor], *, in_forward: bool) -> float:
+    """Return the share of forward, or of backward, that is computed when it comes to a module."""
+    first = module_tensors[0]
+    return first.begins if in_forward else 1.0 - first.ends
+
+
+def _gradient_buckets(
     operation: str,
     train: TrainSpec,
-    everything: Sequence[Tensor],
-    settings: zero.ZeroSettings,
+    model_tensors: Sequence[Tensor],
+    *,
+    bucket_elements: int,
     phase: StepPhase,
-    overlap: bool,
-    every: bool,
+    overlaps: bool,
+    every_micro_step: bool,
 ) -> list[Message]:
-    """Buckets of gradients. Autocast makes two kinds: what it casts travels in bf16, all else in fp32."""
+    """Return a message for each bucket of gradients, in the order in which backward fills them.
+
+    Autocast makes two kinds of buckets: gradients of what it casts travel in bf16, all others in fp32.
+    """
+    tensors_by_width = {communicated_bytes(train): list(model_tensors)}
     if train.precision == "bf16":
-        kinds = [([tensor for tensor in everything if tensor.cast is cast], 2 if cast else 4) for cast in (True, False)]
-    else:
-        kinds = [(list(everything), communicated_bytes(train))]
-    buckets = [
-        Message(operation, filled.elements * each, 1, phase, filled.ready if overlap else None, every)
-        for some, each in kinds
-        for filled in flushed_before_full(of_backward(some), max(1, settings.reduce_bucket))
-    ]
-    return sorted(buckets, key=lambda bucket: bucket.ready or 0.0)
+        cast = [tensor for tensor in model_tensors if tensor.cast]
+        others = [tensor for tensor in model_tensors if not tensor.cast]
+        tensors_by_width = {2: cast, 4: others}
+    buckets = []
+    for element_bytes, same_width in tensors_by_width.items():
+        for bucket in flushed_before_full(of_backward(same_width), max(1, bucket_elements)):
+            message = Message(
+                operation,
+                tensor_bytes=bucket.elements * element_bytes,
+                calls=1,
+                phase=phase,
+                ready=bucket.ready if overlaps else None,
+                every_micro_step=every_micro_step,
+            )
+            buckets.append(message)
+    return sorted(buckets, key=lambda message: message.ready or 0.0)
 
 
-def _scalars(calls: int, size: int) -> Message:
-    """Messages that tell norms, and whether anything overflowed."""
-    return Message("all_reduce", size, calls, "after", None, False)
+def _scalars(*, calls: int, scalar_bytes: int) -> Message:
+    """Return all-reduces of single numbers: the gradients' norm, and whether anything overflowed."""
+    return Message("all_reduce", scalar_bytes, calls, phase="after", ready=None, every_micro_step=False)

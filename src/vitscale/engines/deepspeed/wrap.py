@@ -20,9 +20,11 @@ from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.whole_tensors import WholeTensors, deepspeed_tensors
 from vitscale.trial.trial import TrainSpec, Trial
 
+_MIB = 2**20
+
 
 def configuration(trial: Trial) -> dict[str, Any]:
-    """The dictionary given to `deepspeed.initialize`.
+    """Return the dictionary that `deepspeed.initialize` takes.
 
     What the user's file says stays, except the batch sizes and the clipping: those have already been checked against
     the study. What neither file nor study says is set like this:
@@ -45,12 +47,9 @@ def configuration(trial: Trial) -> dict[str, Any]:
     config["gradient_accumulation_steps"] = train.grad_accum
     config["gradient_clipping"] = train.gradient_clipping
     config.setdefault("zero_optimization", {}).update(_zero(train))
-    old = config.pop("bfloat16", None)  # what DeepSpeed reads where there is no bf16, which may be written below
-    if config.get("bf16") is None:
-        config.pop("bf16", None)
-        config |= {} if old is None else {"bf16": old}
-    if train.precision in _SECTION_OF:
-        section, settings = _SECTION_OF[train.precision]
+    _rename_bfloat16(config)
+    if train.precision in _SECTION_BY_PRECISION:
+        section, settings = _SECTION_BY_PRECISION[train.precision]
         config[section] = settings | config.get(section, {}) | {"enabled": True}
     if train.gradient_dtype is not None:
         config["communication_data_type"] = train.gradient_dtype
@@ -62,7 +61,17 @@ def configuration(trial: Trial) -> dict[str, Any]:
     return config
 
 
-_SECTION_OF: dict[str, tuple[str, dict[str, Any]]] = {
+def _rename_bfloat16(config: dict[str, Any]) -> None:
+    """Moves the section `bfloat16` to `bf16`, in whose absence DeepSpeed reads it: the study may write a `bf16`."""
+    old_section = config.pop("bfloat16", None)
+    if config.get("bf16") is not None:
+        return
+    config.pop("bf16", None)
+    if old_section is not None:
+        config["bf16"] = old_section
+
+
+_SECTION_BY_PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("torch_autocast", {"dtype": "bfloat16"}),
     "bf16-params": ("bf16", {}),
     "fp16": ("fp16", {}),
@@ -71,14 +80,14 @@ _SECTION_OF: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _zero(train: TrainSpec) -> dict[str, Any]:
-    """The study's part of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
+    """Return the study's part of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
     zero: dict[str, Any] = {"stage": train.zero_stage}
     if train.overlap_comm is not None:
         zero["overlap_comm"] = train.overlap_comm
     if train.bucket_mib is not None:
-        zero["reduce_bucket_size"] = train.bucket_mib * 2**20 // communicated_bytes(train)
+        zero["reduce_bucket_size"] = train.bucket_mib * _MIB // communicated_bytes(train)
     if train.gather_bucket_mib is not None:
-        zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * 2**20 // weight_bytes(train)
+        zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * _MIB // weight_bytes(train)
     if train.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if train.offload == "parameters":
@@ -86,12 +95,17 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
     return zero
 
 
-def _without_auto(value: Any, known: dict[str, float]) -> Any:
+def _without_auto(value: Any, study_values: dict[str, float]) -> Any:
     """Replaces the Hugging Face integration's "auto" by the study's value, or leaves the key to DeepSpeed's default."""
     if not isinstance(value, dict):
         return value
-    kept = {key: known[key] if item == "auto" and key in known else item for key, item in value.items()}
-    return {key: _without_auto(item, known) for key, item in kept.items() if item != "auto"}
+    replaced = {}
+    for key, item in value.items():
+        if item != "auto":
+            replaced[key] = _without_auto(item, study_values)
+        elif key in study_values:
+            replaced[key] = study_values[key]
+    return replaced
 
 
 INPUT_DTYPES = {"bf16-params": torch.bfloat16, "fp16": torch.float16}
@@ -121,12 +135,14 @@ class DeepSpeedEngine(Engine):
         if trial.parallel.ranks_per_model > 1:
             split(model, trial, device)
         model = with_options(model, trial.train)
-        of_the_file = trial.train.optimizer == "deepspeed_config"
-        optimizer = None if of_the_file else optimizer_of(model, trial)
+        is_in_file = trial.train.optimizer == "deepspeed_config"
+        optimizer = None if is_in_file else optimizer_of(model, trial)
         self.wrapped, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
         )
-        self.train_spec, self.device, self.optimizer = trial.train, device, self.wrapped.optimizer
+        self.train_spec = trial.train
+        self.device = device
+        self.optimizer = self.wrapped.optimizer
         self.gradient_dtype = gradient_dtype(self.wrapped, trial.train)
 
     @staticmethod
@@ -183,7 +199,7 @@ class DeepSpeedEngine(Engine):
 
 
 def gradient_dtype(engine: Any, train: TrainSpec) -> str:
-    """The dtype in which DeepSpeed sends gradients, as torch names it.
+    """Return the dtype in which DeepSpeed sends gradients, as torch names it.
 
     Under its autocast, stages 1 to 3 send gradients of linear and convolution layers in autocast's dtype, whatever
     `communication_data_type` says (`init_autocast_params` in torch_autocast.py, `ipg_buckets` in stage_1_and_2.py and
@@ -195,7 +211,7 @@ def gradient_dtype(engine: Any, train: TrainSpec) -> str:
 
 
 def constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
-    """The model with its buffers in `dtype`, in place; a norm's running statistics stay as they are."""
+    """Return the model with its buffers in `dtype`, in place; a norm's running statistics stay as they are."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point() and not name.startswith("running_"):

@@ -1,10 +1,10 @@
-"""What FSDP2 answers about itself."""
+"""Facts of FSDP2, and what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal, Variant
+from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.trial import TrainSpec
 
@@ -36,6 +36,9 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
             "train.offload = 'parameters' has no meaning under FSDP2 on the CPU: all lies in the host's memory already",
             "Remove it, or run on a machine with a GPU",
         )
+    if train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and FSDP2 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or use ddp or deepspeed with zero_stage 0 to 2")
 
 
 FACTS = EngineFacts(
@@ -49,11 +52,12 @@ FACTS = EngineFacts(
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda _: True,
+    updates_dtensors=True,
     messages="vitscale.engines.fsdp2.messages:messages",
     states="vitscale.engines.fsdp2.states:states",
     stage_states="vitscale.engines.fsdp2.states:stage_states",
-    around_parts="vitscale.engines.fsdp2.states:around_parts",
-    variants=(Variant(),),
+    around_parts="vitscale.engines.fsdp2.parts:around_parts",
+    variants=({},),
     checked=({}, {"parallel.tensor": 2}, {"parallel.tensor": 2, "parallel.shard_norms": True}),
     gradients_on_host=lambda train: train.offload == "parameters",
     marked_by="FSDP::",

@@ -1,10 +1,9 @@
-"""What an optimizer step under FSDP2 sends."""
+"""The collectives of an optimizer step under FSDP2."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
@@ -13,9 +12,12 @@ from vitscale.engines.messages import Message, StepPhase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
+_Block = Sequence[Tensor]
+"""Tensors that are gathered and scattered together: those of a wrapped block, or of the root, all that is in none."""
+
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """FSDP2 in every micro-step: each block is gathered in forward and again in backward, and the root once.
+    """Return what FSDP2 sends: in every micro-step gathers of each block in forward and backward, and one of the root.
 
     A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
     The first gathers of forward and of backward, and the root's, are waited for. Gradients of a block are scattered
@@ -28,49 +30,108 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     whose first dimension is 1, grow with every rank: FSDP2 sends them like that (docs/traffic.md), which is much at a
     thousand ranks.
     """
-    train, ranks = trial.train, trial.layout.replicas
-    everything = tensors(shapes)
-    blocks = [list(own) for number, own in groupby(everything, lambda tensor: tensor.block) if number is not None]
-    root = [tensor for tensor in everything if tensor.block is None]
-    weights, gradients = weight_bytes(train), communicated_bytes(train)
-    streams, staged = train.device == "cuda", trial.parallel.pipeline > 1
-
-    def message(operation: str, some: Sequence[Tensor], each: int, phase: StepPhase, ready: float | None) -> Message:
-        size = _padded(some, ranks) * each
-        return Message(operation, size, 1, phase, ready, not staged, rows=_rows(some), padded_for=ranks)
-
-    def gather(n: int, phase: StepPhase, ready: float, needed: float) -> Message:
-        gathered = message("all_gather", blocks[n], weights, phase, ready if streams else None)
-        return replace(gathered, needed=needed, every_micro_step=not staged or phase == "forward")
-
-    def scatter(some: Sequence[Tensor], ready: float) -> Message:
-        phase: StepPhase = "after" if staged else "backward"
-        return message("reduce_scatter", some, gradients, phase, ready if streams and not staged else None)
-
-    begins = [block[0].begins for block in blocks]
-    sent = [message("all_gather", root, weights, "forward", None)] if root else []
-    sent += [
-        gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
-    ]  # the first could be gathered only beside the embedding, which would hide next to nothing
-    starts = [1.0 - block[-1].ends for block in blocks]
-    for n in reversed(range(len(blocks))):
-        last = n == len(blocks) - 1
-        if train.reshard_after_forward is not False:
-            sent.append(gather(n, "backward", starts[n] if last else starts[n + 1], starts[n]))
-        if not last:
-            sent.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
-    sent += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
-    return (*sent, scatter(root, 1.0)) if root else tuple(sent)
+    model_tensors = tensors(shapes)
+    blocks = [list(block) for number, block in groupby(model_tensors, key=lambda t: t.block) if number is not None]
+    root = [tensor for tensor in model_tensors if tensor.block is None]
+    exchange = _Exchange(trial)
+    gathered_root = [exchange.gather_root(root)] if root else []
+    scattered_root = [exchange.scatter(root, ready=1.0)] if root else []
+    return (*gathered_root, *exchange.in_forward(blocks), *exchange.in_backward(blocks), *scattered_root)
 
 
-def _padded(some: Sequence[Tensor], ranks: int) -> int:
-    """Elements that are gathered, every tensor's first dimension padded to a multiple of the ranks."""
-    return sum(up_to_multiple(tensor.shape[0], ranks) * (tensor.elements // tensor.shape[0]) for tensor in some)
+class _Exchange:
+    """Makes the messages of a trial's ranks."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._ranks = trial.layout.replicas
+        self._weight_bytes = weight_bytes(trial.train)
+        self._gradient_bytes = communicated_bytes(trial.train)
+        self._has_streams = trial.train.device == "cuda"
+        self._is_staged = trial.parallel.pipeline > 1
+        self._gathers_in_backward = trial.train.reshard_after_forward is not False
+
+    def in_forward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+        """Yield a gather for each block, which starts when forward comes to the block before."""
+        for number, block in enumerate(blocks):
+            begins = block[0].begins
+            # The first could be gathered only beside the embedding, which would hide next to nothing.
+            ready = begins if number == 0 else blocks[number - 1][0].begins
+            yield self._gather(
+                block, phase="forward", ready=self._if_streams(ready), needed=begins, every_micro_step=True
+            )
+
+    def in_backward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+        """Yield a gather and a scatter for each block; it is scattered when the block before it has been gathered."""
+        following: _Block | None = None
+        for block in reversed(blocks):
+            if self._gathers_in_backward:
+                yield self._gather_in_backward(block, following)
+            if following is not None:
+                yield self.scatter(following, ready=1.0 - following[0].begins)
+            following = block
+        if following is not None:
+            yield self.scatter(following, ready=1.0 - following[0].begins)
+
+    def _gather_in_backward(self, block: _Block, following: _Block | None) -> Message:
+        """Return a block's gather, which starts when backward comes to the block that follows it in forward."""
+        starts = 1.0 - block[-1].ends
+        ready = starts if following is None else 1.0 - following[-1].ends
+        return self._gather(
+            block,
+            phase="backward",
+            ready=self._if_streams(ready),
+            needed=starts,
+            every_micro_step=not self._is_staged,
+        )
+
+    def gather_root(self, root: _Block) -> Message:
+        """Return the root's gather, which forward waits for."""
+        return self._gather(root, phase="forward", ready=None, needed=None, every_micro_step=not self._is_staged)
+
+    def _gather(
+        self, block: _Block, *, phase: StepPhase, ready: float | None, needed: float | None, every_micro_step: bool
+    ) -> Message:
+        return Message(
+            "all_gather",
+            tensor_bytes=self._padded_elements(block) * self._weight_bytes,
+            calls=1,
+            phase=phase,
+            ready=ready,
+            every_micro_step=every_micro_step,
+            needed=needed,
+            rows=_rows(block),
+            padded_for=self._ranks,
+        )
+
+    def scatter(self, block: _Block, *, ready: float) -> Message:
+        """Return the reduce-scatter of gradients that are there after the share `ready` of backward."""
+        return Message(
+            "reduce_scatter",
+            tensor_bytes=self._padded_elements(block) * self._gradient_bytes,
+            calls=1,
+            phase="after" if self._is_staged else "backward",
+            ready=None if self._is_staged else self._if_streams(ready),
+            every_micro_step=not self._is_staged,
+            rows=_rows(block),
+            padded_for=self._ranks,
+        )
+
+    def _if_streams(self, ready: float) -> float | None:
+        """Return when a call may start beside computing; None where there are no streams, and computing waits."""
+        return ready if self._has_streams else None
+
+    def _padded_elements(self, block: _Block) -> int:
+        """Return the elements that are sent, every tensor's first dimension padded to a multiple of the ranks."""
+        return sum(up_to_multiple(tensor.shape[0], self._ranks) * _row_elements(tensor) for tensor in block)
 
 
-def _rows(some: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """(rows, elements of a row) of all tensors; those with as many rows are added up."""
+def _rows(block: _Block) -> tuple[tuple[int, int], ...]:
+    """Return (rows, elements of a row) of all tensors; those with as many rows are added up."""
     elements: Counter[int] = Counter()
-    for tensor in some:
-        elements[tensor.shape[0]] += tensor.elements // tensor.shape[0]
+    for tensor in block:
+        elements[tensor.shape[0]] += _row_elements(tensor)
     return tuple(elements.items())
+
+
+def _row_elements(tensor: Tensor) -> int:
+    return tensor.elements // tensor.shape[0]

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import TrainSpec, Trial
+
+
+class Fsdp2Options(NamedTuple):
+    """A study's options of FSDP2, whether vitscale shards the model or Accelerate does."""
+
+    reshard_after_forward: bool
+    """Whether a block's weights are freed after its forward, and gathered again for its backward."""
+    offloads_to_host: bool
+    """Whether shards of weights, gradients and optimizer states lie in the host's memory."""
+    mixed_precision: MixedPrecisionPolicy
+
+
+def fsdp2_options(train: TrainSpec) -> Fsdp2Options:
+    """Return the options of FSDP2 that the study sets, with FSDP2's defaults for what it leaves out."""
+    return Fsdp2Options(
+        reshard_after_forward=train.reshard_after_forward is not False,
+        offloads_to_host=train.offload == "parameters",
+        mixed_precision=MixedPrecisionPolicy(
+            param_dtype=weight_dtype(train) if train.master_weights else None,
+            reduce_dtype=TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else None,
+        ),
+    )
 
 
 class Fsdp2Engine(TorchEngine):
@@ -39,26 +63,26 @@ class Fsdp2Engine(TorchEngine):
         `master_weights` keeps the shards that are updated in fp32.
         """
         train = trial.train
-        computed = weight_dtype(train)
-        model = model.to(device, torch.float32 if train.master_weights else computed)
+        model = model.to(device, torch.float32 if train.master_weights else weight_dtype(train))
         plan = stage_plan(model, trial)
         mesh = split(model, trial, device)
         own_blocks = plan.blocks_of(model, trial) if plan else None
         model = with_options(model, train, own_blocks)
-        reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
-        cast = computed if train.master_weights else None
-        mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
-        offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
-        again = True if train.reshard_after_forward is None else train.reshard_after_forward
+        blocks = set(blocks_of(model) if own_blocks is None else own_blocks)
+        options = fsdp2_options(train)
+        offload_policy = CPUOffloadPolicy() if options.offloads_to_host else OffloadPolicy()
+        shard = functools.partial(
+            fully_shard, mesh=mesh, mp_policy=options.mixed_precision, offload_policy=offload_policy
+        )
         # Stages that hand on maps cause this warning; what they hand on is never changed in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPStage\) returned a view tensor")
-        blocks = set(blocks_of(model) if own_blocks is None else own_blocks)
 
-        def sharded(module: nn.Module) -> nn.Module:
-            for block in filter(blocks.__contains__, module.modules()):
-                fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offloaded)
-            # Backward needs the root first, so FSDP2 keeps it gathered unless it is told otherwise.
-            fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
+        def shard_by_block(module: nn.Module) -> nn.Module:
+            for submodule in module.modules():
+                if submodule in blocks:
+                    shard(submodule, reshard_after_forward=options.reshard_after_forward)
+            # Backward needs the root first, so FSDP2 keeps it gathered unless an option says otherwise.
+            shard(module)
             return module
 
-        return sharded(model) if plan is None else StagedModel(model, plan, trial, sharded)
+        return shard_by_block(model) if plan is None else StagedModel(model, plan, trial, shard_by_block)

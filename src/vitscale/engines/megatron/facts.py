@@ -1,4 +1,4 @@
-"""What Megatron-Core answers about itself."""
+"""Facts of Megatron-Core, and what it refuses."""
 
 from __future__ import annotations
 

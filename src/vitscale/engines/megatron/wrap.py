@@ -9,6 +9,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from vitscale.engines.shared.splits import exchange_norms, tensor_plan_of
 from vitscale.engines.shared.swin_split import SCALE, Heads, keep_heads
 from vitscale.engines.shared.whole_tensors import WholeTensors
 from vitscale.trial.trial import TrainSpec, Trial
+
+_MIB = 2**20
 
 
 class MegatronEngine(Engine):
@@ -46,18 +49,14 @@ class MegatronEngine(Engine):
         from megatron.core.distributed import DistributedDataParallel
         from megatron.core.optimizer import get_megatron_optimizer
 
-        self.train_spec = train = trial.train
+        train = trial.train
+        self.train_spec = train
         self.device = device
-        ranks = trial.parallel.tensor
-        if parallel_state.is_initialized() and parallel_state.get_tensor_model_parallel_world_size() != ranks:
-            parallel_state.destroy_model_parallel()
-        if not parallel_state.is_initialized():
-            # Tensor ranks are neighbours, as in `RankLayout`.
-            parallel_state.initialize_model_parallel(ranks, create_gloo_process_groups=False)
+        _initialise_groups(trial.parallel.tensor)
         self.input_dtype = weight_dtype(train)
         model = model.to(device, self.input_dtype)
-        if ranks > 1:
-            exchange_norms(model, parallel_state.get_data_parallel_group(), None)
+        if trial.parallel.tensor > 1:
+            exchange_norms(model, replicas=parallel_state.get_data_parallel_group(), sequence=None)
             _cut(model, tensor_plan_of(model, trial))
         model = with_options(model, train)
         self.wrapped = DistributedDataParallel(_transformer(), _wrapper_options(train), model)
@@ -98,6 +97,17 @@ class MegatronEngine(Engine):
         return MegatronTensors(self.module, self.optimizer.chained_optimizers[0])
 
 
+def _initialise_groups(tensor_ranks: int) -> None:
+    """Makes Megatron-Core's process groups, in place of those for another number of tensor ranks."""
+    from megatron.core import parallel_state
+
+    if parallel_state.is_initialized() and parallel_state.get_tensor_model_parallel_world_size() != tensor_ranks:
+        parallel_state.destroy_model_parallel()
+    if not parallel_state.is_initialized():
+        # Tensor ranks are neighbours, as in `RankLayout`.
+        parallel_state.initialize_model_parallel(tensor_ranks, create_gloo_process_groups=False)
+
+
 def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
     """Gives each tensor rank its part of a whole model, in Megatron-Core's own layers (arXiv 1909.08053, section 3).
 
@@ -116,71 +126,113 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
     modules = dict(model.named_modules())
     styles = {name: style for pattern, style in plan.items() for name in fnmatch.filter(modules, pattern)}
     styles.pop("classifier", None)
-    by_columns = {name for name, style in styles.items() if isinstance(style, tp.ColwiseParallel)}
-    read_by = Counter(name.rpartition(".")[0] for name in by_columns)
+    cut_by_columns = {name for name, style in styles.items() if isinstance(style, tp.ColwiseParallel)}
+    layers_by_parent = Counter(name.rpartition(".")[0] for name in cut_by_columns)
+    """Module -> layers in it that are cut by columns; several of them read the module's one input."""
 
     def share_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tensor_parallel.copy_to_tensor_model_parallel_region(inputs[0], group=group), *inputs[1:]
 
     for name, style in styles.items():
-        whole, (parent, _, child) = modules[name], name.rpartition(".")
+        module = modules[name]
+        parent, _, child = name.rpartition(".")
         if isinstance(style, Heads):
-            keep_heads(whole, group.size())
-            scale = nn.Parameter(_part(whole.get_parameter(SCALE).data, 0).clone())
-            tensor_parallel.set_tensor_model_parallel_attributes(scale, True, 0, 1)
-            whole.register_parameter(SCALE, scale)
-        if read_by[name] > 1:
-            whole.register_forward_pre_hook(share_input)
-        if isinstance(whole, nn.Linear):
-            setattr(modules[parent], child, _part_of_layer(whole, name in by_columns, read_by[parent] > 1))
+            _cut_heads(module, group.size())
+        if layers_by_parent[name] > 1:
+            module.register_forward_pre_hook(share_input)
+        if not isinstance(module, nn.Linear):
+            continue
+        if name in cut_by_columns:
+            part = _cut_by_columns(module, shares_input=layers_by_parent[parent] > 1)
+        else:
+            part = _cut_by_rows(module)
+        setattr(modules[parent], child, part)
 
 
-def _part_of_layer(whole: nn.Linear, by_columns: bool, shares_input: bool) -> nn.Module:
-    """This tensor rank's part of a layer, cut by outputs (columns) or by inputs.
+def _cut_heads(attention: nn.Module, ranks: int) -> None:
+    """Gives an attention of Swin V2 this rank's part of its heads, and of the scale of each head's logits."""
+    keep_heads(attention, ranks)
+    scale = nn.Parameter(_part(attention.get_parameter(SCALE).data, 0).clone())
+    _mark_as_part(scale, dimension=0)
+    attention.register_parameter(SCALE, scale)
 
-    Args:
-        whole: the layer.
-        by_columns: whether it is cut by its outputs.
-        shares_input: of such a layer: whether the gradient of its input is exchanged elsewhere.
+
+def _cut_by_columns(whole: nn.Linear, *, shares_input: bool) -> nn.Module:
+    """Return this tensor rank's part of a layer's outputs.
+
+    `shares_input`: whether the gradient of its input is exchanged elsewhere.
     """
-    from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel
+    from megatron.core import tensor_parallel
 
-    ranks, dtype = parallel_state.get_tensor_model_parallel_world_size(), whole.weight.dtype
-    options: dict[str, Any] = {
+    layer: nn.Module = tensor_parallel.ColumnParallelLinear(
+        whole.in_features, whole.out_features, disable_grad_reduce=shares_input, **_layer_options(whole)
+    )
+    layer.register_forward_pre_hook(_in_rows)
+    _copy_part(whole, layer, dimension=0)
+    if whole.bias is not None:
+        layer.get_parameter("bias").data.copy_(_part(whole.bias.data, 0))
+    layer.register_forward_hook(_without_bias)
+    return layer
+
+
+def _cut_by_rows(whole: nn.Linear) -> nn.Module:
+    """Return this tensor rank's part of a layer that takes a part of its inputs; it has the whole bias."""
+    from megatron.core import tensor_parallel
+
+    layer: nn.Module = tensor_parallel.RowParallelLinear(
+        whole.in_features, whole.out_features, input_is_parallel=True, skip_bias_add=False, **_layer_options(whole)
+    )
+    _copy_part(whole, layer, dimension=1)
+    if whole.bias is not None:
+        layer.get_parameter("bias").data.copy_(whole.bias.data)
+    layer.register_forward_hook(_without_bias)
+    return layer
+
+
+def _layer_options(whole: nn.Linear) -> dict[str, Any]:
+    """Return the arguments that both kinds of Megatron-Core's parallel layers take."""
+    from megatron.core import ModelParallelConfig, parallel_state
+
+    return {
         "config": ModelParallelConfig(
-            tensor_model_parallel_size=ranks, params_dtype=dtype, perform_initialization=False
+            tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+            params_dtype=whole.weight.dtype,
+            perform_initialization=False,
         ),
         "init_method": nn.init.zeros_,  # not called
         "bias": whole.bias is not None,
     }
-    sizes, dimension = (whole.in_features, whole.out_features), 0 if by_columns else 1
-    if by_columns:
-        layer = tensor_parallel.ColumnParallelLinear(*sizes, disable_grad_reduce=shares_input, **options)
-        layer.register_forward_pre_hook(_in_rows)
-    else:
-        layer = tensor_parallel.RowParallelLinear(*sizes, input_is_parallel=True, skip_bias_add=False, **options)
-    layer.weight.data.copy_(_part(whole.weight.data, dimension))
-    # Layers that draw their weights set this then. Without it the norm would be without the other ranks' parts.
-    tensor_parallel.set_tensor_model_parallel_attributes(layer.weight, True, dimension, 1)
-    if whole.bias is not None:
-        layer.bias.data.copy_(_part(whole.bias.data, 0) if by_columns else whole.bias.data)
-    layer.register_forward_hook(_without_bias)
-    part: nn.Module = layer
-    return part
+
+
+def _copy_part(whole: nn.Linear, layer: nn.Module, *, dimension: int) -> None:
+    """Copies this rank's part of a layer's weight, cut along a dimension, into its own layer."""
+    weight = layer.get_parameter("weight")
+    weight.data.copy_(_part(whole.weight.data, dimension))
+    _mark_as_part(weight, dimension=dimension)
+
+
+def _mark_as_part(parameter: nn.Parameter, *, dimension: int) -> None:
+    """Tells Megatron-Core that tensor ranks have parts of a parameter.
+
+    Layers that draw their weights set this then. Without it the norm would be without the other ranks' parts.
+    """
+    from megatron.core import tensor_parallel
+
+    tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
 
 def _in_rows(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """The input of a layer that takes three dimensions at most: Swin's table of positions has four."""
+    """Replace the input of a layer that takes three dimensions at most: Swin's table of positions has four."""
     return (inputs[0].flatten(0, -2),) if inputs[0].dim() > 3 else inputs
 
 
 def _without_bias(_: nn.Module, __: object, output: tuple[Tensor, Tensor | None]) -> Tensor:
-    """The output of a layer that gives a bias beside it, for others to add; it has added it."""
+    """Return a layer's output alone, of the pair of it and a bias for others to add, which it has added itself."""
     return output[0]
 
 
 def _part(whole: Tensor, dimension: int) -> Tensor:
-    """This tensor rank's part of a whole tensor, a view."""
+    """Return this tensor rank's part of a whole tensor, a view."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_tensor_model_parallel_group()
@@ -189,32 +241,29 @@ def _part(whole: Tensor, dimension: int) -> Tensor:
 
 
 class MegatronTensors(WholeTensors):
-    """What Megatron-Core's distributed optimizer updates: of a rank's part of each weight, a run of elements."""
+    """The tensors of Megatron-Core's distributed optimizer: a rank updates a run of elements of its part of each."""
 
     def __init__(self, module: nn.Module, optimizer: Any) -> None:
         """`optimizer`: a `DistributedOptimizer` around Adam."""
         super().__init__(module, optimizer.optimizer, "adamw")
-        groups = zip(
-            (*optimizer.model_fp32_groups, *optimizer.model_float16_groups),
-            (*optimizer.shard_fp32_groups, *optimizer.shard_fp32_from_float16_groups),
-            strict=True,
-        )
-        self._runs: dict[nn.Parameter, Tensor] = {
-            parameter: run for held, runs in groups for parameter, run in zip(held, runs, strict=True)
-        }
-        self._spans = {
-            parameter: slice(span.start, span.end)
-            for parameter in self._runs
-            for span in [optimizer._get_model_param_range_map(parameter)["param"]]
-        }
+        parameters = chain(*optimizer.model_fp32_groups, *optimizer.model_float16_groups)
+        runs = chain(*optimizer.shard_fp32_groups, *optimizer.shard_fp32_from_float16_groups)
+        self._runs: dict[nn.Parameter, Tensor] = dict(zip(parameters, runs, strict=True))
+        """The elements of each parameter that this rank updates."""
+        self._spans: dict[nn.Parameter, slice] = {}
+        """Where they lie in the flattened parameter."""
+        for parameter in self._runs:
+            span = optimizer._get_model_param_range_map(parameter)["param"]
+            self._spans[parameter] = slice(span.start, span.end)
 
     @override
     def shape(self, name: str) -> tuple[int, ...]:
         from megatron.core import parallel_state
 
-        parameter: Any = self.parameters[name]
+        parameter = self.parameters[name]
         sizes = list(parameter.shape)
-        if (dimension := _dimension(parameter)) is not None:
+        dimension = _cut_dimension(parameter)
+        if dimension is not None:
             sizes[dimension] *= parallel_state.get_tensor_model_parallel_world_size()
         return tuple(sizes)
 
@@ -226,9 +275,10 @@ class MegatronTensors(WholeTensors):
     @override
     def set_weight(self, name: str, whole: Tensor) -> None:
         parameter = self.parameters[name]
-        own = self._own(name, whole)
-        parameter.detach().copy_(own)
-        if (run := self.own_run(name, own)) is not None:
+        part = self._part_of(name, whole)
+        parameter.detach().copy_(part)
+        run = self.own_run(name, part)
+        if run is not None:
             self._runs[parameter].detach().copy_(run)
 
     @override
@@ -243,7 +293,8 @@ class MegatronTensors(WholeTensors):
 
     @override
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
-        if (run := self.own_run(name, self._own(name, whole))) is not None:
+        run = self.own_run(name, self._part_of(name, whole))
+        if run is not None:
             self.optimizer.state[self._runs[self.parameters[name]]][key].copy_(run)
 
     @override
@@ -256,11 +307,11 @@ class MegatronTensors(WholeTensors):
     @override
     def steps(self) -> int:
         """Updates that the optimizer counts: torch's by parameter, that of Apex or Transformer Engine by group."""
-        of_groups = [int(group["step"]) for group in self.optimizer.param_groups if "step" in group]
-        return max(of_groups) if of_groups else super().steps()
+        steps_of_groups = [int(group["step"]) for group in self.optimizer.param_groups if "step" in group]
+        return max(steps_of_groups) if steps_of_groups else super().steps()
 
     def gathered(self, name: str, run: Tensor | None) -> Tensor:
-        """The whole of something of a parameter's shape, in fp32, of which this rank has a run of elements, or none.
+        """Return the whole of what has a parameter's shape, in fp32, and of which this rank has a run, or nothing.
 
         Each element is on one rank, or alike on the tensor ranks of one data-parallel rank; all are added up.
         """
@@ -268,48 +319,48 @@ class MegatronTensors(WholeTensors):
 
         parameter = self.parameters[name]
         whole = torch.zeros(self.shape(name), device=parameter.device)
-        if run is not None and (
-            _dimension(parameter) is not None or not parallel_state.get_tensor_model_parallel_rank()
-        ):
-            own = torch.zeros(parameter.shape, device=parameter.device)
-            own.view(-1)[self._spans[parameter]] = run.detach().float()
-            self._own(name, whole).copy_(own)
+        is_cut = _cut_dimension(parameter) is not None
+        counts_here = is_cut or parallel_state.get_tensor_model_parallel_rank() == 0
+        if run is not None and counts_here:
+            part = torch.zeros(parameter.shape, device=parameter.device)
+            part.view(-1)[self._spans[parameter]] = run.detach().float()
+            self._part_of(name, whole).copy_(part)
         dist.all_reduce(whole)
         return whole
 
-    def own_run(self, name: str, own: Tensor) -> Tensor | None:
-        """The elements that this rank updates of something of the shape of its part; None where it updates none."""
+    def own_run(self, name: str, part: Tensor) -> Tensor | None:
+        """Return the elements that this rank updates, out of its part of a parameter; None where it updates none."""
         span = self._spans.get(self.parameters[name])
-        return None if span is None else own.reshape(-1)[span]
+        return None if span is None else part.reshape(-1)[span]
 
-    def _own(self, name: str, whole: Tensor) -> Tensor:
-        """A view of what this rank has of a whole tensor."""
-        dimension = _dimension(self.parameters[name])
+    def _part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Return this tensor rank's part of a whole parameter, or of a state of its shape, as a view."""
+        dimension = _cut_dimension(self.parameters[name])
         return whole if dimension is None else _part(whole, dimension)
 
 
-def _dimension(parameter: Any) -> int | None:
-    """The dimension along which tensor ranks have parts of a parameter; None: each has all of it."""
+def _cut_dimension(parameter: Any) -> int | None:
+    """Return the dimension along which tensor ranks have parts of a parameter; None: each has all of it."""
     return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
 
 
 def _transformer() -> Any:
-    """The configuration that the wrapper asks for; if a model is not Megatron's, it reads only switches, no shape."""
+    """Return the configuration that the wrapper asks for; of a model that is not Megatron's it reads no shape."""
     from megatron.core.transformer import TransformerConfig
 
     return TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
 
 
 def _wrapper_options(train: TrainSpec) -> Any:
-    """Megatron-Core's defaults, except for its distributed optimizer and for what the study sets."""
+    """Return Megatron-Core's defaults, except for its distributed optimizer and for what the study sets."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    elements = None if train.bucket_mib is None else train.bucket_mib * 2**20 // communicated_bytes(train)
+    bucket_elements = None if train.bucket_mib is None else train.bucket_mib * _MIB // communicated_bytes(train)
     return DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         overlap_grad_reduce=bool(train.overlap_comm),
         grad_reduce_in_fp32=communicated_bytes(train) == 4,
-        bucket_size=elements,
+        bucket_size=bucket_elements,
     )
 
 

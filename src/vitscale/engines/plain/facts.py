@@ -1,4 +1,4 @@
-"""What training on one rank, without a wrapper, answers about itself."""
+"""Facts of training on one rank, without a wrapper."""
 
 from __future__ import annotations
 

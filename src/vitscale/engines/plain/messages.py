@@ -1,4 +1,4 @@
-"""What training on one rank sends."""
+"""The collectives of training on one rank: none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from vitscale.trial.trial import Trial
 
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """Nothing: there is nobody to send to."""
+    """Return nothing: there is nobody to send to."""
     del trial, shapes
     return ()

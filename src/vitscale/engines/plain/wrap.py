@@ -21,5 +21,5 @@ class PlainEngine(TorchEngine):
 
     @staticmethod
     @override
-    def communicated(train: TrainSpec) -> None:
+    def sent_gradient_dtype(train: TrainSpec) -> None:
         """None: no gradients travel."""

@@ -1,1 +1,1 @@
-"""What engines share inside a rank: splits and stages of a model, whole tensors, checkpoints."""
+"""Pieces that engines share inside a rank: splits and stages of a model, whole tensors, checkpoints."""

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -45,7 +45,7 @@ class Scale(BaseModel):
 
 
 class Description(BaseModel):
-    """What checkpoint.json says."""
+    """The contents of checkpoint.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -96,17 +96,14 @@ class TensorFile:
         except (SafetensorError, OSError) as error:
             raise refused(folder, f"cannot be used: {path.name}: {error}") from None
         slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118 - it is no mapping
-        missing, foreign = sorted(expected.keys() - slices.keys()), sorted(slices.keys() - expected.keys())
-        if missing or foreign:
-            what = f"lacks {shown(missing[0])}" if missing else f"has {shown(foreign[0])}, which the model has not"
-            raise refused(folder, f"is of another model: {path.name} {what}")
+        _check_names(folder, path.name, slices.keys(), expected.keys())
         for key, shape in expected.items():
-            if tuple(slices[key].get_shape()) != shape:
-                raise refused(
-                    folder, f"is of another model: {shown(key)} is {slices[key].get_shape()}, here {list(shape)}"
-                )
-            if fp32 and slices[key].get_dtype() != "F32":
-                raise refused(folder, f"cannot be used: {shown(key)} in {path.name} is {slices[key].get_dtype()}")
+            stored_shape = slices[key].get_shape()
+            stored_dtype = slices[key].get_dtype()
+            if tuple(stored_shape) != shape:
+                raise refused(folder, f"is of another model: {shown(key)} is {stored_shape}, here {list(shape)}")
+            if fp32 and stored_dtype != "F32":
+                raise refused(folder, f"cannot be used: {shown(key)} in {path.name} is {stored_dtype}")
         self._names = list(expected)
 
     def tensors(self, alive: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:
@@ -114,6 +111,20 @@ class TensorFile:
         for name in self._names:
             yield name, self._file.get_tensor(name)
             alive()
+
+
+def _check_names(folder: Path, file_name: str, stored: Set[str], expected: Set[str]) -> None:
+    """Refuses a file that has other tensors than the model.
+
+    Raises:
+        RequestError: naming the first that is missing, else the first that the model has not.
+    """
+    missing = sorted(expected - stored)
+    foreign = sorted(stored - expected)
+    if missing:
+        raise refused(folder, f"is of another model: {file_name} lacks {shown(missing[0])}")
+    if foreign:
+        raise refused(folder, f"is of another model: {file_name} has {shown(foreign[0])}, which the model has not")
 
 
 def read_description(folder: Path) -> Description:
@@ -132,9 +143,9 @@ def read_description(folder: Path) -> Description:
         raise refused(folder, f"cannot be used: {_DESCRIPTION} is not what this program writes") from None
 
 
-def refused(folder: Path, why: str) -> RequestError:
-    """The error for a checkpoint that cannot be restored."""
-    return RequestError(f"the checkpoint {shown(str(folder))} {why}", next_step=_NEXT_STEP)
+def refused(folder: Path, reason: str) -> RequestError:
+    """Return the error for a checkpoint that cannot be restored; `reason`: "is of another model: ..."."""
+    return RequestError(f"the checkpoint {shown(str(folder))} {reason}", next_step=_NEXT_STEP)
 
 
 def sync(path: Path) -> None:
@@ -146,12 +157,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-WEIGHTS, _BUFFERS = "weights", "buffers"
+WEIGHTS = "weights"
+"""Name of the file of weights, without its ending."""
+_BUFFERS = "buffers"
 Alive = Callable[[], object]
-"""Called after each tensor, because a large model's tensors take minutes."""
+"""Called after each tensor as a sign of life, because a large model's tensors take minutes."""
 
 
-def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
+def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
     """Writes a checkpoint after `step` optimizer steps; all ranks call it. `folder` appears whole or not at all.
 
     Raises:
@@ -160,15 +173,15 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
     """
     if folder.exists():
         raise RequestError(f"{shown(str(folder))} exists already", next_step="Name a folder that does not")
-    description = _describe(whole, step)
+    description = _describe(engine_tensors, step)
     _wait()  # until all ranks have looked, as the folder will be there soon
     draft = folder.with_name(f".{folder.name}.draft")
     try:
         if _rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-        for file in _files(whole, description.states):
-            _save_file(whole, file, draft, alive)
+        for file in _files(engine_tensors, description.states):
+            _save_file(engine_tensors, file, draft, alive)
         if _rank() == 0:
             write_description(draft, description)
             sync(draft)
@@ -181,22 +194,23 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
     _wait()
 
 
-def contents(whole: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
-    """All that a checkpoint would hold now: file, name and whole tensor, one at a time; all ranks call it alike.
+def contents(engine_tensors: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield all that a checkpoint would hold now: file, name and whole tensor, one at a time; all ranks call it alike.
 
     Buffers come on rank 0 alone, which writes its own: statistics of local batch norms differ from rank to rank.
     """
-    for file in _files(whole, _describe(whole, 0).states):
-        for name in _shapes(whole, file):
-            tensor = _tensor(whole, file, name)
+    for file in _files(engine_tensors, _describe(engine_tensors, 0).states):
+        for name in _shapes(engine_tensors, file):
+            tensor = _tensor(engine_tensors, file, name)
             if file != _BUFFERS or _rank() == 0:
                 yield file, name, tensor
 
 
-def _save_file(whole: WholeTensors, file: str, folder: Path, alive: Alive) -> None:
+def _save_file(engine_tensors: WholeTensors, file: str, folder: Path, alive: Alive) -> None:
+    """Gathers the tensors of a file, and writes it on rank 0."""
     gathered = {}
-    for name in _shapes(whole, file):
-        tensor = _tensor(whole, file, name)
+    for name in _shapes(engine_tensors, file):
+        tensor = _tensor(engine_tensors, file, name)
         if _rank() == 0:
             gathered[name] = tensor.to("cpu", copy=True).contiguous()
         alive()
@@ -204,7 +218,7 @@ def _save_file(whole: WholeTensors, file: str, folder: Path, alive: Alive) -> No
         write_tensors(folder / f"{file}.safetensors", gathered)
 
 
-def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
+def load(engine_tensors: WholeTensors, folder: Path, alive: Alive) -> int:
     """Puts a checkpoint's weights and states in place; all ranks call it, and all can read `folder`.
 
     The learning rate is not part of it: the trial sets it, and its global batch may be another.
@@ -216,62 +230,95 @@ def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
         RequestError: it is missing, not whole, or of another model or optimizer; nothing has been changed then.
     """
     description = read_description(folder)
-    if description.optimizer != whole.kind:
-        raise refused(folder, f"is of the optimizer {shown(description.optimizer)}, not of {shown(whole.kind)}")
-    if description.states not in ([], list(STATES[whole.kind])):
-        raise refused(folder, f"has the states {shown(description.states)}, and {whole.kind} keeps others")
+    if description.optimizer != engine_tensors.kind:
+        raise refused(
+            folder, f"is of the optimizer {shown(description.optimizer)}, not of {shown(engine_tensors.kind)}"
+        )
+    if description.states not in ([], list(STATES[engine_tensors.kind])):
+        raise refused(folder, f"has the states {shown(description.states)}, and {engine_tensors.kind} keeps others")
     files = {
-        file: TensorFile(folder, file, _shapes(whole, file), fp32=file != _BUFFERS)
-        for file in _files(whole, description.states)
+        file: TensorFile(folder, file, _shapes(engine_tensors, file), fp32=file != _BUFFERS)
+        for file in _files(engine_tensors, description.states)
     }
     for name, tensor in files[WEIGHTS].tensors(alive):
-        whole.set_weight(name, tensor)
-    whole.make_states(whole.trained if description.states else (), description.states, description.optimizer_steps)
+        engine_tensors.set_weight(name, tensor)
+    names_with_states = engine_tensors.trained if description.states else ()
+    engine_tensors.make_states(names_with_states, description.states, description.optimizer_steps)
     for key in description.states:
         for name, tensor in files[key].tensors(alive):
-            whole.set_state(name, key, tensor)
+            engine_tensors.set_state(name, key, tensor)
     if _BUFFERS in files:
         for name, tensor in files[_BUFFERS].tensors(alive):
-            whole.set_buffer(name, tensor)
-    if whole.loss_scale is not None and description.loss_scale is not None:
-        whole.loss_scale.set(description.loss_scale.factor, description.loss_scale.steps)
+            engine_tensors.set_buffer(name, tensor)
+    if engine_tensors.loss_scale is not None and description.loss_scale is not None:
+        engine_tensors.loss_scale.set(description.loss_scale.factor, description.loss_scale.steps)
     _wait()
     return description.step
 
 
-def _describe(whole: WholeTensors, step: int) -> Description:
-    """The checkpoint's description; raises a RequestError where the optimizer has states of only some parameters."""
-    kept = [[key for key in STATES[whole.kind] if whole.has_state(name, key)] for name in whole.trained]
-    if any(states != kept[0] for states in kept):
-        some = next(name for name, states in zip(whole.trained, kept, strict=True) if states != max(kept))
-        what = f"the optimizer cannot be saved: no update has reached the parameter {shown(some)} yet"
-        raise RequestError(what, next_step="Freeze parameters that no image reaches, or use all of them in every step")
-    scale = whole.loss_scale.get() if whole.loss_scale else None
+def _describe(engine_tensors: WholeTensors, step: int) -> Description:
+    """Return the checkpoint's description.
+
+    Raises:
+        RequestError: the optimizer has states of only some parameters.
+    """
+    states = _common_states(engine_tensors)
+    loss_scale = None
+    if engine_tensors.loss_scale:
+        factor, steps = engine_tensors.loss_scale.get()
+        loss_scale = Scale(factor=factor, steps=steps)
     return Description(
         format=FORMAT,
         step=step,
-        optimizer=whole.kind,
-        optimizer_steps=whole.steps(),
-        states=kept[0] if kept else [],
-        loss_scale=None if scale is None else Scale(factor=scale[0], steps=scale[1]),
+        optimizer=engine_tensors.kind,
+        optimizer_steps=engine_tensors.steps(),
+        states=states,
+        loss_scale=loss_scale,
     )
 
 
-def _files(whole: WholeTensors, states: list[str]) -> list[str]:
-    return [WEIGHTS, *states, *([_BUFFERS] if whole.buffers else [])]
+def _common_states(engine_tensors: WholeTensors) -> list[str]:
+    """Return the states that the optimizer has of every trained parameter; none before its first step.
+
+    Raises:
+        RequestError: it has more states of some parameters than of others.
+    """
+    states_by_name = {name: _states_of(engine_tensors, name) for name in engine_tensors.trained}
+    most = max(states_by_name.values(), default=[])
+    for name, states in states_by_name.items():
+        if states != most:
+            raise RequestError(
+                f"the optimizer cannot be saved: no update has reached the parameter {shown(name)} yet",
+                next_step="Freeze parameters that no image reaches, or use all of them in every step",
+            )
+    return most
 
 
-def _shapes(whole: WholeTensors, file: str) -> ShapesByName:
-    """Names and shapes of the tensors in a file."""
+def _states_of(engine_tensors: WholeTensors, name: str) -> list[str]:
+    return [key for key in STATES[engine_tensors.kind] if engine_tensors.has_state(name, key)]
+
+
+def _files(engine_tensors: WholeTensors, states: list[str]) -> list[str]:
+    """Return the names of a checkpoint's files of tensors, without their ending."""
+    files = [WEIGHTS, *states]
+    return [*files, _BUFFERS] if engine_tensors.buffers else files
+
+
+def _shapes(engine_tensors: WholeTensors, file: str) -> ShapesByName:
+    """Return the names and shapes of the tensors in a file."""
     if file == _BUFFERS:
-        return {name: tuple(buffer.shape) for name, buffer in whole.buffers.items()}
-    return {name: whole.shape(name) for name in (whole.parameters if file == WEIGHTS else whole.trained)}
+        return {name: tuple(buffer.shape) for name, buffer in engine_tensors.buffers.items()}
+    names = engine_tensors.parameters if file == WEIGHTS else engine_tensors.trained
+    return {name: engine_tensors.shape(name) for name in names}
 
 
-def _tensor(whole: WholeTensors, file: str, name: str) -> Tensor:
+def _tensor(engine_tensors: WholeTensors, file: str, name: str) -> Tensor:
+    """Return a whole tensor as a file has it."""
     if file == _BUFFERS:
-        return whole.buffer(name)
-    return (whole.weight(name) if file == WEIGHTS else whole.state(name, file)).float()
+        return engine_tensors.buffer(name)
+    if file == WEIGHTS:
+        return engine_tensors.weight(name).float()
+    return engine_tensors.state(name, file).float()
 
 
 def _rank() -> int:

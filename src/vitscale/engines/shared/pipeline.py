@@ -1,14 +1,14 @@
 """Pipeline parallelism by `torch.distributed.pipelining`: a step's micro-batches flow through the ranks' stages.
 
 The training loop stays as it is. `micro_step` keeps its micro-batches until the step's last one; then the schedule runs
-all of them, each rank its own stages. The rank of the last stage has the losses; the others are told their sum.
+all of them, each rank its own stages. The rank of the last stage has the losses, and sends their sum to the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import Engine, LossOf, TorchEngine
 from vitscale.engines.ddp.wrap import StageDdp
-from vitscale.engines.shared.stages import StagedModel
+from vitscale.engines.shared.stages import Activation, StagedModel, TensorShapes
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors
 from vitscale.models.batch_norm import norms_of
 from vitscale.probes.steps import PhaseContext, no_phase
@@ -44,13 +44,13 @@ class PipelineEngine(TorchEngine):
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         super().__init__(model, trial, device)
         self.parallel = trial.parallel
-        self._images: list[Tensor] = []
-        self._losses_of: list[LossOf] = []
         self._norms = norms_of(self.module)
-        self._real: list[int | None] = []
-        """Number of images of each micro-batch that norms are taken over."""
+        self._micro_batches: list[_MicroBatch] = []
+        """Those of the step so far."""
         self._schedules: dict[tuple[int, ...], Any] = {}
+        """torch's schedule by the shape of a micro-batch."""
         self._bubble = ExitStack()
+        """Holds the phase "bubble" open whenever no stage computes."""
         self._phase: PhaseContext = no_phase
 
     @override
@@ -60,40 +60,43 @@ class PipelineEngine(TorchEngine):
         Returns:
             The sum of the step's losses, on every rank, for the last micro-batch; 0 for the others.
         """
-        self._images.append(images.to(self.input_dtype))
-        self._losses_of.append(loss_of)
-        self._real += [norm.real for norm in self._norms[:1]]
-        total = torch.zeros((), device=self.device)
+        real_images = self._norms[0].real if self._norms else None
+        self._micro_batches.append(_MicroBatch(images.to(self.input_dtype), loss_of, real_images))
         if not last:
-            return total
+            return torch.zeros((), device=self.device)
         self._phase = phase
-        count, size = len(self._images), tuple(images.shape)
-        if size not in self._schedules:
-            self._schedules[size] = self._schedule(size, count)
-        first = [torch.cat(self._images)] if self.wrapped.first else []
-        losses: list[Tensor] = []
         try:
-            self._bubble.enter_context(phase("bubble"))
-            self._schedules[size].step(*first, target=torch.arange(count), losses=losses, return_outputs=False)
-            for stage in self.wrapped.wrapped:
-                if isinstance(stage, StageDdp):
-                    with self.working("backward"):
-                        stage.end_exchange()
-            for loss in losses:
-                total += loss.detach() * self.train_spec.grad_accum
-            # No rank waits for this: the first stage ends last, and the last one has had the losses for a while.
-            dist.broadcast(total, group=self.wrapped.group, group_src=self.parallel.pipeline - 1)
+            return self._run_schedule()
         finally:
             self._bubble.close()
-            self._images.clear()
-            self._losses_of.clear()
-            self._real.clear()
+            self._micro_batches.clear()
+
+    def _run_schedule(self) -> Tensor:
+        """Take all micro-batches of a step forward and backward; return the sum of their losses, on every rank."""
+        count = len(self._micro_batches)
+        all_images = [micro_batch.images for micro_batch in self._micro_batches]
+        shape = tuple(all_images[-1].shape)
+        if shape not in self._schedules:
+            self._schedules[shape] = self._schedule(shape, count)
+        inputs = [torch.cat(all_images)] if self.wrapped.first else []
+        losses: list[Tensor] = []
+        self._bubble.enter_context(self._phase("bubble"))
+        self._schedules[shape].step(*inputs, target=torch.arange(count), losses=losses, return_outputs=False)
+        for stage in self.wrapped.wrapped:
+            if isinstance(stage, StageDdp):
+                with self.working("backward"):
+                    stage.end_exchange()
+        total = torch.zeros((), device=self.device)
+        for loss in losses:
+            total += loss.detach() * self.train_spec.grad_accum
+        # No rank waits for this: the first stage ends last, and the last one has had the losses for a while.
+        dist.broadcast(total, group=self.wrapped.group, group_src=self.parallel.pipeline - 1)
         return total
 
     def before_forward(self, number: int) -> None:
         """Tells this rank's norms how many images of micro-batch `number` are not padding, as noted in `micro_step`."""
         for norm in self._norms:
-            norm.real = self._real[number]
+            norm.real = self._micro_batches[number].real_images
 
     @contextmanager
     def working(self, name: PhaseName) -> Iterator[None]:
@@ -103,56 +106,73 @@ class PipelineEngine(TorchEngine):
             yield
         self._bubble.enter_context(self._phase("bubble"))
 
-    def _schedule(self, size: tuple[int, ...], count: int) -> Any:
-        """The schedule for micro-batches of shape `size`: torch's schedules keep buffers of one shape."""
-        parallel, held = self.parallel, self.wrapped
-        given = [
-            tuple(torch.empty(size[0], *shape, dtype=held.dtype, device="meta").requires_grad_() for shape in shapes)
-            for shapes in held.shapes(*size[2:])
-        ]
+    def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
+        """Return the schedule for `count` micro-batches of a shape: torch's schedules keep buffers of one shape."""
+        images, _, height, width = shape
+        handed_on = [self._stand_ins(images, shapes) for shapes in self.wrapped.shapes(height, width)]
         stages = [
-            _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, given)
-            for index, wrapped in enumerate(held.wrapped)
+            _Stage(self, stage, self._stage_number(index), handed_on)
+            for index, stage in enumerate(self.wrapped.wrapped)
         ]
-        return _SCHEDULES[parallel.schedule](
-            stages if parallel.schedule == "interleaved" else stages[0], count, self._loss, scale_grads=False
-        )
+        schedule = self.parallel.schedule
+        scheduled = stages if schedule == "interleaved" else stages[0]
+        return _SCHEDULES[schedule](scheduled, count, self._loss, scale_grads=False)
+
+    def _stand_ins(self, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
+        """Return tensors like those that a stage hands on, without elements (device "meta")."""
+        dtype = self.wrapped.dtype
+        return tuple(torch.empty(images, *shape, dtype=dtype, device="meta").requires_grad_() for shape in shapes)
+
+    def _stage_number(self, index: int) -> int:
+        """Return the model's number of one of this rank's stages."""
+        return self.wrapped.group.rank() + index * self.parallel.pipeline
 
     def _loss(self, logits: Tensor, number: Tensor) -> Tensor:
-        """The loss of micro-batch `number`, from which its backward starts."""
+        """Return the loss of micro-batch `number`, from which its backward starts."""
         with self.working("forward"):
-            return self._losses_of[int(number)](logits.float()) / self.train_spec.grad_accum
+            loss_of = self._micro_batches[int(number)].loss_of
+            return loss_of(logits.float()) / self.train_spec.grad_accum
 
     @override
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits on the rank of the last stage; the others send on what they have, and go on to the next images.
+        """Return logits on the rank of the last stage; the others send on what they have, and go on to the next images.
 
         Where the model resizes its logits to its images, this does it too. In training the loss does the same, to
         labels of the images' size.
         """
-        held, ranks = self.wrapped, self.parallel.pipeline
-        last, shapes = self.parallel.stages - 1, held.shapes(*images.shape[2:])
-        given: Any = images.to(self.input_dtype)
-        held.eval()
-        for index, stage in enumerate(held.wrapped):
-            number = held.group.rank() + index * ranks
-            taken: tuple[Tensor, ...] = (given,)
-            if number > 0:
-                taken = tuple(
-                    torch.empty(len(images), *shape, dtype=held.dtype, device=self.device)
-                    for shape in shapes[number - 1]
-                )
-                for tensor in taken:
-                    dist.recv(tensor, group=held.group, group_src=(number - 1) % ranks)
+        staged = self.wrapped
+        shapes = staged.shapes(*images.shape[2:])
+        output: Any = images.to(self.input_dtype)
+        staged.eval()
+        for index, stage in enumerate(staged.wrapped):
+            number = self._stage_number(index)
+            inputs = (output,) if number == 0 else self._received(number, len(images), shapes[number - 1])
+            module = stage.module if isinstance(stage, DistributedDataParallel) else stage
             with torch.no_grad(), self.autocast():
-                given = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(*taken)
-            if number < last:
-                for tensor in (given,) if isinstance(given, Tensor) else given:
-                    dist.send(tensor, group=held.group, group_dst=(number + 1) % ranks)
-        held.train()
-        if held.last and held.resizes:
-            given = interpolate(given, size=images.shape[2:], mode="bilinear", align_corners=False)
-        return given.float() if held.last else None
+                output = module(*inputs)
+            if number < self.parallel.stages - 1:
+                self._send_on(number, output)
+        staged.train()
+        if not staged.last:
+            return None
+        logits: Tensor = output
+        if staged.resizes:
+            logits = interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
+        return logits.float()
+
+    def _received(self, number: int, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
+        """Return what the stage before stage `number` hands on."""
+        source = (number - 1) % self.parallel.pipeline
+        tensors = tuple(torch.empty(images, *shape, dtype=self.wrapped.dtype, device=self.device) for shape in shapes)
+        for tensor in tensors:
+            dist.recv(tensor, group=self.wrapped.group, group_src=source)
+        return tensors
+
+    def _send_on(self, number: int, output: Activation) -> None:
+        """Send what stage `number` hands on."""
+        target = (number + 1) % self.parallel.pipeline
+        for tensor in (output,) if isinstance(output, Tensor) else output:
+            dist.send(tensor, group=self.wrapped.group, group_dst=target)
 
     @property
     @override
@@ -170,8 +190,17 @@ class PipelineEngine(TorchEngine):
         return _WholeTensors(self.wrapped, self.optimizer, self.train_spec.optimizer)
 
 
+class _MicroBatch(NamedTuple):
+    """A micro-batch that waits for the step's schedule."""
+
+    images: Tensor
+    loss_of: LossOf
+    real_images: int | None
+    """Number of images that norms are taken over; None: all, or the model has no norms."""
+
+
 def pipelined(kind: type[Engine]) -> type[Engine]:
-    """The engine that treats a model in stages as `kind` treats a whole one.
+    """Return the engine that treats a model in stages as `kind` treats a whole one.
 
     Raises:
         TypeError: `kind` is no `TorchEngine`.
@@ -182,7 +211,7 @@ def pipelined(kind: type[Engine]) -> type[Engine]:
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which also tells the engine when it computes."""
+    """torch's stage, which also enters the engine's phases when it computes."""
 
     def __init__(
         self, engine: PipelineEngine, wrapped: nn.Module, number: int, handed_on: Sequence[tuple[Tensor, ...]]
@@ -192,9 +221,12 @@ class _Stage(PipelineStage):
         As they are known, torch need not find them out by passes that train nothing. The first stage's input and the
         last one's output are not sent, and any tensor will do for them.
         """
-        taken, given = handed_on[max(number - 1, 0)], handed_on[min(number, len(handed_on) - 1)]
-        taken, given = taken if number else taken[:1], given if number < len(handed_on) else given[:1]
-        super().__init__(wrapped, number, len(handed_on) + 1, engine.device, taken, given, group=engine.wrapped.group)
+        stages = len(handed_on) + 1
+        is_first = number == 0
+        is_last = number == stages - 1
+        inputs = handed_on[0][:1] if is_first else handed_on[number - 1]
+        outputs = handed_on[-1][:1] if is_last else handed_on[number]
+        super().__init__(wrapped, number, stages, engine.device, inputs, outputs, group=engine.wrapped.group)
         self._engine = engine
 
     @override
@@ -219,8 +251,10 @@ class _WholeTensors(TorchTensors):
 
     def __init__(self, stages: StagedModel, optimizer: torch.optim.Optimizer, kind: str) -> None:
         super().__init__(stages.own, optimizer, kind)
-        self._stages, self._own, self._own_buffers = stages, self.parameters, self.buffers
-        self.parameters = stages.of_model | self._own
+        self._stages = stages
+        self._own = self.parameters
+        self._own_buffers = self.buffers
+        self.parameters = stages.parameters_of_model | self._own
         self.buffers = stages.buffers_of_model | self._own_buffers
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         # No optimizer is made without any.
@@ -237,9 +271,10 @@ class _WholeTensors(TorchTensors):
 
     @override
     def has_state(self, name: str, key: str) -> bool:
-        """Whether there is state; for another rank's parameter as for the first that this rank trains: a step updates
-        all stages."""
-        return super().has_state(name if name in self._own else self._first_trained, key)
+        """Whether there is a state of a parameter; of another rank's where there is one of the first that this rank
+        trains, since a step updates all stages."""
+        local_name = name if name in self._own else self._first_trained
+        return super().has_state(local_name, key)
 
     @override
     def state(self, name: str, key: str) -> Tensor:
@@ -256,8 +291,10 @@ class _WholeTensors(TorchTensors):
 
     @override
     def buffer(self, name: str) -> Tensor:
-        like = self.buffers[name]
-        return self._broadcast(name, like if name in self._own_buffers else torch.empty_like(like, device=self._device))
+        buffer = self.buffers[name]
+        if name not in self._own_buffers:
+            buffer = torch.empty_like(buffer, device=self._device)
+        return self._broadcast(name, buffer)
 
     @override
     def set_buffer(self, name: str, whole: Tensor) -> None:
@@ -265,11 +302,14 @@ class _WholeTensors(TorchTensors):
             super().set_buffer(name, whole)
 
     def _sent(self, name: str, take: Callable[[], Tensor]) -> Tensor:
-        own = name in self._own
-        return self._broadcast(name, take().float() if own else torch.empty(self.shape(name), device=self._device))
+        """Return a tensor of a parameter on all ranks; `take`: gets it on the rank that holds the parameter."""
+        if name in self._own:
+            return self._broadcast(name, take().float())
+        return self._broadcast(name, torch.empty(self.shape(name), device=self._device))
 
-    def _broadcast(self, name: str, held: Tensor) -> Tensor:
-        whole = held.contiguous()
+    def _broadcast(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor of the rank that owns what has this name; other ranks give one of the same shape."""
+        whole = tensor.contiguous()
         dist.broadcast(whole, group=self._stages.group, group_src=self._stages.owners[name])
         return whole
 

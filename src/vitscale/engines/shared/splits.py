@@ -10,8 +10,9 @@ that gradients are right once a data-parallel wrapper has averaged them over dat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,27 +42,37 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     Returns:
         The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence.
     """
-    layout, swin = trial.layout, swin_shape(trial.model)
-    sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
-    axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
-    mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
-    group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
+    layout = trial.layout
+    size_by_axis = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
+    axes = tuple(axis for axis, size in size_by_axis.items() if axis == REPLICAS or size > 1)
+    mesh = init_device_mesh(device.type, tuple(size_by_axis[axis] for axis in axes), mesh_dim_names=axes)
+    sequence_group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
     if trial.parallel.ranks_per_model > 1:
-        exchange_norms(model, mesh[REPLICAS].get_group(), group)
-    if group is not None:
-        if isinstance(model, VisionTransformer | PyramidSegmenter):
-            split_tokens(model, group)
-        elif swin is not None:
-            split_rows(model, swin, group)
-        else:
-            _asked(offered(model, "split_tokens", trial), trial, group)
+        exchange_norms(model, replicas=mesh[REPLICAS].get_group(), sequence=sequence_group)
+    if sequence_group is not None:
+        _split_sequence(model, trial, sequence_group)
     if layout.tensor > 1:
         tp.parallelize_module(model, mesh[TENSOR], tensor_plan_of(model, trial), src_data_rank=None)
     return mesh[REPLICAS]
 
 
+def _split_sequence(model: nn.Module, trial: Trial, group: dist.ProcessGroup) -> None:
+    """Gives each rank of `group` its tokens of every image.
+
+    Raises:
+        RequestError: a factory's model does not say how, or refuses.
+    """
+    swin = swin_shape(trial.model)
+    if isinstance(model, VisionTransformer | PyramidSegmenter):
+        split_tokens(model, group)
+    elif swin is not None:
+        split_rows(model, swin, group)
+    else:
+        _call_offer(offered(model, "split_tokens", trial), trial, group)
+
+
 def exchange_norms(model: nn.Module, replicas: dist.ProcessGroup, sequence: dist.ProcessGroup | None) -> None:
-    """Tells batch norms whose images they are over.
+    """Sets the ranks over whose images batch norms are taken.
 
     Synchronised ones are over those of `replicas`, and local ones over those of a data-parallel rank, which its
     `sequence` ranks share. Tensor ranks have the same images.
@@ -72,61 +83,78 @@ def exchange_norms(model: nn.Module, replicas: dist.ProcessGroup, sequence: dist
 
 
 def tensor_plan_of(model: nn.Module, trial: Trial) -> dict[str, tp.ParallelStyle]:
-    """How a model's matrices are cut over the trial's tensor ranks, as DTensor has it.
+    """Return how a model's matrices are cut over the trial's tensor ranks: DTensor's style by module.
 
     Raises:
         RequestError: a factory's model does not say so.
     """
-    norms = trial.parallel.shard_norms
+    shard_norms = trial.parallel.shard_norms
     if isinstance(model, VisionTransformer | PyramidSegmenter):
-        return tensor_plan(trial.model.task, shard_norms=norms)
+        return tensor_plan(trial.model.task, shard_norms=shard_norms)
     if swin_shape(trial.model) is not None:
         return swin_tensor_plan(trial.model.task)
-    plan: dict[str, tp.ParallelStyle] = _asked(
-        offered(model, "tensor_plan", trial), trial, trial.parallel.tensor, shard_norms=norms
-    )
+    offer = offered(model, "tensor_plan", trial)
+    plan: dict[str, tp.ParallelStyle] = _call_offer(offer, trial, trial.parallel.tensor, shard_norms=shard_norms)
     return plan
 
 
+class _Offer(NamedTuple):
+    """An attribute by which a factory's model can be split along an axis."""
+
+    axis: str
+    """The field of [parallel]."""
+    description: str
+
+
 _OFFERS = {
-    "tensor": (
-        "tensor_plan",
-        "a method tensor_plan(ranks, shard_norms) that returns styles of torch's DTensor by module",
+    "tensor_plan": _Offer(
+        axis="tensor",
+        description="a method tensor_plan(ranks, shard_norms) that returns styles of torch's DTensor by module",
     ),
-    "sequence": ("split_tokens", "a method split_tokens(group) after which each rank of it takes its own tokens"),
-    "pipeline": ("in_order", "a list in_order of names of modules that make up its forward, one after the other"),
+    "split_tokens": _Offer(
+        axis="sequence",
+        description="a method split_tokens(group) after which each rank of it takes its own tokens",
+    ),
+    "in_order": _Offer(
+        axis="pipeline",
+        description="a list in_order of names of modules that make up its forward, one after the other",
+    ),
 }
-"""Axis -> what a factory's model has to offer to be split along it: its name, and a description."""
+"""Attribute of a factory's model -> what it is for."""
 
 
 def offered(model: nn.Module, name: str, trial: Trial) -> Any:
-    """What a factory's model offers by this name, one of `_OFFERS`.
+    """Return what a factory's model offers by this name, one of `_OFFERS`.
 
     Raises:
         RequestError: it does not offer it; the error names the axes along which it can be split.
     """
     if hasattr(model, name):
         return getattr(model, name)
-    axis, what = next((axis, what) for axis, (offer, what) in _OFFERS.items() if offer == name)
+    axis, description = _OFFERS[name]
     raise RequestError(
         f"parallel.{axis} = {getattr(trial.parallel, axis)}: the model of {shown(trial.model.factory)}, "
         f"{type(model).__name__}, does not say how it is split",
-        valid=[f"parallel.{axis}" for axis, (offer, _) in _OFFERS.items() if hasattr(model, offer)],
-        next_step=f"Give it {what} (docs/parallelism.md), or leave parallel.{axis} out",
+        valid=[f"parallel.{offer.axis}" for attribute, offer in _OFFERS.items() if hasattr(model, attribute)],
+        next_step=f"Give it {description} (docs/parallelism.md), or leave parallel.{axis} out",
     )
 
 
-def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: Any) -> Any:
-    """What a model's offer returns; with a ValueError the model refuses, such as ranks that do not divide its heads."""
+def _call_offer(offer: Callable[..., Any], trial: Trial, *arguments: Any, **keywords: Any) -> Any:
+    """Return what a model's offer returns.
+
+    Raises:
+        RequestError: the model refuses by a ValueError, for instance ranks that do not divide its heads.
+    """
     try:
-        return offer(*arguments, **named)
+        return offer(*arguments, **keywords)
     except ValueError as error:
         what = f"model.factory {shown(trial.model.factory)} cannot be split over these ranks: {error}"
         raise RequestError(what, next_step="Change [parallel], or the model") from error
 
 
 def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
-    """How DTensor cuts a ViT: in each block attention by heads and the MLP by its width, and the classifier by classes.
+    """Return how DTensor cuts a ViT: attention by heads, MLPs by their width, the classifier by classes.
 
     The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. Heads
     of segmentation stay whole too: their convolutions read all channels.
@@ -145,29 +173,29 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
         plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
     # One DTensor for all matrices that read it: their gradients are added and then reduced once, instead of three times
     # for queries, keys and values.
-    own = Shard(1) if shard_norms else Replicate()
+    token_placement = Shard(1) if shard_norms else Replicate()
     for name in (f"{block}.attention", f"{block}.mlp"):
         plan[name] = tp.PrepareModuleInput(
-            input_layouts=(own,), desired_input_layouts=(Replicate(),), use_local_output=False
+            input_layouts=(token_placement,), desired_input_layouts=(Replicate(),), use_local_output=False
         )
     if not shard_norms:
         return plan | {f"{block}.attention.o_proj": tp.RowwiseParallel(), f"{block}.mlp.fc2": tp.RowwiseParallel()}
     # They are DTensors from the first block to the last norm: a local part alone does not tell that parts are unequal.
     plan |= {
-        f"{block}.{name}": tp.RowwiseParallel(output_layouts=own, use_local_output=False)
+        f"{block}.{name}": tp.RowwiseParallel(output_layouts=token_placement, use_local_output=False)
         for name in ("attention.o_proj", "mlp.fc2")
     }
     for name in (f"{block}.layernorm_before", f"{block}.layernorm_after", "vit.layernorm"):
         plan[name] = tp.SequenceParallel()
     plan["vit.layers.0"] = tp.PrepareModuleInput(
-        input_layouts=(Replicate(),), desired_input_layouts=(own,), use_local_output=False
+        input_layouts=(Replicate(),), desired_input_layouts=(token_placement,), use_local_output=False
     )
-    plan["vit"] = tp.PrepareModuleOutput(output_layouts=(own,), desired_output_layouts=(Replicate(),))
+    plan["vit"] = tp.PrepareModuleOutput(output_layouts=(token_placement,), desired_output_layouts=(Replicate(),))
     return plan
 
 
 def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
-    """Squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
+    """Return the squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
 
     `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. Where k of N
     ranks hold a part, each of them counts 1/k of it, and one all-reduce adds up.
@@ -183,14 +211,22 @@ def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
         raise RuntimeError("no parameter has a gradient")
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
     for gradient in gradients:
-        parts = 1
-        if isinstance(gradient, DTensor):
-            for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
-                parts *= 1 if placement.is_replicate() else size
-            gradient = gradient.to_local()
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square() * (parts / ranks)
+        share = _parts(gradient) / ranks
+        total += torch.linalg.vector_norm(_local(gradient), dtype=torch.float64).square() * share
     dist.all_reduce(total)
     return total
+
+
+def _parts(gradient: Tensor) -> int:
+    """Return into how many parts a gradient is cut; 1 where each rank of its mesh has all of it."""
+    if not isinstance(gradient, DTensor):
+        return 1
+    axes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+    return math.prod(size for size, placement in axes if not placement.is_replicate())
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None:
@@ -198,12 +234,12 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     factor = (largest / (squared_gradient_norm(gradients, ranks).sqrt() + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = _local(gradient)
         local.mul_(factor.to(local.dtype))
 
 
 def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:
-    """The process group, one of `groups`, of this rank; all ranks make all groups, in the same order."""
-    own: dist.ProcessGroup
-    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
-    return own
+    """Return the process group of this rank, one of `groups`; all ranks make all groups, in the same order."""
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+    return group

@@ -7,10 +7,11 @@ are cut with the heads. The small network of position biases is cut by what it g
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ SCALE = "logit_scale"
 
 
 def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
-    """How DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`.
+    """Return how DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`.
 
     In each block it cuts attention by heads and the MLP by its width, and it cuts the classifier of images by classes.
     Embedding, norms, patch merging and UperNet's heads stay whole.
@@ -51,46 +52,59 @@ def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
     return plan
 
 
-def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Names of the modules that make up a forward, one after the other.
+class SwinOrder(NamedTuple):
+    """Names of the modules that make up a forward, one after the other."""
 
-    It is the forward of a `Swinv2ForImageClassification`, or with `heads` of UperNet on a `Swinv2Backbone`.
+    first: list[str]
+    """Before the blocks."""
+    blocks: list[list[str]]
+    """One list for each block; a stage's last block has the merging too."""
+    last: list[str]
+    """Behind the blocks."""
 
-    Returns:
-        The modules before the blocks, those of each block (a stage's last block has the merging too), and those behind.
+
+def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> SwinOrder:
+    """Return the order of modules in a `Swinv2ForImageClassification`.
+
+    With `heads`, the names of UperNet's heads, it is that of UperNet on a `Swinv2Backbone`.
     """
-    units, body = [], "backbone" if heads else "swinv2"
+    body = "backbone" if heads else "swinv2"
+    blocks = []
     for stage, depth in enumerate(depths):
         path = f"{body}.encoder.layers.{stage}"
-        units += [[f"{path}.blocks.{block}"] for block in range(depth)]
+        blocks += [[f"{path}.blocks.{block}"] for block in range(depth)]
         if stage < len(depths) - 1:
-            units[-1].append(f"{path}.downsample")
-    return [f"{body}.embeddings"], units, list(heads) or ["swinv2.layernorm", "swinv2.pooler", "classifier"]
+            blocks[-1].append(f"{path}.downsample")
+    last = list(heads) if heads else ["swinv2.layernorm", "swinv2.pooler", "classifier"]
+    return SwinOrder([f"{body}.embeddings"], blocks, last)
 
 
 def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
-    """What a module of `swin_in_order` makes of hidden states [b, h, w, width]; the embeddings take images.
+    """Return what a module of `swin_in_order` makes of hidden states [b, h, w, width]; the embeddings take images.
 
     This follows transformers' modeling_swinv2.py. For heads of UperNet each stage's output goes on beside the states.
     """
     hidden, *maps = (given,) if isinstance(given, Tensor) else given
+    if ".layers." in name:
+        height, width = hidden.shape[1:3]
+        output = module(hidden.flatten(1, 2), (height, width))
+        tokens: Tensor = output[0] if isinstance(output, tuple) else output
+        if not name.endswith("downsample"):
+            return tokens.unflatten(1, (height, width)), *maps
+        stage_maps = [hidden] if name.startswith("backbone") else []
+        merged = tokens.unflatten(1, ((height + 1) // 2, (width + 1) // 2))
+        return merged, *maps, *stage_maps
+    states: Tensor
     if name.endswith("embeddings"):
         embedded, sides = module(hidden)
-        whole: Tensor = embedded.unflatten(1, sides)
-    elif ".layers." in name:
-        height, width = hidden.shape[1:3]
-        made = module(hidden.flatten(1, 2), (height, width))
-        if name.endswith("downsample"):
-            maps += [hidden] * name.startswith("backbone")
-            height, width = (height + 1) // 2, (width + 1) // 2
-        return (made[0] if isinstance(made, tuple) else made).unflatten(1, (height, width)), *maps
+        states = embedded.unflatten(1, sides)
     elif name.endswith("_head"):
-        whole = module([of_stage.permute(0, 3, 1, 2) for of_stage in (*maps, hidden)])
+        states = module([stage_map.permute(0, 3, 1, 2) for stage_map in (*maps, hidden)])
     elif name.endswith("pooler"):
-        whole = module(hidden.flatten(1, 2).transpose(1, 2)).flatten(1)
+        states = module(hidden.flatten(1, 2).transpose(1, 2)).flatten(1)
     else:
-        whole = module(hidden)
-    return whole
+        states = module(hidden)
+    return states
 
 
 class Heads(tp.ParallelStyle):
@@ -102,9 +116,9 @@ class Heads(tp.ParallelStyle):
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         keep_heads(module, device_mesh.size())
-        whole = module.get_parameter(SCALE)
-        shared = distribute_tensor(whole.data, device_mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter(SCALE, nn.Parameter(shared, whole.requires_grad))
+        scale = module.get_parameter(SCALE)
+        cut = distribute_tensor(scale.data, device_mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(SCALE, nn.Parameter(cut, scale.requires_grad))
 
         def take_parts(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             scale = module.get_parameter(SCALE)
@@ -123,7 +137,7 @@ class Heads(tp.ParallelStyle):
 
 
 def keep_heads(attention: nn.Module, ranks: int) -> None:
-    """Tells a `Swinv2SelfAttention` that one of `ranks` has as many of its heads as any other."""
+    """Gives a `Swinv2SelfAttention` the number of heads that each of `ranks` has: all have as many."""
     heads: Any = attention
     heads.num_attention_heads //= ranks
     heads.all_head_size //= ranks
@@ -137,17 +151,17 @@ def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> 
     between the exchanges each rank has all windows of some heads. The mean over an image's tokens goes to all ranks;
     where pixels are labelled, each rank gets the whole maps of some images.
     """
-    whole: Any = model
+    segments = hasattr(model, "backbone")
+    backbone: Any = getattr(model, "backbone" if segments else "swinv2")
     rows = _Rows(shape, group)
-    backbone = whole.backbone if hasattr(model, "backbone") else whole.swinv2
     backbone.embeddings.register_forward_pre_hook(rows.own_images)
     for number, stage in enumerate(backbone.encoder.layers):
         for block in stage.blocks:
             # No block may refer to itself: blocks that belong to other ranks of a pipeline would stay.
-            held = weakref.proxy(block)
-            block.forward = functools.partial(_through_block, held)
-            block.attention.self.forward = functools.partial(_attention, held, rows, number)
-    if hasattr(model, "backbone"):
+            proxy = weakref.proxy(block)
+            block.forward = functools.partial(_through_block, proxy)
+            block.attention.self.forward = functools.partial(_attention, proxy, rows, number)
+    if segments:
         backbone.every_image = False
         backbone.register_forward_hook(rows.whole_maps)
     else:
@@ -158,61 +172,72 @@ class _Rows:
     """Which rows of each stage's map lie on which rank of a group."""
 
     def __init__(self, shape: SwinShape, group: dist.ProcessGroup) -> None:
-        self.shape, self.group = shape, group
+        self.shape = shape
+        self.group = group
         self.side = model_counts.stages(shape)[0].side
         """Number of rows of the first stage's map, for the images at hand."""
 
     def of_ranks(self, stage: int) -> list[int]:
-        """How many rows of a stage's map each rank has."""
+        """Return how many rows of a stage's map each rank has."""
         return model_counts.rows_of_ranks(self.side, stage, len(self.shape.depths), self.group.size())
 
     def own_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The rows of pixels [b, c, h, W] of images [b, c, H, W] that make this rank's tokens.
+        """Replace images [b, c, H, W] by the rows of pixels [b, c, h, W] that make this rank's tokens.
 
         Raises:
             RequestError: images have too few rows for all ranks to get some.
         """
-        images, patch = inputs[0], self.shape.patch_size
-        self.side = -(-images.shape[2] // patch)
-        own, rank = self.of_ranks(0), self.group.rank()
-        if not own[-1]:
-            what = f"an image of {images.shape[2]} rows of pixels has too few for {len(own)} sequence ranks"
+        images: Tensor = inputs[0]
+        patch = self.shape.patch_size
+        self.side = math.ceil(images.shape[2] / patch)
+        rows_by_rank = self.of_ranks(0)
+        if rows_by_rank[-1] == 0:
+            what = f"an image of {images.shape[2]} rows of pixels has too few for {len(rows_by_rank)} sequence ranks"
             raise RequestError(what, next_step='Set data.evaluation = "sliding", or parallel.sequence smaller')
-        before = sum(own[:rank]) * patch
-        return images[:, :, before : before + own[rank] * patch], *inputs[1:]
+        rank = self.group.rank()
+        begin = sum(rows_by_rank[:rank]) * patch
+        end = begin + rows_by_rank[rank] * patch
+        return images[:, :, begin:end], *inputs[1:]
 
     def mean_of_all(self, _: nn.Module, __: tuple[Any, ...], own: Tensor) -> Tensor:
-        """The mean [b, h, 1] over the tokens of all ranks, from the mean over this rank's own."""
+        """Replace the mean [b, h, 1] over this rank's tokens by the mean over those of all ranks."""
         rows = self.of_ranks(len(self.shape.depths) - 1)
-        return sum_over(own[..., 0] * (rows[self.group.rank()] / sum(rows)), self.group).unsqueeze(-1)
+        share = rows[self.group.rank()] / sum(rows)
+        return sum_over(own[..., 0] * share, self.group).unsqueeze(-1)
 
-    def whole_maps(self, backbone: Any, _: tuple[Any, ...], given: Any) -> Any:
-        """A backbone's outputs with whole maps [b', h, H, W] of the images that are labelled here."""
+    def whole_maps(self, backbone: Any, _: tuple[Any, ...], output: Any) -> Any:
+        """Replace the maps of a backbone's output by whole ones [b', h, H, W] of the images that are labelled here."""
         maps = []
-        for stage, own in enumerate(given.feature_maps):
-            sizes = [rows * own.shape[3] for rows in self.of_ranks(stage)]
-            tokens = own.flatten(2).transpose(1, 2)
-            whole = with_all_tokens(tokens, every_image=backbone.every_image, sizes=sizes, group=self.group)
-            maps.append(whole.transpose(1, 2).unflatten(2, (-1, own.shape[3])))
-        given.feature_maps = tuple(maps)
-        return given
+        for stage, own_rows in enumerate(output.feature_maps):
+            width = own_rows.shape[3]
+            sizes = [rows * width for rows in self.of_ranks(stage)]
+            own_tokens = own_rows.flatten(2).transpose(1, 2)
+            tokens = with_all_tokens(own_tokens, every_image=backbone.every_image, sizes=sizes, group=self.group)
+            maps.append(tokens.transpose(1, 2).unflatten(2, (-1, width)))
+        output.feature_maps = tuple(maps)
+        return output
 
 
 def _through_block(block: Any, hidden: Tensor, rows: tuple[int, int], output_attentions: bool = False) -> tuple[Tensor]:
-    """A `Swinv2Layer`'s forward of this rank's tokens [b, rows x width, h]; `rows`: their number and width."""
+    """Return a `Swinv2Layer`'s forward of this rank's tokens [b, rows x width, h]; `rows`: their number and width."""
     del output_attentions
-    mixed = block.attention.output(block.attention.self(hidden, rows[1]), hidden)
+    width = rows[1]
+    mixed = block.attention.output(block.attention.self(hidden, width), hidden)
     hidden = hidden + block.layernorm_before(mixed)
     return (hidden + block.layernorm_after(block.output(block.intermediate(hidden))),)
 
 
 def _attention(block: Any, rows: _Rows, stage: int, hidden: Tensor, width: int) -> Tensor:
-    """What a block's `Swinv2SelfAttention` makes of own tokens [b, own, h], in windows of all tokens of some heads."""
+    """Return what a block's `Swinv2SelfAttention` makes of this rank's tokens [b, own, h].
+
+    In between each rank has the windows of all tokens, for some of the heads.
+    """
     heads = block.attention.self
-    sizes = [own * width for own in rows.of_ranks(stage)]
+    sizes = [row_count * width for row_count in rows.of_ranks(stage)]
     count = heads.num_attention_heads // rows.group.size()
-    own = slice(rows.group.rank() * count, (rows.group.rank() + 1) * count)
-    attention = functools.partial(_in_windows, block, own=own, width=width, dtype=hidden.dtype)
+    first_head = rows.group.rank() * count
+    own_heads = slice(first_head, first_head + count)
+    attention = functools.partial(_in_windows, block, own=own_heads, width=width, dtype=hidden.dtype)
     matrices = (heads.query, heads.key, heads.value)
     projected = (matrix(hidden).unflatten(-1, (-1, heads.attention_head_size)).transpose(1, 2) for matrix in matrices)
     return attend(*projected, attention=attention, sizes=sizes, group=rows.group).transpose(1, 2).flatten(2)
@@ -231,41 +256,68 @@ def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: tor
     Returns:
         What they mix to, [b, heads, tokens, d].
     """
-    heads, side, shift = block.attention.self, block.window_size, block.shift_size
+    heads = block.attention.self
+    side = block.window_size
+    shift = block.shift_size
     maps = joint.unflatten(3, (-1, width))
     height = maps.shape[3]
-    for axis, missing in ((4, -width % side), (3, -height % side)):
-        if missing:
-            # Padding before the matrices would become their biases behind them.
-            biases = [heads.query.bias, torch.zeros_like(heads.query.bias), heads.value.bias]
-            parts = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
-            padding = torch.stack(parts).unflatten(1, (-1, joint.shape[-1]))[:, None, own, None, None].to(maps.dtype)
-            shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
-            maps = torch.cat((maps, padding.expand(shape)), dim=axis)
+    maps = _padded_to_windows(heads, maps, side=side, own=own)
     if shift:
         maps = maps.roll((-shift, -shift), dims=(3, 4))
-    _, batch, count, *padded, each = maps.shape
+    _, batch, count, *padded, head_width = maps.shape
     cut = maps.unflatten(4, (-1, side)).unflatten(3, (-1, side))
     # They are cut one by one, so that each is freed when it is no longer needed.
-    windows = [of.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * each) for of in cut.unbind()]
-    mixed = _of_heads(heads, own, windows, block.get_attn_mask(*padded, dtype=dtype, device=maps.device))
-    joined = mixed.view(batch, padded[0] // side, padded[1] // side, side, side, count, each).permute(
-        0, 5, 1, 3, 2, 4, 6
-    )
-    whole = joined.reshape(batch, count, *padded, each)
+    windows = [part.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * head_width) for part in cut.unbind()]
+    mask = block.get_attn_mask(*padded, dtype=dtype, device=maps.device)
+    mixed = _window_attention(heads, own, windows, mask)
+    rows_of_windows = padded[0] // side
+    columns_of_windows = padded[1] // side
+    joined = mixed.view(batch, rows_of_windows, columns_of_windows, side, side, count, head_width)
+    whole = joined.permute(0, 5, 1, 3, 2, 4, 6).reshape(batch, count, *padded, head_width)
     if shift:
         whole = whole.roll((shift, shift), dims=(2, 3))
     return whole[:, :, :height, :width].flatten(2, 3)
 
 
-def _of_heads(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-    """transformers' attention in windows with some heads, [windows, tokens, h].
+def _padded_to_windows(heads: Any, maps: Tensor, *, side: int, own: slice) -> Tensor:
+    """Return maps [3, b, heads, height, width, d] of queries, keys and values, padded to whole windows.
 
-    `windows`: their queries, keys and values of the same shape, which are there already.
+    Padding before the matrices would become their biases behind them.
+
+    Args:
+        heads: a block's `Swinv2SelfAttention`.
+        maps: without padding.
+        side: rows and columns of a window.
+        own: which of the block's heads.
+    """
+    for axis in (4, 3):
+        missing = -maps.shape[axis] % side
+        if missing == 0:
+            continue
+        biases = [heads.query.bias, torch.zeros_like(heads.query.bias), heads.value.bias]
+        local_biases = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
+        by_head = torch.stack(local_biases).unflatten(1, (-1, maps.shape[-1]))
+        padding = by_head[:, None, own, None, None].to(maps.dtype)
+        shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
+        maps = torch.cat((maps, padding.expand(shape)), dim=axis)
+    return maps
+
+
+def _window_attention(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Return transformers' attention in windows with some heads, [windows, tokens, h].
+
+    Its forward runs on a stand-in of the module that has these heads alone, and whose matrices give what is computed
+    already.
+
+    Args:
+        heads: a block's `Swinv2SelfAttention`.
+        own: which of its heads.
+        windows: their queries, keys and values, each [windows, tokens, h].
+        mask: that of the block's shifted windows.
     """
     biases = heads.continuous_position_bias_mlp
     query, key, value = windows
-    some = SimpleNamespace(
+    stand_in = SimpleNamespace(
         query=lambda _: query,
         key=lambda _: key,
         value=lambda _: value,
@@ -279,5 +331,5 @@ def _of_heads(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | 
         window_size=heads.window_size,
         dropout=heads.dropout,
     )
-    mixed: Tensor = type(heads).forward(some, query, mask)[0]
+    mixed: Tensor = type(heads).forward(stand_in, query, mask)[0]
     return mixed

@@ -25,9 +25,10 @@ def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.Proces
     not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled, each rank
     gets all tokens of some images (`even_parts`): what comes behind the blocks is most of the work there.
     """
-    tokens = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
-    own, sizes = tokens[group.rank()], [part.stop - part.start for part in tokens]
-    model.vit.embeddings.own_tokens = range(own.start, own.stop)
+    tokens_by_rank = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
+    sizes = [tokens.stop - tokens.start for tokens in tokens_by_rank]
+    own_tokens = tokens_by_rank[group.rank()]
+    model.vit.embeddings.own_tokens = range(own_tokens.start, own_tokens.stop)
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = functools.partial(attend, attention=_fused, sizes=sizes, group=group)
@@ -51,7 +52,7 @@ def attend(
     sizes: list[int],
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """Attention over all ranks' tokens; takes and returns [b, heads, own tokens, d].
+    """Return attention over all ranks' tokens; takes and returns [b, heads, own tokens, d].
 
     Args:
         query: queries of all heads.
@@ -61,55 +62,69 @@ def attend(
         sizes: number of tokens of each rank.
         group: the ranks that exchange.
     """
-    ranks, own = group.size(), sizes[group.rank()]
+    ranks = group.size()
+    own_tokens = sizes[group.rank()]
+    all_tokens = sum(sizes)
     batch, heads, _, width = query.shape
+    heads_per_rank = heads // ranks
     # [3, b, heads, own, d] becomes, rank after rank, that rank's heads token by token: rows of one length for unequal
     # splits.
-    joint = torch.stack((query, key, value)).unflatten(2, (ranks, heads // ranks))
+    joint = torch.stack((query, key, value)).unflatten(2, (ranks, heads_per_rank))
     del query, key, value
-    rows = joint.permute(2, 4, 0, 1, 3, 5).reshape(ranks * own, -1)
+    rows = joint.permute(2, 4, 0, 1, 3, 5).reshape(ranks * own_tokens, -1)
     del joint
-    rows = exchange(rows, [own] * ranks, sizes, group).view(sum(sizes), 3, batch, heads // ranks, width)
-    of_heads = attention(rows.permute(1, 2, 3, 0, 4))
-    rows = of_heads.permute(2, 0, 1, 3).reshape(sum(sizes), -1)
-    del of_heads
-    returned = exchange(rows, sizes, [own] * ranks, group).view(ranks, own, batch, heads // ranks, width)
+    rows = exchange(rows, sent=[own_tokens] * ranks, received=sizes, group=group)
+    rows = rows.view(all_tokens, 3, batch, heads_per_rank, width)
+    mixed = attention(rows.permute(1, 2, 3, 0, 4))
+    rows = mixed.permute(2, 0, 1, 3).reshape(all_tokens, -1)
+    del mixed
+    returned = exchange(rows, sent=sizes, received=[own_tokens] * ranks, group=group)
+    returned = returned.view(ranks, own_tokens, batch, heads_per_rank, width)
     return returned.permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
 def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """The first token [b, h] of the first rank's `encoded` [b, own tokens, h], given to every rank."""
-    ranks, batch = group.size(), len(encoded)
+    """Give every rank the first token [b, h] of the first rank's `encoded` [b, own tokens, h]."""
+    ranks = group.size()
+    batch = len(encoded)
+    from_first = [batch] + [0] * (ranks - 1)
     if group.rank() == 0:
-        rows, sent = encoded[:, 0].repeat(ranks, 1), [batch] * ranks
-    else:
-        rows, sent = encoded[:0, 0], [0] * ranks
-    return exchange(rows, sent, [batch] + [0] * (ranks - 1), group)
+        return exchange(encoded[:, 0].repeat(ranks, 1), sent=[batch] * ranks, received=from_first, group=group)
+    nothing = encoded[:0, 0]
+    return exchange(nothing, sent=[0] * ranks, received=from_first, group=group)
 
 
 def sum_over(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over all ranks of their `own` [b, h], given to every rank."""
-    ranks, batch = group.size(), len(own)
-    return exchange(own.repeat(ranks, 1), [batch] * ranks, [batch] * ranks, group).view(ranks, batch, -1).sum(0)
+    """Give every rank the sum over all ranks of their `own` [b, h]."""
+    ranks = group.size()
+    batch = len(own)
+    of_all = exchange(own.repeat(ranks, 1), sent=[batch] * ranks, received=[batch] * ranks, group=group)
+    return of_all.view(ranks, batch, -1).sum(0)
 
 
 def with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All ranks' tokens [b', tokens, h], from `encoded` [b, own tokens, h] of each rank.
+    """Return all ranks' tokens [b', tokens, h], from `encoded` [b, own tokens, h] of each rank.
 
     They are those of the rank's own part of the images, or with `every_image` of all images on every rank. `sizes`:
     number of tokens of each rank.
     """
-    parts = [slice(0, len(encoded))] * group.size() if every_image else even_parts(len(encoded), group.size())
-    images = [part.stop - part.start for part in parts]
-    own, width = encoded.shape[1:]
-    rows = encoded.flatten(0, 1).repeat(group.size() if every_image else 1, 1)
-    received = [images[group.rank()] * size for size in sizes]
-    arrived = exchange(rows, [count * own for count in images], received, group).split(received)
-    return torch.cat([rows.view(-1, size, width) for rows, size in zip(arrived, sizes, strict=True)], dim=1)
+    ranks = group.size()
+    own_tokens, width = encoded.shape[1:]
+    rows = encoded.flatten(0, 1)
+    if every_image:
+        images_by_rank = [len(encoded)] * ranks
+        rows = rows.repeat(ranks, 1)
+    else:
+        images_by_rank = [part.stop - part.start for part in even_parts(len(encoded), ranks)]
+    sent = [images * own_tokens for images in images_by_rank]
+    received = [images_by_rank[group.rank()] * size for size in sizes]
+    rows_by_rank = exchange(rows, sent=sent, received=received, group=group).split(received)
+    tokens = [own_rows.view(-1, size, width) for own_rows, size in zip(rows_by_rank, sizes, strict=True)]
+    return torch.cat(tokens, dim=1)
 
 
 def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """`all_to_all_single` of rows with unequal splits; backward sends the gradient the way back.
+    """Exchange rows by `all_to_all_single` with unequal splits; backward sends the gradient the way back.
 
     Args:
         rows: the rows to send, [sum(sent), ...].
@@ -124,7 +139,9 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.Pro
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.sent, context.received, context.group = sent, received, group
+        context.sent = sent
+        context.received = received
+        context.group = group
         return _exchanged(rows, sent, received, group)
 
     @staticmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -21,8 +22,8 @@ STATES: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "lamb": ("exp_avg", "exp_avg_sq"),
 }
-"""What an optimizer keeps for each parameter, in the parameter's shape. Beside it AdamW counts its steps for each
-parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
+"""Optimizer -> the states that it keeps for each parameter, in the parameter's shape. Beside them AdamW counts its
+steps for each parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
 
 
 class LossScale(ABC):
@@ -38,7 +39,7 @@ class LossScale(ABC):
 
 
 class WholeTensors(ABC):
-    """What one engine holds of model and optimizer.
+    """The weights and optimizer states of one engine, each whole.
 
     All ranks call all methods alike, because a whole tensor may have to be gathered. One tensor is whole at a time, so
     that a rank's memory grows by no more than the largest one.
@@ -54,7 +55,9 @@ class WholeTensors(ABC):
                 "or is another on every rank",
                 valid=[f"train.optimizer = {shown(name)}" for name in STATES],
             )
-        self.module, self.optimizer, self.kind = module, optimizer, kind
+        self.module = module
+        self.optimizer = optimizer
+        self.kind = kind
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         persistent = module.state_dict().keys()
@@ -103,16 +106,16 @@ class WholeTensors(ABC):
             RequestError: it counts more for some parameters than for others.
         """
         if self.kind == "lamb":
-            counted = {int(group.get("step", 0)) for group in self.optimizer.param_groups}
+            counts = {int(group.get("step", 0)) for group in self.optimizer.param_groups}
         else:
-            counted = {int(state["step"]) for state in self.optimizer.state.values() if "step" in state}
-        if len(counted) > 1:
+            counts = {int(state["step"]) for state in self.optimizer.state.values() if "step" in state}
+        if len(counts) > 1:
             raise RequestError(
                 "the optimizer cannot be saved: some parameters got fewer updates than others "
-                f"({min(counted)} against {max(counted)})",
+                f"({min(counts)} against {max(counts)})",
                 next_step="Freeze parameters that no image reaches, or use all of them in every step",
             )
-        return counted.pop() if counted else 0
+        return counts.pop() if counts else 0
 
     def _make(self, holders: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
         """Does `make_states` for the tensors that the optimizer keeps states of, as its own first step would."""
@@ -194,31 +197,35 @@ class TorchLossScale(LossScale):
 
 
 def torch_loss_scale(scaler: torch.amp.GradScaler | None) -> LossScale | None:
-    """The loss scale of a scaler that is there and switched on; otherwise None."""
-    return TorchLossScale(scaler) if scaler is not None and scaler.is_enabled() else None
+    """Return the loss scale of a scaler; None where there is none, or it is switched off."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    return TorchLossScale(scaler)
 
 
 def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor whole on every rank, gathered where it is sharded."""
     tensor = tensor.detach()
-    if isinstance(tensor, DTensor):
-        # Offloaded shards lie on the host, where NCCL gathers nothing.
-        gathered: Tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
-        return gathered
-    return tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Offloaded shards lie on the host, where NCCL gathers nothing.
+    gathered: Tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
+    return gathered
 
 
 def _fill(target: Tensor, whole: Tensor) -> None:
+    """Copies a whole tensor into one that may be sharded: each rank takes its own part."""
     target = target.detach()
-    if isinstance(target, DTensor):
-        # No source rank: every rank has the whole and cuts its own part out of it.
-        parts = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-        target.to_local().copy_(parts.to_local())
-    else:
+    if not isinstance(target, DTensor):
         target.copy_(whole)
+        return
+    # No source rank: every rank has the whole and cuts its own part out of it.
+    parts = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+    target.to_local().copy_(parts.to_local())
 
 
 def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
-    """What a DeepSpeed engine holds, chosen by the optimizer that it has made of torch's.
+    """Return the tensors of a DeepSpeed engine, by the kind of optimizer that it has made of torch's.
 
     Raises:
         RequestError: DeepSpeed has made an optimizer that is not known here.
@@ -227,13 +234,13 @@ def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    module, optimizer = engine.module, engine.optimizer
+    module = engine.module
+    optimizer = engine.optimizer
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchTensors(module, optimizer, kind)
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         # Stage 0 with bf16 or fp16 weights: torch's optimizer has fp32 copies of them.
-        pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        masters = {low: high for lows, highs in pairs for low, high in zip(lows, highs, strict=True)}
+        masters = dict(zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True))
         scale = _loss_scale(optimizer.loss_scale_config)
         return TorchTensors(module, optimizer.optimizer, kind, masters=masters, loss_scale=scale)
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
@@ -312,7 +319,7 @@ class _Stage1Or2(_ZeroTensors):
         safe_set_full_optimizer_state(self.parameters[name], whole, key)
 
     def _link_states(self) -> None:
-        """Tells each parameter its fragment of the states.
+        """Gives each parameter its fragment of the states.
 
         DeepSpeed 0.19.8 does this once, after the update of its first group, when the others have no states yet
         (`_optimizer_step` in stage_1_and_2.py).
@@ -350,15 +357,16 @@ class _Stage3(_ZeroTensors):
         safe_set_local_optimizer_state(parameter, self._part(parameter, whole), key)
 
     def _part(self, parameter: Any, whole: Tensor) -> Tensor:
-        """This rank's part [n]; the last ranks' parts are padded with zeros.
+        """Return this rank's part [n]; the last ranks' parts are padded with zeros.
 
         `safe_set_full_*` of DeepSpeed 0.19.8 fail for weights that do not divide over the ranks (`set_full_hp_param` in
         stage3.py).
         """
         size = parameter.partition_numel()
         part = torch.zeros(size)
-        real = whole.flatten()[dist.get_rank() * size :][:size]
-        part[: len(real)] = real
+        begin = dist.get_rank() * size
+        elements = whole.flatten()[begin : begin + size]
+        part[: len(elements)] = elements
         return part
 
     def _flat(self) -> list[Tensor]:
@@ -381,10 +389,12 @@ class _DeepSpeedLossScale(LossScale):
         return float(self._holder.cur_scale), self._holder.cur_iter - self._holder.last_overflow_iter - 1
 
     def set(self, factor: float, steps: int) -> None:
-        self._holder.cur_scale, self._holder.cur_iter, self._holder.last_overflow_iter = factor, steps, -1
+        self._holder.cur_scale = factor
+        self._holder.cur_iter = steps
+        self._holder.last_overflow_iter = -1
 
 
 def _loss_scale(holder: Any) -> LossScale | None:
-    """The loss scale in a `LossScaler` (stages 1 to 3) or a `LossScaleConfig` (stage 0); None where it is fixed."""
-    dynamic = getattr(holder, "dynamic", False) or getattr(holder, "dynamic_loss_scale", False)
-    return _DeepSpeedLossScale(holder) if dynamic else None
+    """Return the loss scale in a `LossScaler` (stages 1 to 3) or a `LossScaleConfig` (stage 0); None: it is fixed."""
+    is_dynamic = getattr(holder, "dynamic", False) or getattr(holder, "dynamic_loss_scale", False)
+    return _DeepSpeedLossScale(holder) if is_dynamic else None

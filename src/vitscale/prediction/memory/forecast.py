@@ -22,7 +22,7 @@ from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_tur
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.shares import Share
-from vitscale.trial.facts import fields_where
+from vitscale.trial.fields import fields_where
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
@@ -62,7 +62,7 @@ class MemoryForecast:
 
 
 _TAKES_NO_MEMORY = (
-    *fields_where(TrainSpec, lambda fact: fact.role in ("rate", "duration")),
+    *fields_where(TrainSpec, lambda traits: traits.role in ("rate", "duration")),
     "learning_rate_warmup_steps",
     "weight_decay",
     "seed",
@@ -84,6 +84,8 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     missing = dict(NOT_COVERED)
     if trial.train.compile:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
+    if trial.train.compile_mode == "reduce-overhead":
+        missing["cuda-graphs"] = "CUDA graphs keep their activations and gradients from step to step"
     if (vit := _classifier(trial)) is not None:
         of_ranks = [
             [item for names, held in rank for item in moments(*held).items() if item[0] in names]

@@ -143,9 +143,9 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
 
     def make(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...] | None:
         sent = of_engine(trial, shapes)
-        if sent is None or steps_between == 1:
-            return sent
-        return tuple(replace(message, steps_between=steps_between) for message in sent)
+        if sent is None:
+            return None
+        return tuple(replace(message, steps_between=max(steps_between, message.steps_between)) for message in sent)
 
     if trial.parallel.ranks_per_model == 1:
         return make(trial, shapes)

@@ -30,22 +30,22 @@ from vitscale.trial.trial import Trial
 
 @dataclass(frozen=True)
 class PredictAnswer:
-    """What `predict` says."""
+    """The predictions of `predict`, and the evidence that they rest on."""
 
     forecast: Forecast
     finishes: tuple[Finish, ...]
     recorded: Evidence
-    """The evidence without what the options say of measured runs."""
+    """The evidence as recorded: without facts of measured runs that options state."""
 
     @property
     def recorded_series(self) -> tuple[Series, ...]:
-        """What is recorded of the series that the answer is about."""
+        """The series that the answer is about, as recorded."""
         names = {prediction.series for prediction in self.forecast.predictions}
         return tuple(series for series in self.recorded.series if series.name in names)
 
 
-class _Asking:
-    """One results folder, fitted once for each evidence that options make of it."""
+class _Question:
+    """A question to one results folder, which is fitted once for each evidence that options make of it."""
 
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results = results
@@ -53,7 +53,7 @@ class _Asking:
         self._fits: list[Fitted] = []
 
     def _fitted(self, evidence: Evidence) -> Fitted:
-        """The fit to this evidence, which is computed once."""
+        """Return the fit to this evidence, which is computed once."""
         for fitted in self._fits:
             if fitted.evidence == evidence:
                 return fitted
@@ -62,8 +62,8 @@ class _Asking:
         return fitted
 
 
-class PredictAsking(_Asking):
-    """`predict` of some series at some rank counts."""
+class PredictQuestion(_Question):
+    """The question of `predict`: time and cost of some series at some rank counts."""
 
     OPTIONS = (
         "--nodes-of", "--network", "--check", "--model", "--image-size", "--parameters", "--engine", "--zero-stage",
@@ -78,7 +78,11 @@ class PredictAsking(_Asking):
         self.series = series
 
     def answer(self, options: Options, *, scored: bool = True) -> PredictAnswer:
-        """The answer with these options; `scored`: with how well predictions of these results did, which takes longer.
+        """Return the answer with these options.
+
+        Args:
+            options: an option -> its value, for all of `OPTIONS`.
+            scored: whether to find how well predictions of these results did, which takes longer.
 
         Raises:
             RequestError: it cannot be answered.
@@ -105,7 +109,7 @@ class PredictAsking(_Asking):
         return PredictAnswer(forecast, finishes, recorded)
 
     def figures(self, options: Options) -> object:
-        """All figures of the answer with these options, to be compared by `==`."""
+        """Return all figures of the answer with these options, to be compared by `==`."""
         answered = self.answer(options, scored=False)
         fields = predict_fields(answered.forecast)
         predictions = [_figures(prediction) for prediction in fields["predictions"]]
@@ -113,7 +117,7 @@ class PredictAsking(_Asking):
         return _rounded([predictions, fields["left_out"], finishes])
 
     def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
-        """The remarks that stand before the answer to these options."""
+        """Return the remarks that stand before the answer to these options."""
         idle_options = options_without_effect(options, self.figures)
         recorded = answered.recorded
         evidence = answered.forecast.evidence
@@ -121,17 +125,14 @@ class PredictAsking(_Asking):
         effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
         if effective_options & {"--engine", "--model", "--parameters"}:
             sentences.append(self._what_facts_change(answered))
-        return Remarks(
-            unstable_runs=unstable_runs(self.analysed),
-            taken_as_measured=" ".join(filter(None, sentences)),
-            without_effect=tuple(
-                OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
-                for option in idle_options
-            ),
-        )
+        without_effect = [
+            OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
+            for option in idle_options
+        ]
+        return _remarks(self.analysed, sentences, without_effect)
 
     def _what_facts_change(self, answered: PredictAnswer) -> str:
-        """What the answer rests on since an option named the engine or the model of an import; empty on one rank."""
+        """Return what the answer rests on since an option named the engine or model of an import; empty on one rank."""
         predictions = answered.forecast.predictions
         on_several_ranks = [prediction for prediction in predictions if prediction.gpus > 1]
         if not on_several_ranks:
@@ -140,6 +141,23 @@ class PredictAsking(_Asking):
         first = on_several_ranks[0]
         has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
         return _what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
+
+
+def _remarks(
+    analysed: Analysis, on_stated_facts: Sequence[str], without_effect: Sequence[OptionWithoutEffect]
+) -> Remarks:
+    """Return the remarks on an answer.
+
+    Args:
+        analysed: the results.
+        on_stated_facts: sentences on facts of measured runs that options state; empty ones are left out.
+        without_effect: the options that change nothing.
+    """
+    return Remarks(
+        unstable_runs=unstable_runs(analysed),
+        taken_as_measured=" ".join(sentence for sentence in on_stated_facts if sentence),
+        without_effect=tuple(without_effect),
+    )
 
 
 def _changes_of_training(options: Options) -> answering.Changes:
@@ -189,11 +207,11 @@ _TRANSFER_OPTIONS = ("--network", "--check", "--engine", "--model", "--parameter
 
 
 def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
-    """Why an option of `predict` changes no figure; empty where that is not known."""
+    """Return why an option of `predict` changes no figure; empty where that is not known."""
     predictions = answered.forecast.predictions
-    taken_as_measured = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
-    if taken_as_measured:
-        return taken_as_measured
+    why_not_converted = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
+    if why_not_converted:
+        return why_not_converted
     if option in _FIGURE_BY_OPTION:
         return predictions[0].reasons.get(_FIGURE_BY_OPTION[option], "")
     if option in _FINISH_OPTIONS:
@@ -208,7 +226,7 @@ def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
 
 
 def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidence) -> str:
-    """Why an option that states what an import left open changes no figure; empty for all others.
+    """Return why an option that states what an import left open changes no figure; empty for all others.
 
     What is sent is another matter: it is to change the answer, and says itself what is missing for that.
     """
@@ -242,7 +260,7 @@ class _RanksOnHosts(NamedTuple):
 def _why_transfers_are_the_same(
     option: str, assumptions: Iterable[Assumption], placements: Sequence[_RanksOnHosts]
 ) -> str:
-    """Why an option changes no time of communication; empty where that is not known.
+    """Return why an option changes no time of communication; empty where that is not known.
 
     Args:
         option: the option without effect.
@@ -261,8 +279,8 @@ def _why_transfers_are_the_same(
     return ""
 
 
-class AdviseAsking(_Asking):
-    """`advise` under the limits of a request."""
+class AdviseQuestion(_Question):
+    """The question of `advise`: what to rent under the limits of a request."""
 
     OPTIONS = (
         "--nodes-of", "--network", "--images", "--parameters", "--gpu-memory", "--any-batch", "--large-batch",
@@ -276,7 +294,7 @@ class AdviseAsking(_Asking):
         self.limits = limits
 
     def answer(self, options: Options) -> Advice:
-        """The advice with these options.
+        """Return the advice with these options.
 
         Raises:
             RequestError: what is asked cannot be answered from these results.
@@ -297,20 +315,20 @@ class AdviseAsking(_Asking):
         return advised_from(self._fitted(self._evidence(options)), self.analysed, request)
 
     def _recorded(self, options: Options) -> Evidence:
-        """The evidence without what the options say of measured runs."""
+        """Return the evidence as recorded: without facts of measured runs that options state."""
         return evidence_of(self.results, self.analysed, declared=options["--network"])
 
     def _evidence(self, options: Options) -> Evidence:
-        """The evidence with what the options say of measured runs."""
+        """Return the evidence with the facts of measured runs that options state."""
         changes = answering.Changes(parameters=options["--parameters"])
         return answering.with_stated_facts(self._recorded(options), changes, options["--nodes-of"]).evidence
 
     def figures(self, options: Options) -> object:
-        """All figures of the advice with these options, to be compared by `==`."""
+        """Return all figures of the advice with these options, to be compared by `==`."""
         return _rounded(_figures(advice_fields(self.answer(options), None)))
 
     def remarks(self, advice: Advice, options: Options) -> Remarks:
-        """The remarks that stand before the advice with these options."""
+        """Return the remarks that stand before the advice with these options."""
         idle_options = options_without_effect(options, self.figures)
         recorded = self._recorded(options)
         evidence = self._evidence(options)
@@ -318,21 +336,14 @@ class AdviseAsking(_Asking):
         effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
         if "--parameters" in effective_options:
             sentences.append(self._what_parameters_change(advice, evidence))
-        return Remarks(
-            unstable_runs=unstable_runs(self.analysed),
-            taken_as_measured=" ".join(filter(None, sentences)),
-            without_effect=tuple(
-                OptionWithoutEffect(
-                    option,
-                    options[option],
-                    _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice),
-                )
-                for option in idle_options
-            ),
-        )
+        without_effect = []
+        for option in idle_options:
+            reason = _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice)
+            without_effect.append(OptionWithoutEffect(option, options[option], reason))
+        return _remarks(self.analysed, sentences, without_effect)
 
     def _what_parameters_change(self, advice: Advice, evidence: Evidence) -> str:
-        """What the first answer rests on since an option named the parameters of an import; empty on one rank."""
+        """Return what the first answer rests on since an option named its parameters; empty on one rank."""
         option = advice.chosen
         if option is None or option.gpus == 1:
             return ""
@@ -350,7 +361,7 @@ _WHY_NO_BETTER = {
 
 
 def _why_no_effect_on_advice(option: str, advice: Advice) -> str:
-    """Why an option of `advise` changes no figure; empty where that is not known."""
+    """Return why an option of `advise` changes no figure; empty where that is not known."""
     if option in _WHY_NO_BETTER:
         return _WHY_NO_BETTER[option]
     if option == "--gpu-memory" and not advice.memory_known:
@@ -369,7 +380,7 @@ _NO_FIGURES = (
 
 
 def _figures(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of an answer, with the names of the parts that are assumed in place of the assumptions' words."""
+    """Return the figures of an answer, with the names of the assumed parts in place of the assumptions' words."""
     figures = {name: value for name, value in fields.items() if name not in _NO_FIGURES}
     figures["assumed"] = [assumption["part"] for assumption in fields["assumptions"]]
     return figures
@@ -388,7 +399,7 @@ def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with every number to six digits, at any depth: what differs further on is no other answer."""
+    """Return the value with every number to six digits, at any depth: answers that differ further on are the same."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):

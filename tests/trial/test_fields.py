@@ -16,7 +16,7 @@ from study_factory import expanded
 from vitscale.base.plugins import referred
 from vitscale.engines import ENGINES, OPTIONS, readers_of
 from vitscale.study.sections import SWEEPABLE, TrainSection
-from vitscale.trial.facts import fact_of
+from vitscale.trial.fields import traits_of
 from vitscale.trial.trial import TrainFields, TrainSpec
 
 OF_ONE = {"global_batch", "rank_speeds", "micro_batches"}
@@ -30,15 +30,15 @@ def test_a_study_and_a_trial_have_the_same_fields() -> None:
 
 @pytest.mark.parametrize("field", TrainFields.model_fields)
 def test_facts_hold_together(field: str) -> None:
-    fact = fact_of(TrainSpec, field)
-    assert fact == fact_of(TrainSection, field), "what narrows a field's type keeps its facts"
+    fact = traits_of(TrainSpec, field)
+    assert fact == traits_of(TrainSection, field), "what narrows a field's type keeps its facts"
     assert f"train.{field}" in SWEEPABLE
     if fact.needs is not None:
         other, values = fact.needs
         for value in values:
             TrainSection.model_validate({other: value}, strict=True)
-    if isinstance(fact.short, str):
-        assert not fact.short or "{" in fact.short
+    if isinstance(fact.curve_words, str):
+        assert not fact.curve_words or "{" in fact.curve_words
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -46,9 +46,9 @@ def test_every_option_of_engines_is_read_by_one(option: str) -> None:
     assert readers_of(option)
 
 
-NEW = """    dry_gather: Annotated[bool, wrapping(short=("dry gather", "wet gather"))] = False
-    hollow: Annotated[bool, wrapping()] = False
-    boost: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
+NEW = """    dry_gather: Annotated[bool, wrapper_option(curve_words=("dry gather", "wet gather"))] = False
+    hollow: Annotated[bool, wrapper_option()] = False
+    boost: Annotated[float, FieldTraits(needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
 """
 BEFORE = '    seed: Seed = 0\n    """Seed of weights, order and augmentation.'
 PROGRAM = """

@@ -326,8 +326,7 @@ def _engine_and_device(result: TrialResult) -> dict[str, Any]:
 def _place_in_study(analysis: Analysis, result: TrialResult, curve: CurveResult | None) -> dict[str, Any]:
     """The batch policies, the curve and the ranks of a trial."""
     world = result.trial.world
-    curves = [other for other in analysis.curves if any(point.trial_id == result.trial_id for point in other.points)]
-    modes = list(dict.fromkeys(other.mode for other in curves))
+    modes = list(dict.fromkeys(other.mode for other in analysis.curves if _has_trial(other, result.trial_id)))
     return {
         "mode": modes[0] if modes else None,
         "modes": modes,
@@ -336,6 +335,10 @@ def _place_in_study(analysis: Analysis, result: TrialResult, curve: CurveResult 
         "gpus": world.size,
         "threads_per_rank": world.threads_per_rank if result.trial.origin is None else None,
     }
+
+
+def _has_trial(curve: CurveResult, trial_id: str) -> bool:
+    return any(point.trial_id == trial_id for point in curve.points)
 
 
 def _batch(result: TrialResult) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import combinations, product
 from typing import Any, Literal, NamedTuple
 
 from vitscale.analysis import TrialResult
-from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
+from vitscale.analysis.claims import AccuracyDifference, AccuracyVerdict, accuracy_difference
 from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.pages.like.curves import gpus_text
@@ -22,6 +22,7 @@ from vitscale.store.results import Run
 
 _COMPARED_COUNTS = (4, 8)
 """GPU counts whose accuracy the study compares with one GPU's."""
+_BEYOND_COUNTING: AccuracyVerdict = "too few runs: beyond counting error"
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,6 @@ def _verdict_in_words(result: AccuracyDifference) -> str:
         largest = 100 * max(abs(low), abs(high))
         return f"no difference shown: one of {largest:.1f} points cannot be excluded"
     return result.verdict
-
-
-_BEYOND_COUNTING = "too few runs: beyond counting error"
 
 
 def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:

@@ -23,10 +23,11 @@ def candidates(analysis: Analysis) -> list[TrialResult]:
     Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs. Those of
     engines that train otherwise than one process are only where no trial trains like it.
     """
-    every = [trial for trial in analysis.trials.values() if trial.comparable_costs]
-    measured = [trial for trial in every if computation(trial.trial) == ONE_PROCESS] or every
-    with_epochs = [trial for trial in measured if not trial.of_rates]
-    comparable = with_epochs or measured
+    measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    as_one_process = [trial for trial in measured if computation(trial.trial) == ONE_PROCESS]
+    equally_trained = as_one_process or measured
+    with_epochs = [trial for trial in equally_trained if not trial.of_rates]
+    comparable = with_epochs or equally_trained
     largest_share = max((trial.trial.data.fraction for trial in comparable), default=0.0)
     return [trial for trial in comparable if trial.trial.data.fraction == largest_share]
 

@@ -55,6 +55,7 @@ from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
 from vitscale.present.unread import with_unread
+from vitscale.store.records import ModelLine
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -63,9 +64,17 @@ if TYPE_CHECKING:
 
 
 def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_call: str | None) -> dict[str, Any]:
-    """The whole analysis as JSON fields, one object per trial; `of_call` are fields on what the verb did just now."""
+    """Return the whole analysis as JSON fields, one object per trial.
+
+    Args:
+        analysis: the results.
+        forecast: what is predicted from them; None: nothing.
+        of_call: fields on what the verb did just now.
+    """
+    study = analysis.study
+    predictions = forecast.predictions if forecast else ()
     return {
-        "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
+        "study": {"name": study.name, "repeats": study.repeats, "versions": study.versions},
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
         "waterfalls": [contract_details.waterfall(waterfall) for waterfall in analysis.waterfalls],
@@ -73,19 +82,19 @@ def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_cal
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
-        "predictions": list(map(prediction_table.prediction, forecast.predictions if forecast else ())),
+        "predictions": [prediction_table.prediction(prediction) for prediction in predictions],
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],
         **of_call,
     }
 
 
 def to_json(analysis: Analysis, forecast: Forecast | None = None) -> str:
-    """The whole analysis as strict JSON, as `vitscale report --json` prints it."""
+    """Return the whole analysis as strict JSON, as `vitscale report --json` prints it."""
     return envelope("report", with_unread(report_fields(analysis, forecast), analysis.unread))
 
 
 def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:
-    """Rows with the same keys as a data frame, without the lists and objects of the JSON, `modes` excepted.
+    """Put rows with the same keys into a data frame, without the lists and objects of the JSON, `modes` excepted.
 
     A column has the same type in every frame, so that those of two results can be put together.
 
@@ -96,27 +105,32 @@ def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv
     """
     import polars  # takes a moment, and only tables need it
 
-    types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
-    examples = {str: "text", int: "whole", bool: "flag", float: "real"}
-    known = [finite(row) for row in rows]
+    polars_types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
+    finite_rows = [finite(row) for row in rows]
+    examples = finite_rows[0] if finite_rows else columns
     cells: dict[str, list[Any]] = {}
     schema: dict[str, polars.DataType] = {}
-    for column in known[0] if known else columns:
+    for column in examples:
         if column in _NESTED:
             continue
-        values = [row[column] for row in known]
-        cells[column] = _alike([_csv_cell(value) for value in values] if for_csv else values)
+        values = [row[column] for row in finite_rows]
+        cells[column] = _of_one_type([_csv_cell(value) for value in values] if for_csv else values)
         if column == "modes":
             schema[column] = polars.String() if for_csv else polars.List(polars.String())
         elif not column.startswith("swept."):
-            schema[column] = types[_TYPES.get(column, "real")]()
-        elif not known:
-            schema[column] = types[examples.get(type(columns[column]), "text")]()
+            schema[column] = polars_types[_TYPES.get(column, "real")]()
+        elif not finite_rows:
+            schema[column] = polars_types[_type_of_swept(examples[column])]()
     return polars.DataFrame(cells, schema_overrides=schema, strict=False)
 
 
+def _type_of_swept(value: Any) -> str:
+    """The type of a swept field's column by one of its values; text where that is None."""
+    return {str: "text", int: "whole", bool: "flag", float: "real"}.get(type(value), "text")
+
+
 def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, Any] | None = None) -> bytes:
-    """Rows as CSV or Parquet.
+    """Return rows as CSV or Parquet.
 
     Args:
         rows: rows as `frame` takes them.
@@ -131,10 +145,10 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, An
     return file.getvalue()
 
 
-def _alike(cells: list[Any]) -> list[Any]:
-    """Cells of one type: where a field was swept over numbers and words, all are words."""
-    kinds = {type(cell) for cell in cells if cell is not None}
-    if kinds <= {int, float} or len(kinds) < 2:
+def _of_one_type(cells: list[Any]) -> list[Any]:
+    """Return cells of one type: where a field was swept over numbers and words, all are words."""
+    types = {type(cell) for cell in cells if cell is not None}
+    if types <= {int, float} or len(types) < 2:
         return cells
     return [None if cell is None else str(cell) for cell in cells]
 
@@ -166,51 +180,60 @@ _NESTED = (
 )  # fmt: skip
 
 
-def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
-    """Trial to its value of every field that a curve of the study was swept over; null where its curves lack it."""
+def _swept_values(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """Trial -> its value of every field that a curve of the study was swept over; null where its curves lack it."""
     fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
-    values: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
+    values_by_trial: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
     for curve in analysis.curves:
         for point in curve.points:
-            own = values[point.trial_id]
-            own |= {field: value for field, value in curve.labels.items() if own[field] is None}
-    return values
+            values = values_by_trial[point.trial_id]
+            for field, value in curve.labels.items():
+                if values[field] is None:
+                    values[field] = value
+    return values_by_trial
 
 
-_OF_TRIAL = (
+def _swept_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of swept fields. `values`: field to value."""
+    return {f"swept.{field}": _single(value) for field, value in values.items()}
+
+
+_TRIAL_COLUMNS = (
     "trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name", "nodes",
     "gpus", "micro_batch", "grad_accum", "global_batch", "precision",
 )  # fmt: skip
-_OF_RUN = (
+_RUN_COLUMNS = (
     "repeat", "attempt", "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds",
     "startup_seconds", "peak_bytes", "loss", "held_out_accuracy", "log",
 )  # fmt: skip
 
 
 def run_columns(analysis: Analysis) -> dict[str, Any]:
-    """Column of `run_rows` to a value, of swept fields alone; in their order, with no completed run too."""
-    values: dict[str, Any] = {}
-    for swept in _swept(analysis).values():
-        for field, value in swept.items():
-            known = values.get(f"swept.{field}")
-            values[f"swept.{field}"] = _single(value) if known is None else known
-    return dict.fromkeys(_OF_TRIAL) | values | dict.fromkeys(_OF_RUN)
+    """Return the columns of `run_rows` in their order, also where no run has completed.
+
+    Column to a value of it, None but for swept fields.
+    """
+    swept: dict[str, Any] = {}
+    for values in _swept_values(analysis).values():
+        for column, value in _swept_columns(values).items():
+            if swept.get(column) is None:
+                swept[column] = value
+    return dict.fromkeys(_TRIAL_COLUMNS) | swept | dict.fromkeys(_RUN_COLUMNS)
 
 
 def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """One object per completed run, with its own figures and the main fields of its trial."""
-    swept = _swept(analysis)
-    trials = {row["trial"]: row for row in trial_rows(analysis)}
-    return [
-        {key: trials[result.trial_id][key] for key in _OF_TRIAL}
-        | {f"swept.{field}": _single(value) for field, value in swept[result.trial_id].items()}
-        | run
-        for result in analysis.trials.values()
-        for run in _runs(result)
-    ]
+    """Return one object per completed run, with its figures and the main fields of its trial."""
+    swept = _swept_values(analysis)
+    rows = []
+    for trial in trial_rows(analysis):
+        trial_fields = {column: trial[column] for column in _TRIAL_COLUMNS}
+        swept_fields = _swept_columns(swept[trial["trial"]])
+        rows += [trial_fields | swept_fields | run for run in trial["runs"]]
+    return rows
 
 
 def _runs(result: TrialResult) -> list[dict[str, Any]]:
+    """The figures of each run of a trial."""
     return [
         {
             "repeat": record.header.repeat,
@@ -228,72 +251,33 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
 
 
 def _single(value: Any) -> Any:
-    """A swept value as one cell; a list becomes words."""
+    """Return a swept value as one cell; a list becomes words."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """One object per trial, failed ones too, with the same keys in the same order."""
-    swept = _swept(analysis)
+    """Return one object per trial, failed ones too, with the same keys in the same order."""
+    swept = _swept_values(analysis)
     return [
-        _trial(analysis, trial)
-        | {f"swept.{field}": _single(value) for field, value in swept[trial.trial_id].items()}
-        | {"runs": _runs(trial)}
+        _trial(analysis, trial) | _swept_columns(swept[trial.trial_id]) | {"runs": _runs(trial)}
         for trial in analysis.trials.values()
     ]
 
 
 def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     trial = result.trial
-    modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
-    model = next((run.model for run in result.run_figures if run.model is not None), None)
+    model = _model_of_runs(result)
     return {
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
-        "model": result.model_name,
-        "image_size": None if trial.model.unknown else trial.model.image_size,
-        "parameters": model.parameters if model else None,
-        "dataset": trial.data.hf or trial.data.name,
-        "fraction": trial.data.fraction,
-        **attributes(trial.train, "engine", "accelerate_backend"),
-        "zero_stage": option_if_read(trial.train, "zero_stage"),
-        "offload": trial.train.offload,
-        "launcher": trial.launcher,
-        "device": trial.train.device,
-        "device_name": " and ".join(result.environment.devices) if result.environment else None,
-        "mode": modes[0] if modes else None,
-        "modes": list(dict.fromkeys(modes)),
-        "curve": curve.name if curve else None,
-        "nodes": trial.world.nodes,
-        "gpus": trial.world.size,
-        "threads_per_rank": trial.world.threads_per_rank if trial.origin is None else None,
-        "micro_batch": trial.train.micro_batch if result.batch_known else None,
-        "largest_micro_batch": largest_micro_batch(trial.train) if result.batch_known else None,
-        "micro_batches": list(trial.train.micro_batches) if trial.train.micro_batches else None,
-        "grad_accum": trial.train.grad_accum,
-        "global_batch": trial.global_batch if result.batch_known else None,
+        **_model_and_data(result, model),
+        **_engine_and_device(result),
+        **_place_in_study(analysis, result, curve),
+        **_batch(result),
         "precision": trial.train.precision,
-        "repeats": len(result.run_figures),
-        "timed_steps": min((run.timed_steps for run in result.run_figures), default=None),
-        **estimate_fields("step_seconds", result.step_seconds),
-        "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
-        "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
-        "tail_steps": min((run.tail_steps for run in result.run_figures), default=None),
-        "slow_steps": sum(len(run.slow.set_aside) for run in result.run_figures) if result.run_figures else None,
-        "slow_steps_share": result.slow_share,
-        "slow_steps_kept": sum(len(run.slow.kept) for run in result.run_figures) if result.run_figures else None,
-        "slow_steps_kept_share": result.kept_slow_share,
-        **estimates(result, "images_per_second", "epoch_seconds"),
-        "epoch_seconds_source": result.epoch_seconds_source,
-        "allocations": len(result.allocations) or None,
-        "spread_between_allocations": result.components.between if result.components else None,
-        "spread_within_allocations": result.components.within if result.components else None,
-        "epoch_images": next((run.pace.epoch_images for run in result.run_figures), None),
-        **attributes(result, "images_left_out", "effective_steps"),
-        "last_step_source": next((run.pace.last_step_source for run in result.run_figures), None),
-        **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
-        "elapsed_epochs": result.elapsed_epochs if result.run_figures else None,
+        **_steps(result),
+        **_epochs(result),
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
         "startup_seconds": result.startup_seconds,
@@ -308,6 +292,103 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     }
 
 
+def _model_of_runs(result: TrialResult) -> ModelLine | None:
+    """The model as the first run that recorded it has it."""
+    for run in result.run_figures:
+        if run.model is not None:
+            return run.model
+    return None
+
+
+def _model_and_data(result: TrialResult, model: ModelLine | None) -> dict[str, Any]:
+    trial = result.trial
+    return {
+        "model": result.model_name,
+        "image_size": None if trial.model.unknown else trial.model.image_size,
+        "parameters": model.parameters if model else None,
+        "dataset": trial.data.hf or trial.data.name,
+        "fraction": trial.data.fraction,
+    }
+
+
+def _engine_and_device(result: TrialResult) -> dict[str, Any]:
+    trial = result.trial
+    return {
+        **attributes(trial.train, "engine", "accelerate_backend"),
+        "zero_stage": option_if_read(trial.train, "zero_stage"),
+        "offload": trial.train.offload,
+        "launcher": trial.launcher,
+        "device": trial.train.device,
+        "device_name": " and ".join(result.environment.devices) if result.environment else None,
+    }
+
+
+def _place_in_study(analysis: Analysis, result: TrialResult, curve: CurveResult | None) -> dict[str, Any]:
+    """The batch policies, the curve and the ranks of a trial."""
+    world = result.trial.world
+    modes = list(dict.fromkeys(other.mode for other in analysis.curves if _has_trial(other, result.trial_id)))
+    return {
+        "mode": modes[0] if modes else None,
+        "modes": modes,
+        "curve": curve.name if curve else None,
+        "nodes": world.nodes,
+        "gpus": world.size,
+        "threads_per_rank": world.threads_per_rank if result.trial.origin is None else None,
+    }
+
+
+def _has_trial(curve: CurveResult, trial_id: str) -> bool:
+    return any(point.trial_id == trial_id for point in curve.points)
+
+
+def _batch(result: TrialResult) -> dict[str, Any]:
+    """The batch of a trial: images of a rank, null where an import does not say them."""
+    trial = result.trial
+    is_known = result.batch_known
+    return {
+        "micro_batch": trial.train.micro_batch if is_known else None,
+        "largest_micro_batch": largest_micro_batch(trial.train) if is_known else None,
+        "micro_batches": list(trial.train.micro_batches) if trial.train.micro_batches else None,
+        "grad_accum": trial.train.grad_accum,
+        "global_batch": trial.global_batch if is_known else None,
+    }
+
+
+def _steps(result: TrialResult) -> dict[str, Any]:
+    """The runs of a trial and the seconds of their steps; null without a run."""
+    runs = result.run_figures
+    return {
+        "repeats": len(runs),
+        "timed_steps": min((run.timed_steps for run in runs), default=None),
+        **estimate_fields("step_seconds", result.step_seconds),
+        "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
+        "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
+        "tail_steps": min((run.tail_steps for run in runs), default=None),
+        "slow_steps": sum(len(run.slow.set_aside) for run in runs) if runs else None,
+        "slow_steps_share": result.slow_share,
+        "slow_steps_kept": sum(len(run.slow.kept) for run in runs) if runs else None,
+        "slow_steps_kept_share": result.kept_slow_share,
+    }
+
+
+def _epochs(result: TrialResult) -> dict[str, Any]:
+    """The pace of a trial, and the seconds and images of its epochs."""
+    first_run = result.run_figures[0] if result.run_figures else None
+    spread = result.components
+    return {
+        **estimates(result, "images_per_second", "epoch_seconds"),
+        "epoch_seconds_source": result.epoch_seconds_source,
+        "allocations": len(result.allocations) or None,
+        "spread_between_allocations": spread.between if spread else None,
+        "spread_within_allocations": spread.within if spread else None,
+        "epoch_images": first_run.pace.epoch_images if first_run else None,
+        **attributes(result, "images_left_out", "effective_steps"),
+        "last_step_source": first_run.pace.last_step_source if first_run else None,
+        **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
+        "elapsed_epochs": result.elapsed_epochs if first_run else None,
+    }
+
+
 def _epoch(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
     return {
         "epoch": epoch.epoch,
@@ -319,19 +400,22 @@ def _epoch(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
 
 
 def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]:
-    of_pixels = epoch is not None and trial.model.task == "segmentation"
+    """Loss and accuracy at the end of an epoch; all null where there is none."""
+    pixel_accuracy = None
+    if epoch is not None and trial.model.task == "segmentation":
+        pixel_accuracy = epoch.held_out_accuracy
     return {
         "loss": epoch.train_loss if epoch else None,
         "accuracy": epoch.train_accuracy if epoch else None,
         **attributes(epoch, "held_out_loss", "held_out_accuracy", "mean_iou"),
-        "pixel_accuracy": epoch.held_out_accuracy if epoch and of_pixels else None,
+        "pixel_accuracy": pixel_accuracy,
     }
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
     """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
-    known = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
-    return {"drift": drift.status} | known
+    details = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
+    return {"drift": drift.status} | details
 
 
 def _curve(curve: CurveResult) -> dict[str, Any]:
@@ -341,7 +425,7 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
         "baseline": curve.baseline.trial_id if curve.baseline else None,
         "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
         "plain": curve.plain_trial,
-        "points": [{"gpus": p.gpus, "trial": p.trial_id, **_scaling(p)} for p in curve.points],
+        "points": [{"gpus": point.gpus, "trial": point.trial_id, **_scaling(point)} for point in curve.points],
     }
 
 
@@ -362,8 +446,9 @@ def _comparison(comparison: CurveComparison) -> dict[str, Any]:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A cell for CSV: text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV
-    Injection"); a list is its parts with blanks between.
+    """Return a cell for CSV: a list is its parts with blanks between.
+
+    Text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV Injection").
     """
     if isinstance(value, list):
         value = " ".join(map(str, value))

@@ -21,24 +21,31 @@ _WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules
 
 def flat(result: TrialResult) -> JsonObject:
     """The most useful of these figures as values of their own, for CSV too."""
-    typical = result.breakdown.typical if result.breakdown else None
-    data_wait = typical.parts.get("data_wait") if typical else None
-    waited = data_wait / typical.seconds if typical and typical.seconds and data_wait is not None else None
-    used, sent = result.resources, result.traffic
+    breakdown = result.breakdown
+    used = result.resources
+    traffic = result.traffic
     return {
-        **estimates(result.breakdown, "exposed_share"),
-        "data_wait_share": waited,
-        "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
+        **estimates(breakdown, "exposed_share"),
+        "data_wait_share": _data_wait_share(breakdown),
+        "explaining_overhead": breakdown.overhead if breakdown else None,
         **estimates(used, "mfu", "share_of_matmul", "joules_per_image"),
         **attributes(used, "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes"),
         **estimates(result.convergence, "noise_scale_images", "seconds_to_target"),
-        "collectives_per_step": sent.calls if sent else None,
-        "logical_bytes_per_step": sent.logical_bytes if sent else None,
-        "physical_bytes_per_step": sent.physical_bytes if sent else None,
-        **estimate_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
-        "sent_gradient_dtype": sent.gradient_dtype if sent else None,
+        "collectives_per_step": traffic.calls if traffic else None,
+        "logical_bytes_per_step": traffic.logical_bytes if traffic else None,
+        "physical_bytes_per_step": traffic.physical_bytes if traffic else None,
+        **estimate_fields("wire_bytes_per_second", traffic.bytes_per_second if traffic else None),
+        "sent_gradient_dtype": traffic.gradient_dtype if traffic else None,
         **attributes(result.checkpoint, "save_seconds", "load_seconds", "bytes", prefix="checkpoint_"),
     }
+
+
+def _data_wait_share(breakdown: Breakdown | None) -> float | None:
+    """The share of the typical rank's step in which it waits for data; None where that is unknown."""
+    if breakdown is None or not breakdown.typical.seconds:
+        return None
+    data_wait = breakdown.typical.parts.get("data_wait")
+    return None if data_wait is None else data_wait / breakdown.typical.seconds
 
 
 def nested(result: TrialResult) -> JsonObject:
@@ -53,6 +60,10 @@ def nested(result: TrialResult) -> JsonObject:
 
 def waterfall(split: Waterfall) -> JsonObject:
     """One waterfall, with its sentence."""
+    factors = [
+        {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
+        for factor in split.factors
+    ]
     return {
         **attributes(split, "curve", "mode", "gpus"),
         "trial": split.trial_id,
@@ -60,10 +71,7 @@ def waterfall(split: Waterfall) -> JsonObject:
         "baseline_gpus": split.baseline_gpus,
         **estimate_fields("efficiency", split.interval),
         "efficiency": split.efficiency,
-        "factors": [
-            {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
-            for factor in split.factors
-        ],
+        "factors": factors,
         "straggler": _straggler(split.straggler),
         **attributes(split, "reason", "work_per_rank", "images_left_out"),
         "sentence": claim(WATERFALL, split).text,
@@ -71,6 +79,7 @@ def waterfall(split: Waterfall) -> JsonObject:
 
 
 def _ends(name: str, interval: Estimate | None) -> JsonObject:
+    """`name_low` and `name_high`; null where there is no interval."""
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
@@ -108,23 +117,29 @@ def _breakdown(breakdown: Breakdown) -> JsonObject:
 
 
 def _resources(used: ResourceFigures) -> JsonObject:
+    """All figures under their names; those that may have an interval with its ends, an empty reason as null."""
     content: JsonObject = {}
-    for key, value in asdict(used).items():
-        kept = getattr(used, key)
-        if isinstance(kept, Estimate) or key in _WITH_INTERVAL:
-            content |= estimate_fields(key, kept)
+    for name, value in asdict(used).items():
+        figure = getattr(used, name)  # asdict makes a dict of an Estimate
+        is_empty_reason = name.endswith("_reason") and not value
+        if isinstance(figure, Estimate) or name in _WITH_INTERVAL:
+            content |= estimate_fields(name, figure)
         else:
-            content[key] = None if key.endswith("_reason") and not value else value
+            content[name] = None if is_empty_reason else value
     return content
 
 
 def _traffic(traffic: Traffic) -> JsonObject:
+    """All figures under their names; what is sent is null where it was not counted."""
+    content = asdict(traffic)
+    del content["wire_seconds"]
+    is_counted = traffic.calls is not None
     return {
-        **{key: value for key, value in asdict(traffic).items() if key != "wire_seconds"},
+        **content,
         **estimate_fields("wire_seconds", traffic.wire_seconds),
         "reason": traffic.reason or None,
-        "sent": [asdict(message) for message in traffic.sent] if traffic.calls is not None else None,
-        "gradient_dtypes": dict(traffic.gradient_dtypes) if traffic.calls is not None else None,
+        "sent": [asdict(message) for message in traffic.sent] if is_counted else None,
+        "gradient_dtypes": dict(traffic.gradient_dtypes) if is_counted else None,
     }
 
 

@@ -25,7 +25,7 @@ FORMATS = (*NAMES, *TABLES, *FIGURE_FORMATS, "trace")
 WITHOUT_PREDICTIONS = (*TABLES, "methods", "trace")
 OF_DATA = ("json", *WITHOUT_PREDICTIONS)
 """Forms without advice."""
-_OF_SUFFIX = {"": "html", ".html": "html", ".htm": "html", ".md": "md", ".tex": "latex"} | {
+_FORM_BY_SUFFIX = {"": "html", ".html": "html", ".htm": "html", ".md": "md", ".tex": "latex"} | {
     f".{name}": name for name in ("json", "csv", "parquet", "png", "svg", "pdf")
 }
 """End of a file's name -> the form that it means."""
@@ -40,7 +40,7 @@ class ReportFiles(NamedTuple):
 
 
 def report_files(formats: Sequence[str], output: Path | None) -> ReportFiles:
-    """The forms that are asked for, each once; where none is named, the one that the file's name means, else html.
+    """Return the forms that are asked for, each once; where none is named, the one that the file's name means.
 
     Raises:
         RequestError: the file's name means no form, it is one file for several forms, or results are read from it.
@@ -49,17 +49,18 @@ def report_files(formats: Sequence[str], output: Path | None) -> ReportFiles:
     if output is not None and is_record(output):
         what = f"-o {shown(str(output))} is a file that results are read from"
         raise RequestError(what, next_step="Name another file with -o, and it stays as it is")
-    asked = [name.strip().lower() for name in formats] or [_meant_by(suffix)]
-    distinct = tuple(dict.fromkeys(asked))
+    requested = [name.strip().lower() for name in formats] or [_form_of_suffix(suffix)]
+    distinct = tuple(dict.fromkeys(requested))
     makes_several_files = len(distinct) > 1 or distinct[0] in (*FIGURE_FORMATS, "trace")
-    if suffix in _OF_SUFFIX and suffix and makes_several_files:
+    names_one_file = bool(suffix) and suffix in _FORM_BY_SUFFIX
+    if names_one_file and makes_several_files:
         what = f"-o {shown(str(output))} names one file, and --format {','.join(distinct)} makes several"
         raise RequestError(what, next_step="Name a folder with -o")
     return ReportFiles(distinct, output)
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Refuses forms that a report does not have.
+    """Refuse forms that a report does not have.
 
     Raises:
         RequestError: one is unknown.
@@ -72,27 +73,37 @@ def check_formats(formats: Sequence[str]) -> None:
 def means_another_form(output: Path | None, form: str) -> bool:
     """Whether the end of a file's name means another form than this one."""
     suffix = _suffix(output)
-    return bool(suffix) and _OF_SUFFIX.get(suffix, form) != form
+    return bool(suffix) and _FORM_BY_SUFFIX.get(suffix, form) != form
 
 
 def is_record(file: Path) -> bool:
     """Whether a report in place of this file would destroy a results folder."""
     file = file.resolve()
+    if not file.is_file():
+        return False
+    return any(_holds_results(folder, file.relative_to(folder).parts[0]) for folder in file.parents[:3])
+
+
+def _holds_results(folder: Path, name: str) -> bool:
+    """Whether a folder is a results folder, and `name` one of the entries that make it one."""
     names_in_results = {"study.json", "lock", "runs", "packs", "checks", "jobs"}
-    return file.is_file() and any(
-        (folder / "study.json").is_file() and file.relative_to(folder).parts[0] in names_in_results
-        for folder in file.parents[:3]
-    )
+    return name in names_in_results and (folder / "study.json").is_file()
 
 
 def _suffix(output: Path | None) -> str:
+    """The end of a file's name in small letters; empty for a folder that exists, or without a file."""
     return "" if output is None or output.is_dir() else output.suffix.lower()
 
 
-def _meant_by(suffix: str) -> str:
-    if suffix in _OF_SUFFIX:
-        return _OF_SUFFIX[suffix]
+def _form_of_suffix(suffix: str) -> str:
+    """The form that the end of a file's name means; html without an end.
+
+    Raises:
+        RequestError: it means none.
+    """
+    if suffix in _FORM_BY_SUFFIX:
+        return _FORM_BY_SUFFIX[suffix]
     if not suffix[1:].isalpha():
         return "html"  # "report-2024.05" has no suffix
-    valid = filter(None, _OF_SUFFIX)
+    valid = [ending for ending in _FORM_BY_SUFFIX if ending]
     raise RequestError(f"-o ends in {shown(suffix)}", valid=valid, next_step="Or name a --format")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from vitscale.analysis.scaling import curve_name
-from vitscale.analysis.time.breakdown import breakdown
+from vitscale.analysis.time.breakdown import Breakdown, breakdown
 from vitscale.importers.contents import LogRun
 from vitscale.importers.importing import WrittenImport
 from vitscale.present import units
 from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, Table, table
 from vitscale.store import load
 from vitscale.store.records import EXPOSED
+from vitscale.store.results import Curve
 
 
 def import_document(done: WrittenImport, results: Path, guessed_format: str = "") -> Document:
@@ -25,24 +26,30 @@ def import_document(done: WrittenImport, results: Path, guessed_format: str = ""
         results: the folder that was written.
         guessed_format: the format that the files were taken for; empty where it was named.
     """
+    headline = f"Imported into {results}" if done.written else f"Nothing to do: this import is in {results}"
+    if guessed_format:
+        headline += f" (taken for --format {guessed_format})"
+    blocks: list[Block] = [Paragraph(headline, "strong"), _series_table(done)]
+    if done.data.get("ranks"):
+        blocks.append(_rank_table(done))
+        blocks += [Paragraph(sentence) for sentence in waited_for(_data(done, results)["ranks"])]
+    imported = done.study.imported
+    if imported is not None and (imported.problems or imported.notes):
+        problems = [f"problem: {problem}" for problem in imported.problems]
+        notes = [f"note: {note}" for note in imported.notes]
+        blocks.append(Bullets((*problems, *notes)))
+    return Document("", tuple(blocks), last=(f"Report: vitscale report {results}",))
+
+
+def _series_table(done: WrittenImport) -> Table:
+    """A row for each series: its rank counts, runs, epochs and steps."""
     columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
     columns += map(Column, ("runs", "epochs", "steps"))
     rows = []
-    for row in series_fields(done):
-        counts = [f"{row[key]:,}" if row[key] else units.UNKNOWN for key in ("runs", "epochs", "steps")]
-        rows.append([row["series"], row["mode"], _counts(row["gpus"]), *counts])
-    said = "Imported into" if done.written else "Nothing to do: this import is in"
-    format_line = f" (taken for --format {guessed_format})" if guessed_format else ""
-    imported = done.study.imported
-    notes = [f"problem: {problem}" for problem in imported.problems] if imported else []
-    notes += [f"note: {note}" for note in imported.notes] if imported else []
-    laid = table(columns, rows, always=[column.name for column in columns])
-    blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
-    if done.data.get("ranks"):
-        blocks.append(_rank_table(done))
-        blocks += [Paragraph(waiting) for waiting in waited_for(_data(done, results)["ranks"])]
-    blocks += [Bullets(tuple(notes))] if notes else []
-    return Document("", tuple(blocks), (f"Report: vitscale report {results}",))
+    for series in series_fields(done):
+        counts = [f"{series[key]:,}" if series[key] else units.UNKNOWN for key in ("runs", "epochs", "steps")]
+        rows.append([series["series"], series["mode"], _rank_counts(series["gpus"]), *counts])
+    return table(columns, rows, always=[column.name for column in columns])
 
 
 def _rank_table(done: WrittenImport) -> Table:
@@ -51,50 +58,56 @@ def _rank_table(done: WrittenImport) -> Table:
     columns = [Column("job", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
     rows = []
     for rank in done.data["ranks"]:
-        whole = rank["total_seconds"]
-        shares = [units.percent(rank[f"{part}_seconds"] / whole, 1) for part in parts.values()]
+        total_seconds = rank["total_seconds"]
+        shares = [units.percent(rank[f"{part}_seconds"] / total_seconds, 1) for part in parts.values()]
         job = done.runs[rank["job"]].run.setting.series or rank["device"] or units.UNKNOWN
-        rows.append([job, str(rank["rank"]), units.seconds(whole), *shares])
+        rows.append([job, str(rank["rank"]), units.seconds(total_seconds), *shares])
     return table(columns, rows)
 
 
 def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """A sentence for each job whose ranks wait for one rank: for which, and how long. `ranks`: as in --json."""
-    told = []
-    for late in (rank for rank in ranks if rank["rank"] == rank["straggler"]):
-        waits = [other["wait_seconds_per_step"] for other in ranks if other["job"] == late["job"] and other is not late]
-        told.append(
-            f"The ranks wait for rank {late['rank']} ({late['device'] or 'unknown GPU'}): "
-            f"{units.seconds(fmean(waits))} a step in the mean, itself {units.seconds(late['wait_seconds_per_step'])}."
+    """Say of each job whose ranks wait for one rank for which, and how long. `ranks`: as in --json."""
+    sentences = []
+    for straggler in ranks:
+        if straggler["rank"] != straggler["straggler"]:
+            continue
+        others = [rank for rank in ranks if rank["job"] == straggler["job"] and rank is not straggler]
+        mean_wait = fmean(rank["wait_seconds_per_step"] for rank in others)
+        sentences.append(
+            f"The ranks wait for rank {straggler['rank']} ({straggler['device'] or 'unknown GPU'}): "
+            f"{units.seconds(mean_wait)} a step in the mean, "
+            f"itself {units.seconds(straggler['wait_seconds_per_step'])}."
         )
-    return told
+    return sentences
 
 
-def _counts(gpus: Sequence[int]) -> str:
+def _rank_counts(gpus: Sequence[int]) -> str:
     """Counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in units.runs_of(gpus))
+    ranges: list[str] = []
+    for run in units.runs_of(gpus):
+        ranges += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    return ", ".join(ranges)
 
 
 def series_fields(done: WrittenImport) -> list[dict[str, Any]]:
     """A JSON object for each series; epochs and steps are those of each run's first rank."""
-    runs_of: dict[str, list[LogRun]] = {}
+    runs_by_trial: dict[str, list[LogRun]] = {}
     for imported in done.runs:
-        runs_of.setdefault(imported.header.trial_id, []).append(imported.run)
-    objects = []
-    for curve in done.study.curves:
-        trial_ids = dict.fromkeys(point.trial_id for point in curve.points)
-        runs = [run for trial_id in trial_ids for run in runs_of.get(trial_id, ())]
-        objects.append(
-            {
-                "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
-                "mode": curve.mode,
-                "gpus": [point.gpus for point in curve.points],
-                "runs": len(runs),
-                "epochs": sum(len(run.ranks[0].epochs) for run in runs),
-                "steps": sum(len(run.ranks[0].steps) for run in runs),
-            }
-        )
-    return objects
+        runs_by_trial.setdefault(imported.header.trial_id, []).append(imported.run)
+    return [_one_series(done, curve, runs_by_trial) for curve in done.study.curves]
+
+
+def _one_series(done: WrittenImport, curve: Curve, runs_by_trial: Mapping[str, Sequence[LogRun]]) -> dict[str, Any]:
+    trial_ids = dict.fromkeys(point.trial_id for point in curve.points)
+    first_ranks = [run.ranks[0] for trial_id in trial_ids for run in runs_by_trial.get(trial_id, ())]
+    return {
+        "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
+        "mode": curve.mode,
+        "gpus": [point.gpus for point in curve.points],
+        "runs": len(first_ranks),
+        "epochs": sum(len(rank.epochs) for rank in first_ranks),
+        "steps": sum(len(rank.steps) for rank in first_ranks),
+    }
 
 
 def import_fields(done: WrittenImport, results: Path) -> dict[str, Any]:
@@ -120,13 +133,13 @@ def _data(done: WrittenImport, results: Path) -> dict[str, list[Any]]:
     ranks = []
     for rank in done.data["ranks"]:
         header = done.runs[rank["job"]].header
-        parts = breakdowns.get((header.trial_id, header.repeat))
-        own = parts.rank(rank["rank"]).parts if parts is not None else {}
-        ranks.append(
-            {
-                **rank,
-                **{f"{part}_seconds_per_step": own.get(part) for part in (*EXPOSED, "launch_gaps", "optimizer")},
-                "straggler": parts.straggler.rank if parts is not None and parts.straggler is not None else None,
-            }
-        )
+        ranks.append(rank | _step_fields(rank["rank"], breakdowns.get((header.trial_id, header.repeat))))
     return {**done.data, "ranks": ranks}
+
+
+def _step_fields(rank: int, parts: Breakdown | None) -> dict[str, Any]:
+    """What a rank waited and transferred per step, and the rank that its run waits for; null where it is unknown."""
+    seconds = parts.rank(rank).parts if parts is not None else {}
+    straggler = parts.straggler if parts is not None else None
+    fields = {f"{part}_seconds_per_step": seconds.get(part) for part in (*EXPOSED, "launch_gaps", "optimizer")}
+    return {**fields, "straggler": straggler.rank if straggler is not None else None}

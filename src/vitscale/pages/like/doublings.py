@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,16 +10,17 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
+from vitscale.analysis.time.traffic import Traffic
 from vitscale.pages.charts.axes import ChartRow, Plot
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
 from vitscale.pages.like.series import FigureSeries, names
 from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
-from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, cheapest, lines
+from vitscale.prediction.network.links import OPERATIONS, Level, Link, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
 from vitscale.present.data import attributes
-from vitscale.present.document import ControlOption, Figure
+from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 
 
@@ -72,20 +73,24 @@ class SeriesDoubling:
 
 
 def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
-    """Every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them.
+    """Test every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them.
 
     A curve that goes on over several hosts is two series, which share what was measured in one: that counts once.
     """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests: dict[tuple[str, str], SeriesDoubling] = {}
     for curve, name in zip(strong, names(strong), strict=True):
-        members = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
-        for gpus, fewer in members.items():
-            more = members.get(2 * gpus)
-            if more is not None and (fewer.trial_id, more.trial_id) not in tests and not fewer.unlike(more):
-                tests[fewer.trial_id, more.trial_id] = _doubling(name, gpus, fewer, more, network)
-    gains = corrected([test.test.gain for test in tests.values()], list(tests))
-    return [replace(test, test=replace(test.test, gain=gain)) for test, gain in zip(tests.values(), gains, strict=True)]
+        trials = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
+        for gpus, fewer in trials.items():
+            more = trials.get(2 * gpus)
+            if more is None or (fewer.trial_id, more.trial_id) in tests or fewer.unlike(more):
+                continue
+            tests[fewer.trial_id, more.trial_id] = _doubling(name, gpus, fewer, more, network)
+    gains = corrected([doubling.test.gain for doubling in tests.values()], list(tests))
+    return [
+        replace(doubling, test=replace(doubling.test, gain=gain))
+        for doubling, gain in zip(tests.values(), gains, strict=True)
+    ]
 
 
 def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
@@ -93,100 +98,145 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
 
     None where neither is known: an assumed network would prove nothing.
     """
-    sent = trial.traffic
-    if sent is None or not sent.physical_bytes:
+    traffic = trial.traffic
+    if traffic is None or not traffic.physical_bytes:
         return None
-    world, calls = trial.trial.world, sum(message.calls for message in sent.sent)
-    crossed: list[Level] = ["inside"] if world.nodes == 1 else ["across"]
-    crossed += ["inside"] if world.nodes > 1 and world.ranks_per_node > 1 else []
-    links = [network.link(level, "all_reduce") for level in crossed] if network is not None else []
-    known = bool(links) and all(link.source != "assumed" for link in links)
-    if known and all(message.operation in OPERATIONS and message.tensor_bytes is not None for message in sent.sent):
-        import numpy as np
-
-        across, inside = (
-            LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
-            for link in (links[0], links[-1])
-        )
-        per_node, backend = np.asarray(float(world.ranks_per_node)), sent.backend or "nccl"
-        seconds = 0.0
-        for message in sent.sent:
-            algorithms = lines(message.operation, np.asarray(float(message.ranks)), per_node, inside, across, backend)
-            seconds += message.calls * float(cheapest(algorithms, (message.tensor_bytes or 0) / max(1, message.calls)))
+    calls = sum(message.calls for message in traffic.sent)
+    links = _crossed_links(trial, network)
+    are_links_known = bool(links) and all(link.source != "assumed" for link in links)
+    are_messages_known = all(
+        message.operation in OPERATIONS and message.tensor_bytes is not None for message in traffic.sent
+    )
+    if are_links_known and are_messages_known:
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
         hop = units.seconds(slowest.latency_seconds)
-        told = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
-        return Transfer(seconds, sent.physical_bytes, calls, told)
-    reached = sent.bytes_per_second
-    if reached is None or sent.wire_seconds is None:
+        told_by = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
+        return Transfer(_seconds_by_links(trial, traffic, links), traffic.physical_bytes, calls, told_by)
+    bandwidth = traffic.bytes_per_second
+    if bandwidth is None or traffic.wire_seconds is None:
         return None
-    told = f"{_rate(reached.value)}, as explained steps did"
-    return Transfer(sent.wire_seconds.value, sent.physical_bytes, calls, told)
+    told_by = f"{_rate(bandwidth.value)}, as explained steps did"
+    return Transfer(traffic.wire_seconds.value, traffic.physical_bytes, calls, told_by)
+
+
+def _crossed_links(trial: TrialResult, network: Network | None) -> list[Link]:
+    """The links that a trial's all-reduces cross: between hosts first, then inside; none of an unknown network."""
+    if network is None:
+        return []
+    world = trial.trial.world
+    levels: list[Level] = []
+    if world.nodes > 1:
+        levels.append("across")
+    if world.nodes == 1 or world.ranks_per_node > 1:
+        levels.append("inside")
+    return [network.link(level, "all_reduce") for level in levels]
+
+
+def _seconds_by_links(trial: TrialResult, traffic: Traffic, links: Sequence[Link]) -> float:
+    """The time of a step's collectives, each by the fastest algorithm over these links."""
+    import numpy as np
+
+    across = _link_draws(links[0])
+    inside = _link_draws(links[-1])
+    ranks_per_node = np.asarray(float(trial.trial.world.ranks_per_node))
+    backend = traffic.backend or "nccl"
+    seconds = 0.0
+    for message in traffic.sent:
+        ranks = np.asarray(float(message.ranks))
+        algorithms = lines(message.operation, ranks, ranks_per_node, inside, across, backend)
+        call_bytes = (message.tensor_bytes or 0) / max(1, message.calls)
+        seconds += message.calls * float(cheapest(algorithms, call_bytes))
+    return seconds
+
+
+def _link_draws(link: Link) -> LinkDraws:
+    import numpy as np
+
+    return LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
 
 
 def doublings_claim(material: Material) -> ClaimOutcome:
-    """Whether a doubling still shortens training, by how much, and whether transfers explain what is missing."""
+    """Test whether a doubling still shortens training, by how much, and whether transfers explain what is missing."""
     tests = doublings(material.series, material.network)
-    told = tuple(_sentence(doubling) for doubling in tests)
-    return ClaimOutcome(
-        (_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]}
-    )
+    sentences = tuple(_sentence(doubling) for doubling in tests)
+    entries = {"doublings": [_entry(doubling) for doubling in tests]}
+    return ClaimOutcome((_overall(tests), *sentences) if tests else (), entries)
 
 
 def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | str:
-    """Gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling."""
+    """Draw gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling."""
     tests = doublings(chosen.series, network)
     if not tests:
         return "No two GPU counts of these results are one twice the other, on like hardware."
     labels = list(dict.fromkeys(doubling.name for doubling in tests))
-    rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
-    # Each has a short line, because a single doubling would have no length.
-    left = [
-        {"series": f"{index} transfers", "x": 2 * doubling.gpus * end, "value": doubling.test.left}
-        for index, doubling in enumerate(tests)
-        if doubling.test.left is not None
-        for end in (0.94, 1.06)
-    ]
-    counts = {row["x"] for row in rows}
-    published = [
-        {"series": labels[0], "what": f"published: {gain.where}", "x": gain.gpus, "value": gain.gain,
-         "shown": f"{gain.gain:.3f}"}
-        for gain in GAINS
-        if gain.gpus in counts
-    ]  # fmt: skip
-    whole = [_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
-    notes = [*chosen.notes, bars_note(rows), "2 is ideal; hollow grey: published"]
-    notes += ["dashed: were all transfers to come on top of the step on half the GPUs"] if left else []
-    views = [
-        curves_view(
-            {"measure": ControlOption(name, label)},
-            Plot({"rows": some, "ideal": dashed, "published": published}),
-            "times as fast as on half the GPUs",
-            notes,
-        )
-        for name, label, some, dashed in (("epoch", "gain of an epoch", rows, left),
-                                          ("whole-run", "gain of a whole run", whole, []))
-        if some
-    ]  # fmt: skip
+    epoch_rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
+    run_rows = [_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
+    transfer_rows = _transfer_rows(tests)
+    published = _published_rows(labels[0], {row["x"] for row in epoch_rows})
+    notes = [*chosen.notes, bars_note(epoch_rows), "2 is ideal; hollow grey: published"]
+    if transfer_rows:
+        notes.append("dashed: were all transfers to come on top of the step on half the GPUs")
+    of_epochs = Plot({"rows": epoch_rows, "ideal": transfer_rows, "published": published})
+    views = [_gain_view(ControlOption("epoch", "gain of an epoch"), of_epochs, notes)]
+    if run_rows:
+        of_runs = Plot({"rows": run_rows, "ideal": [], "published": published})
+        views.append(_gain_view(ControlOption("whole-run", "gain of a whole run"), of_runs, notes))
     return Figure(figure.name, figure.heading, tuple(views), tuple(labels))
 
 
+def _gain_view(measure: ControlOption, plot: Plot, notes: Sequence[str]) -> FigureView:
+    return curves_view({"measure": measure}, plot, "times as fast as on half the GPUs", notes)
+
+
+def _transfer_rows(tests: Sequence[SeriesDoubling]) -> list[ChartRow]:
+    """What transfers would leave of each doubling, as a short line, because a single doubling would have no length."""
+    rows: list[ChartRow] = []
+    for index, doubling in enumerate(tests):
+        if doubling.test.left is not None:
+            series = f"{index} transfers"
+            larger = 2 * doubling.gpus
+            rows += [{"series": series, "x": larger * end, "value": doubling.test.left} for end in (0.94, 1.06)]
+    return rows
+
+
+def _published_rows(series: str, counts: Collection[int]) -> list[ChartRow]:
+    """The published gains at the GPU counts that were measured, in the shape of a series."""
+    return [
+        {
+            "series": series,
+            "what": f"published: {gain.where}",
+            "x": gain.gpus,
+            "value": gain.gain,
+            "shown": f"{gain.gain:.3f}",
+        }
+        for gain in GAINS
+        if gain.gpus in counts
+    ]
+
+
 def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
+    """Test one doubling, of a trial on `gpus` GPUs and one on twice as many."""
     transfer = transfer_of(more, network)
-    runs, looked = (run_seconds(fewer), run_seconds(more)), (fewer.looked, more.looked)
+    looked = (fewer.looked, more.looked)
+    test = doubling_test(
+        epochs=(fewer.comparable_costs, more.comparable_costs),
+        steps=(fewer.observed_steps, more.observed_steps),
+        transfer_seconds=transfer.seconds if transfer else None,
+        looked=looked,
+    )
+    seconds_of_fewer = run_seconds(fewer)
+    seconds_of_more = run_seconds(more)
+    run_gain = None
+    if seconds_of_fewer and seconds_of_more:
+        run_gain = ratio(seconds_of_fewer, seconds_of_more, looked)
     return SeriesDoubling(
-        name,
-        gpus,
-        (fewer.trial_id, more.trial_id),
-        doubling_test(
-            (fewer.comparable_costs, more.comparable_costs),
-            (fewer.observed_steps, more.observed_steps),
-            transfer.seconds if transfer else None,
-            looked,
-        ),
-        ratio(runs[0], runs[1], looked) if runs[0] and runs[1] else None,
-        transfer,
-        min(len(fewer.run_figures), len(more.run_figures)),
+        name=name,
+        gpus=gpus,
+        trials=(fewer.trial_id, more.trial_id),
+        test=test,
+        run_gain=run_gain,
+        transfer=transfer,
+        runs=min(len(fewer.run_figures), len(more.run_figures)),
     )
 
 
@@ -215,30 +265,40 @@ _DIRECTION = {
 
 
 def _sentence(doubling: SeriesDoubling) -> str:
-    test = doubling.test
-    published = [f"; published: {gain.gain:.4g} {gain.where}" for gain in GAINS if gain.gpus == 2 * doubling.gpus]
-    parts = [
-        f"{doubling.name}, {doubling.gpus} to {gpus_text(2 * doubling.gpus)}: an epoch is "
-        f"{_interval(test.gain.ratio)} times as fast, in {_time_saved(test.gain.ratio.value)} time "
-        f"({_DIRECTION[test.gain.verdict]}{''.join(published)})"
-    ]
+    """One doubling in words: of an epoch, of a whole run where that is known, and what transfers would leave."""
+    clauses = [_epoch_clause(doubling)]
     if doubling.run_gain is not None:
-        parts.append(f"a whole run {_interval(doubling.run_gain)} times")
-    if doubling.transfer is None or test.left is None:
-        parts.append("what transfers would leave is unknown, for nothing says how fast the link is: vitscale check")
-    else:
-        verdict = {
-            "do not explain it": "less is measured, so transfers alone do not explain it",
-            "are enough": "more is measured, so transfers are enough to explain it",
-            "not decided": "whether less is measured is not decided",
-        }[test.transfers or "not decided"]
-        parts.append(
-            f"a rank sends {units.size(round(doubling.transfer.sent_bytes))} a step in "
-            f"{units.counted(doubling.transfer.calls, 'collective')}, which takes a ring "
-            f"{units.seconds(doubling.transfer.seconds)} ({doubling.transfer.told_by}); had each step to wait for "
-            f"all of it, {test.left:.3g} times would be left: {verdict}"
-        )
-    return "; ".join(parts) + "."
+        clauses.append(f"a whole run {_interval(doubling.run_gain)} times")
+    clauses.append(_transfer_clause(doubling))
+    return "; ".join(clauses) + "."
+
+
+def _epoch_clause(doubling: SeriesDoubling) -> str:
+    gain = doubling.test.gain
+    published = [f"; published: {known.gain:.4g} {known.where}" for known in GAINS if known.gpus == 2 * doubling.gpus]
+    return (
+        f"{doubling.name}, {doubling.gpus} to {gpus_text(2 * doubling.gpus)}: an epoch is "
+        f"{_interval(gain.ratio)} times as fast, in {_time_saved(gain.ratio.value)} time "
+        f"({_DIRECTION[gain.verdict]}{''.join(published)})"
+    )
+
+
+def _transfer_clause(doubling: SeriesDoubling) -> str:
+    transfer = doubling.transfer
+    test = doubling.test
+    if transfer is None or test.left is None:
+        return "what transfers would leave is unknown, for nothing says how fast the link is: vitscale check"
+    verdict = {
+        "do not explain it": "less is measured, so transfers alone do not explain it",
+        "are enough": "more is measured, so transfers are enough to explain it",
+        "not decided": "whether less is measured is not decided",
+    }[test.transfers or "not decided"]
+    return (
+        f"a rank sends {units.size(round(transfer.sent_bytes))} a step in "
+        f"{units.counted(transfer.calls, 'collective')}, which takes a ring "
+        f"{units.seconds(transfer.seconds)} ({transfer.told_by}); had each step to wait for "
+        f"all of it, {test.left:.3g} times would be left: {verdict}"
+    )
 
 
 def _time_saved(gain: float) -> str:
@@ -262,7 +322,10 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
-    test, transfer, run = doubling.test, doubling.transfer, doubling.run_gain
+    test = doubling.test
+    transfer = doubling.transfer
+    run_gain = doubling.run_gain
+    published = {gain.gpus: gain.gain for gain in GAINS}
     return {
         "workload": doubling.name,
         "gpus": 2 * doubling.gpus,
@@ -271,9 +334,9 @@ def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
         **attributes(test.gain.ratio, "low", "high"),
         **attributes(test.gain, "p", "p_adjusted", "verdict"),
         "hardly_shortens": test.hardly,
-        "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * doubling.gpus), None),
-        "run_gain": run.value if run else None,
-        **attributes(run, "low", "high", prefix="run_"),
+        "published_gain": published.get(2 * doubling.gpus),
+        "run_gain": run_gain.value if run_gain else None,
+        **attributes(run_gain, "low", "high", prefix="run_"),
         "transfer_seconds": transfer.seconds if transfer else None,
         **attributes(transfer, "sent_bytes"),
         "left_by_transfers": test.left,

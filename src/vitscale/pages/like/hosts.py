@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitscale.analysis import TrialResult
@@ -32,30 +32,35 @@ class HostPair:
 def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
     """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
     strong = [curve for curve in series if curve.mode == "strong-micro"]
+    in_one_host = [curve for curve in strong if curve.hosts == "one host"]
+    over_several = [curve for curve in strong if curve.hosts != "one host"]
     pairs = []
-    for inside in (curve for curve in strong if curve.hosts == "one host"):
-        for spread in (curve for curve in strong if curve.hosts != "one host" and curve.group == inside.group):
-            test = _test(inside, spread)
+    for inside in in_one_host:
+        for spread in over_several:
+            test = _test(inside, spread) if spread.group == inside.group else None
             if test is not None:
-                pairs.append((inside, spread, test))
-    labels = names([inside for inside, _, _ in pairs])
-    return [HostPair(name, *pair) for name, pair in zip(labels, pairs, strict=True)]
+                pairs.append(HostPair("", inside, spread, test))
+    labels = names([pair.inside for pair in pairs])
+    return [replace(pair, name=label) for pair, label in zip(pairs, labels, strict=True)]
 
 
 def _test(inside: FigureSeries, spread: FigureSeries) -> HostsTest | None:
-    one_host, several = _trials(inside), _trials(spread)
-    both = [
-        gpus
-        for gpus in one_host
-        if gpus in several and several[gpus].trial.world.nodes > 1 and not one_host[gpus].unlike(several[gpus])
-    ]
+    """Test a workload at the GPU counts that may be compared; None where there is none."""
+    one_host = _comparable_trials(inside)
+    several = _comparable_trials(spread)
+    counts = [gpus for gpus in one_host if gpus in several and _may_be_compared(one_host[gpus], several[gpus])]
     return hosts_test(
-        {gpus: one_host[gpus].comparable_costs for gpus in both},
-        {gpus: several[gpus].comparable_costs for gpus in both},
+        {gpus: one_host[gpus].comparable_costs for gpus in counts},
+        {gpus: several[gpus].comparable_costs for gpus in counts},
     )
 
 
-def _trials(series: FigureSeries) -> dict[int, TrialResult]:
+def _may_be_compared(one_host: TrialResult, several: TrialResult) -> bool:
+    return several.trial.world.nodes > 1 and not one_host.unlike(several)
+
+
+def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:
+    """GPU count -> its trial, where that has costs that may be compared."""
     return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
@@ -67,23 +72,30 @@ def hosts_claim(material: Material) -> ClaimOutcome:
 
 
 def hosts_sentence(test: HostsTest) -> str:
-    """What is known of one host against several."""
-    counts = f"{len(test.counts)} GPU count{'s' if len(test.counts) != 1 else ''}"
-    whole, margin = test.ratio, f"{100 * test.margin:.0f} %"
-    head = f"over several hosts an epoch takes {_share(whole.value - 1)} against one host ({counts}"
-    if whole.low is None or whole.high is None:
+    """Put into words what is known of one host against several."""
+    counts = units.counted(len(test.counts), "GPU count")
+    ratio = test.ratio
+    head = f"over several hosts an epoch takes {_signed_percent(ratio.value - 1)} against one host ({counts}"
+    if ratio.low is None or ratio.high is None:
         return f"{head}, one run on a side): too few to tell; one ratio has no interval."
-    bounds = f"95 % interval {_share(whole.low - 1)} to {_share(whole.high - 1)}"
-    scatter = f"; from count to count it scatters by {100 * test.scatter:.1f} %" if test.scatter is not None else ""
+    bounds = f"95 % interval {_signed_percent(ratio.low - 1)} to {_signed_percent(ratio.high - 1)}"
+    scatter = ""
+    if test.scatter is not None:
+        scatter = f"; from count to count it scatters by {100 * test.scatter:.1f} %"
+    return f"{head}; {bounds}{scatter}): {_verdict_in_words(test)}."
+
+
+def _verdict_in_words(test: HostsTest) -> str:
+    margin = f"{100 * test.margin:.0f} %"
+    p_value = _p_value(test)
     limit = f"a difference of {100 * (test.cannot_exclude or 0.0):.1f} % cannot be excluded"
-    verdict = {
+    return {
         "too few to tell": f"too few to tell; {limit}",
-        "equivalent": f"no difference shown, and one beyond {margin} is excluded{_p(test)}; {limit}",
+        "equivalent": f"no difference shown, and one beyond {margin} is excluded{p_value}; {limit}",
         "no difference shown": f"no difference shown, which is not that there is none: {limit}",
         "different": f"there is a difference; one beyond {margin} is not excluded",
-        "different, but within the margin": f"there is a difference, and it is within {margin}{_p(test)}",
+        "different, but within the margin": f"there is a difference, and it is within {margin}{p_value}",
     }[test.verdict]
-    return f"{head}; {bounds}{scatter}): {verdict}."
 
 
 def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
@@ -91,36 +103,46 @@ def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoi
     pairs = host_pairs(chosen.series)
     if not pairs:
         return "No workload of these results was measured at one GPU count both in one host and over several."
-    both = Selection(tuple(series for pair in pairs for series in (pair.inside, pair.spread)), chosen.notes)
-    labels = [label for pair in pairs for label in _both_labels(pair, says_workload=len(pairs) > 1)]
-    times = times_view(figure, both, labels, published)
-    views = (_ratio_view(pairs, chosen.notes), *([times] if times is not None else []))
-    return Figure(figure.name, figure.heading, views, tuple(dict.fromkeys([*(pair.name for pair in pairs), *labels])))
-
-
-def _both_labels(pair: HostPair, *, says_workload: bool) -> tuple[str, str]:
-    """What a pair's two curves are called."""
-    workload = f"{pair.name}, " if says_workload else ""
-    spread = "one GPU in each host" if pair.spread.hosts == "one GPU a host" else "several hosts"
-    return f"{workload}all GPUs in one host", f"{workload}{spread}"
+    series: list[FigureSeries] = []
+    labels: list[str] = []
+    for pair in pairs:
+        workload = f"{pair.name}, " if len(pairs) > 1 else ""
+        spread = "one GPU in each host" if pair.spread.hosts == "one GPU a host" else "several hosts"
+        series += [pair.inside, pair.spread]
+        labels += [f"{workload}all GPUs in one host", f"{workload}{spread}"]
+    views = [_ratio_view(pairs, chosen.notes)]
+    times = times_view(figure, Selection(tuple(series), chosen.notes), labels, published)
+    if times is not None:
+        views.append(times)
+    series_names = dict.fromkeys([*(pair.name for pair in pairs), *labels])
+    return Figure(figure.name, figure.heading, tuple(views), tuple(series_names))
 
 
 def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureView:
-    """Epoch times over several hosts as a multiple of those in one, their means and the margin."""
-    rows = [row for pair in pairs for row in _rows(pair)]
-    margin, labels = pairs[0].test.margin, [pair.name for pair in pairs]
+    """Epoch times over several hosts as a multiple of those in one, their means and the margin.
+
+    `departures`: in what the selection differs from the study.
+    """
+    margin = pairs[0].test.margin
+    rows: list[ChartRow] = []
+    for pair in pairs:
+        rows += _ratio_rows(pair)
     means = [{"series": pair.name, **attributes(pair.test.ratio, "value", "low", "high")} for pair in pairs]
-    bounds = [1 / (1 + margin), 1 + margin]
-    known = [value for row in (*rows, *means) for key in ("value", "low", "high") if (value := row[key]) is not None]
+    margin_ends = [1 / (1 + margin), 1 + margin]
+    levels = _levels([*rows, *means])
     # The interval of two runs can be so wide that the points would shrink to a line.
-    lowest, highest = max(0.7, min(*known, bounds[0])) - 0.02, min(1.4, max(*known, bounds[1])) + 0.02
+    lowest = max(0.7, min(*levels, margin_ends[0])) - 0.02
+    highest = min(1.4, max(*levels, margin_ends[1])) + 0.02
     cut_bars(rows, lowest, highest)
     domain = {"domain": [lowest, highest], "nice": False, "clamp": True, "zero": False}
     y = quantity("value", "several hosts / one host", scale=domain, axis={"format": ".2f", "tickCount": 6})
-    lines = [{"value": 1.0, "equal": True}, *({"value": bound, "equal": False} for bound in bounds)]
-    plot = Plot({"rows": rows, "means": means, "lines": lines})
-    colour, band = colour_encoding(labels), {"y": quantity("low", scale=domain), "y2": {"field": "high"}}
-    plot.add("means", {"type": "rect", "opacity": 0.13}, "datum.low != null", color=colour, **band)
+    equal_line = {"value": 1.0, "equal": True}
+    margin_lines = [{"value": end, "equal": False} for end in margin_ends]
+    plot = Plot({"rows": rows, "means": means, "lines": [equal_line, *margin_lines]})
+    colour = colour_encoding([pair.name for pair in pairs])
+    band = {"type": "rect", "opacity": 0.13}
+    low_end = quantity("low", scale=domain)
+    plot.add("means", band, "datum.low != null", color=colour, y=low_end, y2={"field": "high"})
     rule = {"type": "rule", "color": IDEAL_COLOUR}
     plot.add("lines", rule, "datum.equal", y=y)
     plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
@@ -130,21 +152,32 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
         f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * margin:.0f} %",
         bars_note(rows),
     ]
-    told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
+    sentences = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": ControlOption("ratio", "several hosts against one")}
-    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
+    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=sentences)
 
 
-def _rows(pair: HostPair) -> list[ChartRow]:
+def _levels(rows: Sequence[ChartRow]) -> list[float]:
+    """The values of some rows and the ends of their intervals, where they are known."""
+    levels = []
+    for row in rows:
+        levels += [row[key] for key in ("value", "low", "high") if row[key] is not None]
+    return levels
+
+
+def _ratio_rows(pair: HostPair) -> list[ChartRow]:
+    """A row for each GPU count that was tested."""
     inside = {member.gpus: member.trial for member in pair.inside.members}
     spread = {member.gpus: member.trial for member in pair.spread.members}
     rows = []
     for count in pair.test.counts:
-        times = [units.seconds(e.value) for t in (spread[count.gpus], inside[count.gpus]) if (e := t.epoch_seconds)]
+        trials = (spread[count.gpus], inside[count.gpus])
+        times = [units.seconds(trial.epoch_seconds.value) for trial in trials if trial.epoch_seconds]
         runs = min(count.one_host_runs, count.several_hosts_runs)
-        row = point_row(count.ratio, lambda value: f"{value:.3f}", runs)
-        told = f"{row['bounds']} ({' against '.join(times)})" if times else row["bounds"]
-        rows.append({"series": pair.name, "x": count.gpus} | row | {"bounds": told})
+        row = {"series": pair.name, "x": count.gpus} | point_row(count.ratio, lambda value: f"{value:.3f}", runs)
+        if times:
+            row["bounds"] = f"{row['bounds']} ({' against '.join(times)})"
+        rows.append(row)
     return rows
 
 
@@ -168,11 +201,12 @@ def _entry(pair: HostPair) -> dict[str, Any]:
     }
 
 
-def _share(value: float) -> str:
+def _signed_percent(value: float) -> str:
+    """ "+1.1 %"; of a hundredfold and more "+1.20e+04 %"."""
     return f"{100 * value:+z.1f} %" if abs(value) < 100 else f"{100 * value:+.2e} %"
 
 
-def _p(test: HostsTest) -> str:
+def _p_value(test: HostsTest) -> str:
     """ " (p = 0.002)"; nothing where no equivalence was tested."""
     if test.p_equivalence is None:
         return ""

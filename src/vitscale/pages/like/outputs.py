@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from vitscale.analysis import Analysis, CurveResult
+from vitscale.analysis import Analysis, CurveResult, Waterfall
 from vitscale.analysis.time.run_waterfall import run_waterfalls
 from vitscale.base.files import told_if_unwritable
 from vitscale.errors import unknown
@@ -67,7 +68,7 @@ def write(
     *,
     to_standard_output: bool = True,
 ) -> list[Path]:
-    """Writes all figures, tables and claims in each of `formats`.
+    """Write all figures, tables and claims in each of `formats`.
 
     Args:
         study: the study whose figures are drawn.
@@ -83,76 +84,89 @@ def write(
     Raises:
         RequestError: a format is none of these, or a file cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FORMATS:
-            raise unknown("format of --like", wanted, FORMATS)
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown("format of --like", kind, FORMATS)
     with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
         if to_standard_output and output is None and list(formats) == ["json"]:
-            sys.stdout.write(_texts(study, material, ["json"])[0]["json"])
+            sys.stdout.write(_to_json(_evaluate(study, material)))
             return []
-        return _write(study, material, output or results / f"like-{study.name}", formats)
+        return _write(_evaluate(study, material), output or results / f"like-{study.name}", formats)
 
 
 def findings(study: PublishedStudy, material: Material) -> list[str]:
     """What the study's claims come to on these results, in sentences."""
-    return [sentence for claim in study.claims for sentence in claim.test(material).sentences]
+    sentences: list[str] = []
+    for claim in study.claims:
+        sentences += claim.test(material).sentences
+    return sentences
 
 
 def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
     """What a terminal shows: the claims' sentences, and the files that were written."""
-    told = Bullets(tuple(findings(study, material)))
-    document = Document("", (told,), tuple(f"Written: {path}" for path in written))
+    claims = Bullets(tuple(findings(study, material)))
+    document = Document("", (claims,), last=tuple(f"Written: {path}" for path in written))
     return beginning_with_unread(document, material.analysis.unread)
 
 
-def _write(study: PublishedStudy, material: Material, folder: Path, formats: Sequence[str]) -> list[Path]:
-    texts, drawn = _texts(study, material, formats)
-    one_file = len(formats) == 1 and formats[0] in texts and folder.suffix == f".{formats[0]}" and not folder.is_dir()
-    (folder.parent if one_file else folder).mkdir(parents=True, exist_ok=True)
+class _Evaluated(NamedTuple):
+    """A study, held against some results."""
+
+    study: PublishedStudy
+    material: Material
+    figures: list[FigureOutcome]
+    claims: list[ClaimOutcome]
+    tables: Sequence[Table]
+
+
+def _evaluate(study: PublishedStudy, material: Material) -> _Evaluated:
+    """Draw a study's figures, test its claims and make its tables."""
+    figures = draw_all(study, material)
+    claims = [claim.test(material) for claim in study.claims]
+    return _Evaluated(study, material, figures, claims, study.tables(material))
+
+
+def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
+    """Write each form into a folder, or one text into a file; return the paths."""
+    makers = {"html": _to_html, "json": _to_json}
+    kinds = [kind for kind in dict.fromkeys(formats) if kind in makers]
+    is_one_text = len(formats) == 1 and kinds == list(formats)
+    is_file = is_one_text and output.suffix == f".{formats[0]}" and not output.is_dir()
+    folder = output.parent if is_file else output
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind, text in texts.items():
-        path = folder if one_file else folder / f"like-{study.name}.{kind}"
-        write_whole(path, text)
+    for kind in kinds:
+        path = output if is_file else folder / f"like-{evaluated.study.name}.{kind}"
+        write_whole(path, makers[kind](evaluated))
         written.append(path)
-    views = [view for drawing in drawn for view in drawing.figure.views]
+    views: list[FigureView] = []
+    for outcome in evaluated.figures:
+        views += outcome.figure.views
     for name, content in pictures(views, [kind for kind in formats if kind in FIGURE_FORMATS]):
-        written.append(folder / name)
-        write_whole(written[-1], content)
+        path = output / name
+        write_whole(path, content)
+        written.append(path)
     return written
 
 
-def _texts(
-    study: PublishedStudy, material: Material, formats: Sequence[str]
-) -> tuple[dict[str, str], list[FigureOutcome]]:
-    drawn, tested = draw_all(study, material), [claim.test(material) for claim in study.claims]
-    tables = study.tables(material)
-    makers = {
-        "html": lambda: _to_html(study, material, drawn, tested, tables),
-        "json": lambda: _to_json(study, material, drawn, tested, tables),
-    }
-    return {kind: makers[kind]() for kind in formats if kind in makers}, drawn
-
-
-def _to_html(
-    study: PublishedStudy,
-    material: Material,
-    drawn: Sequence[FigureOutcome],
-    tested: Sequence[ClaimOutcome],
-    tables: Sequence[Table],
-) -> str:
-    shown = sum(drawing.lack is None for drawing in drawn)
-    claims: list[Block] = []
-    for claim, result in zip(study.claims, tested, strict=True):
-        told = Bullets(result.sentences or (claim.untested,))
-        claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), told)))
+def _to_html(evaluated: _Evaluated) -> str:
+    """The page: claims, tables, figures, problems and the source."""
+    study, material, figures, outcomes, tables = evaluated
+    claims = []
+    for claim, outcome in zip(study.claims, outcomes, strict=True):
+        sentences = Bullets(outcome.sentences or (claim.untested,))
+        claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), sentences)))
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
-    blocks += [Section("Tables", tuple(tables))] if tables else []
-    blocks += [_section(drawing) for drawing in drawn]
-    if problems := material.analysis.problems:
-        blocks.append(Section("Unused records", (Bullets(problems),)))
+    if tables:
+        blocks.append(Section("Tables", tuple(tables)))
+    blocks += [_section(outcome) for outcome in figures]
+    if material.analysis.problems:
+        blocks.append(Section("Unused records", (Bullets(material.analysis.problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading),)))
-    subtitle = f"{shown} of {len(drawn)} figures drawn"
-    subtitle += f"; {len(drawn) - shown} say what data they lack" if shown < len(drawn) else ""
+    drawn = [outcome for outcome in figures if outcome.lack is None]
+    subtitle = f"{len(drawn)} of {len(figures)} figures drawn"
+    if len(drawn) < len(figures):
+        subtitle += f"; {len(figures) - len(drawn)} say what data they lack"
     document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
@@ -176,47 +190,53 @@ def _on_the_page(drawn: FigureOutcome) -> tuple[Block, ...]:
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
 
-def _to_json(
-    study: PublishedStudy,
-    material: Material,
-    drawn: Sequence[FigureOutcome],
-    tested: Sequence[ClaimOutcome],
-    tables: Sequence[Table],
-) -> str:
+def _to_json(evaluated: _Evaluated) -> str:
     """The envelope around `unread`, `source`, `claims`, `figures` and `tables`."""
+    entries: dict[str, list[Any]] = {}
+    for outcome in evaluated.claims:
+        entries |= {name: list(tests) for name, tests in outcome.entries.items()}
     content = {
-        "source": study.source,
-        "claims": {key: list(entries) for result in tested for key, entries in result.entries.items()},
-        "figures": [
-            {
-                "number": drawing.paper.number,
-                "title": drawing.paper.title,
-                "draws": drawing.paper.draws,
-                "drawn": drawing.lack is None,
-                "missing": drawing.lack,
-                "steps": [] if drawing.lack is None else list(steps_for(drawing.paper)),
-                "text": [
-                    line for view in drawing.figure.views for line in (*view.text, view.subtitle, view.summary) if line
-                ],
-            }
-            for drawing in drawn
-        ],
-        "tables": [
-            {
-                "title": table.title,
-                "columns": [column.heading for column in table.columns],
-                "rows": [
-                    {"group": group.label, "cells": list(map(str, row))} for group in table.groups for row in group.rows
-                ],
-                "notes": list(table.notes),
-            }
-            for table in tables
-        ],
+        "source": evaluated.study.source,
+        "claims": entries,
+        "figures": [_figure_fields(outcome) for outcome in evaluated.figures],
+        "tables": [_table_fields(table) for table in evaluated.tables],
     }
-    return envelope("like", with_unread(content, material.analysis.unread))
+    return envelope("like", with_unread(content, evaluated.material.analysis.unread))
 
 
-_LINE, _LETTERS = 17, 86
+def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
+    """A figure as JSON: what it draws in words, or what it lacks."""
+    lines: list[str] = []
+    for view in outcome.figure.views:
+        lines += [*view.text, view.subtitle, view.summary]
+    is_drawn = outcome.lack is None
+    return {
+        "number": outcome.paper.number,
+        "title": outcome.paper.title,
+        "draws": outcome.paper.draws,
+        "drawn": is_drawn,
+        "missing": outcome.lack,
+        "steps": [] if is_drawn else list(steps_for(outcome.paper)),
+        "text": [line for line in lines if line],
+    }
+
+
+def _table_fields(table: Table) -> dict[str, Any]:
+    """A table as JSON: each row with the label of its group."""
+    rows: list[dict[str, Any]] = []
+    for group in table.groups:
+        rows += [{"group": group.label, "cells": [str(cell) for cell in row]} for row in group.rows]
+    return {
+        "title": table.title,
+        "columns": [column.heading for column in table.columns],
+        "rows": rows,
+        "notes": list(table.notes),
+    }
+
+
+_LINE_PIXELS = 17
+_LINE_LETTERS = 86
+"""Number of letters that fit a line of a picture of words."""
 
 
 @dataclass(frozen=True)
@@ -235,84 +255,109 @@ def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
 
 
 def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> FigureOutcome:
-    """One figure of a study."""
-    chosen = select(figure, material.series)
-    made = chosen if isinstance(chosen, str) else _DRAWN[figure.quantity](study, figure, chosen, material)
-    if isinstance(made, str):
-        return FigureOutcome(figure, _missing(figure, made), made)
-    return FigureOutcome(figure, _as_the_studys(figure, made), None)
+    """Draw one figure of a study, or a frame that says what it lacks."""
+    selection = select(figure, material.series)
+    drawn = selection if isinstance(selection, str) else _DRAWN[figure.quantity](study, figure, selection, material)
+    if isinstance(drawn, str):
+        return FigureOutcome(figure, _missing(figure, drawn), lack=drawn)
+    return FigureOutcome(figure, _as_the_studys(figure, drawn), lack=None)
 
 
-def _curves(chosen: Selection) -> list[CurveResult]:
-    return list({id(series.curve): series.curve for series in chosen.series}.values())
+def _curves(selection: Selection) -> list[CurveResult]:
+    """The curves of the series, each once."""
+    return list({id(series.curve): series.curve for series in selection.series}.values())
 
 
-def _by_micro_batch(study: PublishedStudy, figure: StudyFigure, chosen: Selection, material: Material) -> Figure | str:
+def _epoch_time_by_micro_batch(
+    study: PublishedStudy, figure: StudyFigure, selection: Selection, material: Material
+) -> Figure | str:
     """Epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained."""
-    if len({series.micro_batch for series in chosen.series}) < 2:
-        return f"These results hold strong scaling at one micro-batch only: {chosen.series[0].micro_batch:,}."
-    drawn = scaling_pair(figure, chosen, study.published_points(chosen.series))
-    parts = breakdown_chart(material.analysis, _curves(chosen))
+    if len({series.micro_batch for series in selection.series}) < 2:
+        return f"These results hold strong scaling at one micro-batch only: {selection.series[0].micro_batch:,}."
+    drawn = scaling_pair(figure, selection, study.published_points(selection.series))
+    parts = breakdown_chart(material.analysis, _curves(selection))
     if isinstance(drawn, str) or parts is None:
         return drawn
     measure = {"measure": ControlOption("parts", "parts of a step")}
-    more = (replace(view, choices=measure | dict(view.choices)) for view in parts.views)
-    return replace(drawn, views=(*drawn.views, *more))
+    part_views = [replace(view, choices=measure | dict(view.choices)) for view in parts.views]
+    return replace(drawn, views=(*drawn.views, *part_views))
 
 
-def _utilisation(chosen: Selection, analysis: Analysis) -> Figure | str:
-    drawn = resource_chart(analysis, _curves(chosen), [each for each in RESOURCES if "utilisation" in each.name])
+def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
+    """The utilisation of GPUs and processors; where that of GPUs is unknown, why."""
+    resources = [resource for resource in RESOURCES if "utilisation" in resource.name]
+    drawn = resource_chart(analysis, _curves(selection), resources)
     if drawn is None:
         return "No trial of these results has recorded how its processors were used."
-    reasons = {
-        member.trial.resources.gpu_reason
-        for series in chosen.series
-        for member in series.members
-        if member.trial.resources is not None and member.trial.resources.gpu_utilisation is None
-    }
-    unknown = [f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"] if reasons else []
-    views = [replace(view, subtitle="; ".join(filter(None, (view.subtitle, *unknown)))) for view in drawn.views]
+    reasons = _reasons_without_gpu_utilisation(selection)
+    if not reasons:
+        return drawn
+    unavailable = f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"
+    views = []
+    for view in drawn.views:
+        subtitle = f"{view.subtitle}; {unavailable}" if view.subtitle else unavailable
+        views.append(replace(view, subtitle=subtitle))
     return replace(drawn, views=tuple(views))
 
 
-def _run_waterfall(chosen: Selection, analysis: Analysis) -> Figure | str:
-    waterfalls = [waterfall for curve in _curves(chosen) for waterfall in run_waterfalls(curve, analysis.trials)]
-    known = [split for split in waterfalls if split.factors]
-    if not known:
-        why = "; ".join(sorted({split.reason for split in waterfalls})) or "there is one GPU count only"
-        few = " Each explained step lies between several others: a run of few steps has none."
-        return f"No run of these results can be taken apart: {why}.{few if 'was explained' in why else ''}"
-    return waterfall_chart(known) or "No factor is known."
+def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
+    """Why trials have no GPU utilisation; a reason may be empty."""
+    reasons = set()
+    for series in selection.series:
+        for member in series.members:
+            used = member.trial.resources
+            if used is not None and used.gpu_utilisation is None:
+                reasons.add(used.gpu_reason)
+    return reasons
+
+
+def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
+    """From ideal to measured for whole runs; or why no run can be taken apart."""
+    waterfalls: list[Waterfall] = []
+    for curve in _curves(selection):
+        waterfalls += run_waterfalls(curve, analysis.trials)
+    drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
+    if drawable:
+        return waterfall_chart(drawable) or "No factor is known."
+    reason = "; ".join(sorted({waterfall.reason for waterfall in waterfalls})) or "there is one GPU count only"
+    lack = f"No run of these results can be taken apart: {reason}."
+    if "was explained" in reason:
+        lack += " Each explained step lies between several others: a run of few steps has none."
+    return lack
 
 
 def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
-    """A chart under the study's number and title."""
-    views = tuple(
-        replace(
-            view,
-            name=figure.name if index == 0 else f"{figure.name}-{view.name}",
-            title=figure.heading if len(drawn.views) == 1 else f"{figure.heading}: {view.title}",
-        )
-        for index, view in enumerate(drawn.views)
-    )
-    return Figure(figure.name, figure.heading, views, drawn.series)
+    """A chart under the study's number and title; of several views the first has the figure's name alone."""
+    is_sole = len(drawn.views) == 1
+    views = []
+    for index, view in enumerate(drawn.views):
+        name = figure.name if index == 0 else f"{figure.name}-{view.name}"
+        title = figure.heading if is_sole else f"{figure.heading}: {view.title}"
+        views.append(replace(view, name=name, title=title))
+    return Figure(figure.name, figure.heading, tuple(views), drawn.series)
 
 
 _Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
 _DRAWN: Mapping[Quantity, _Draw] = {
-    "epoch time": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.published_points(chosen.series)),
-    "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
-    "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
-    "doublings": lambda _study, figure, chosen, material: doublings_figure(figure, chosen, material.network),
-    "utilisation": lambda _study, _figure, chosen, material: _utilisation(chosen, material.analysis),
-    "one host against several": lambda study, figure, chosen, _: hosts_figure(
-        figure, chosen, study.published_points(chosen.series)
+    "epoch time": lambda study, figure, selection, _material: scaling_pair(
+        figure, selection, study.published_points(selection.series)
     ),
-    "accuracy of datasets": lambda _study, figure, chosen, _: accuracy_of_datasets(figure, chosen),
-    "loss and accuracy": lambda _study, figure, chosen, _: loss_and_accuracy(figure, chosen),
-    "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracy_by_micro_batch(figure, chosen),
-    "epoch time by micro-batch": _by_micro_batch,
-    "run waterfall": lambda _study, _figure, chosen, material: _run_waterfall(chosen, material.analysis),
+    "speedup": lambda study, figure, selection, _material: against_base(
+        figure, selection, study.published_points(selection.series)
+    ),
+    "efficiency": lambda study, figure, selection, _material: against_base(
+        figure, selection, study.published_points(selection.series)
+    ),
+    "doublings": lambda _study, figure, selection, material: doublings_figure(figure, selection, material.network),
+    "utilisation": lambda _study, _figure, selection, material: _utilisation(selection, material.analysis),
+    "one host against several": lambda study, figure, selection, _material: hosts_figure(
+        figure, selection, study.published_points(selection.series)
+    ),
+    "accuracy of datasets": lambda _study, figure, selection, _material: accuracy_of_datasets(figure, selection),
+    "loss and accuracy": lambda _study, figure, selection, _material: loss_and_accuracy(figure, selection),
+    "accuracy by micro-batch": lambda _study, figure, selection, _material: accuracy_by_micro_batch(figure, selection),
+    "epoch time by micro-batch": _epoch_time_by_micro_batch,
+    "run waterfall": lambda _study, _figure, selection, material: _run_waterfall(selection, material.analysis),
 }
 
 
@@ -320,10 +365,20 @@ def _missing(figure: StudyFigure, lack: str) -> Figure:
     """A picture of words: what the figure would show, what is missing, and what would produce it."""
     commands = [step.removeprefix("# ") for step in steps_for(figure) if step.startswith("# ")]
     sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *needs_of(figure), *commands)
-    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, _LETTERS, break_on_hyphens=False)]
+    lines: list[str] = []
+    for sentence in sentences:
+        lines += textwrap.wrap(sentence, _LINE_LETTERS, break_on_hyphens=False)
     plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}
     plot.add("rows", mark, x={"value": 0}, y=y, text={"field": "text", "type": "nominal"})
-    view = FigureView("missing", {}, figure.heading, "", plot.spec(lack, _LINE * len(lines)), {"text": ""}, lack)
+    view = FigureView(
+        name="missing",
+        choices={},
+        title=figure.heading,
+        subtitle="",
+        spec=plot.spec(lack, _LINE_PIXELS * len(lines)),
+        columns={"text": ""},
+        summary=lack,
+    )
     return _as_the_studys(figure, Figure(figure.name, figure.heading, (view,)))

@@ -104,10 +104,11 @@ def _gpu_counts(curve: FigureSeries) -> set[int]:
 
 def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> bool:
     """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
-    trials = [member.trial for member in curve.members[:1]]
-    return curve.hosts != "one host" and any(
-        other.base_elsewhere is not None and other.base_elsewhere.trial in trials for other in others
-    )
+    if curve.hosts == "one host" or not curve.members:
+        return False
+    first = curve.members[0].trial
+    bases = [other.base_elsewhere for other in others if other.base_elsewhere is not None]
+    return any(base.trial == first for base in bases)
 
 
 def _is_of_another_cluster(figure: StudyFigure, curve: FigureSeries) -> bool:
@@ -253,12 +254,12 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
 def needs_of(figure: StudyFigure) -> tuple[str, ...]:
     """What a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
     sections = tomllib.loads("\n".join(steps_for(figure)))
-    fields = [
-        f"{section}.{key} = {json.dumps(value)}" if section != "sweep" else f"{key}: each of {json.dumps(value)}"
-        for section, of_section in sections.items()
-        for key, value in of_section.items()
-    ]
-    return f"In STUDY.toml: {', '.join(fields)}.", f"Hosts: {_hosts_needed(figure)}."
+    needs = []
+    for section, fields in sections.items():
+        for field, value in fields.items():
+            shown = json.dumps(value)
+            needs.append(f"{field}: each of {shown}" if section == "sweep" else f"{section}.{field} = {shown}")
+    return f"In STUDY.toml: {', '.join(needs)}.", f"Hosts: {_hosts_needed(figure)}."
 
 
 def _hosts_needed(figure: StudyFigure) -> str:

@@ -8,8 +8,10 @@ Tables by GPU count and kind of GPU hold training time, speedup and utilisation,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.statistics import interval
@@ -31,8 +33,10 @@ _SOURCE = (
 _figure = partial(StudyFigure, study="thesis", mode="strong-micro")
 
 
-_SAID = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
+_PART_NAMES = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
+"""Parts of a run that are not called by their own name."""
 _ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
+"""The parts of a run, in the order of their columns."""
 
 
 def training_table(material: Material) -> Table:
@@ -44,41 +48,58 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    resources = [member.trial.resources for s in _strong(material) for member in s.members]
-    reasons = sorted({r.gpu_reason for r in resources if r and r.gpu_utilisation is None and r.gpu_reason})
-    notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
+    reasons = set()
+    for member in _members(material):
+        used = member.trial.resources
+        if used is not None and used.gpu_utilisation is None and used.gpu_reason:
+            reasons.add(used.gpu_reason)
+    if reasons:
+        notes.append(f"GPU utilisation is unavailable: {'; '.join(sorted(reasons))}.")
     return _table(material, "Training time and utilisation", columns, _training_cells, notes)
 
 
 def parts_table(material: Material) -> Table:
     """The seconds of each part of a whole run."""
-    members = [member for s in _strong(material) for member in s.members]
-    known = {id(member.trial): _breakdown(member.trial) for member in members}
-    splits = [split for split in known.values() if isinstance(split, dict)]
-    parts = [name for name in _ORDER if any(name in split for split in splits)]
-    if not any(split.get("h2d") for split in splits):
-        parts = [name for name in parts if name != "h2d"]  # the device is the host
+    members = _members(material)
+    breakdowns = {id(member.trial): _breakdown(member.trial) for member in members}
+    known = [breakdown.seconds for breakdown in breakdowns.values() if breakdown.seconds]
+    has_copies = any(seconds.get("h2d") for seconds in known)  # else the device is the host
+    parts = [part for part in _ORDER if any(part in seconds for seconds in known) and (part != "h2d" or has_copies)]
 
     def cells(member: Member) -> tuple[Cell, ...]:
-        split = known[id(member.trial)]
-        told = split if isinstance(split, dict) else {}
-        each = (sum(told.values()) if told else None, *map(told.get, parts))
-        return (Cell(f"{member.gpus:,}"), *(Cell(units.seconds(part)) for part in each))
+        seconds = breakdowns[id(member.trial)].seconds
+        run_seconds = sum(seconds.values()) if seconds else None
+        part_cells = [Cell(units.seconds(seconds.get(part))) for part in parts]
+        return (Cell(f"{member.gpus:,}"), Cell(units.seconds(run_seconds)), *part_cells)
 
-    why = sorted({reason for reason in known.values() if isinstance(reason, str)})
-    notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
-    counts = sorted({epochs for member in members if (epochs := epochs_of(member.trial)) is not None})
-    if counts:
-        notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
-    if splits:
+    columns = ("GPUs", "whole run", *(_PART_NAMES.get(part, part) for part in parts))
+    notes = _parts_notes(members, list(breakdowns.values()))
+    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
+
+
+def _parts_notes(members: Sequence[Member], breakdowns: Sequence[_RunBreakdown]) -> list[str]:
+    """What a reader of the parts must know: what is missing, of how many epochs they are, and what they add up to."""
+    known = [breakdown.seconds for breakdown in breakdowns if breakdown.seconds]
+    notes = []
+    reasons = {breakdown.reason for breakdown in breakdowns if not breakdown.is_known}
+    if reasons:
+        notes.append(f"Parts of a run are unavailable: {'; '.join(sorted(reasons))}.")
+    epoch_counts = set()
+    for member in members:
+        epochs = epochs_of(member.trial)
+        if epochs is not None:
+            epoch_counts.add(epochs)
+    if epoch_counts:
+        plural = "" if epoch_counts == {1} else "s"
+        notes.append(f"Of a run of {' or '.join(map(str, sorted(epoch_counts)))} epoch{plural}.")
+    if any(breakdown.is_known for breakdown in breakdowns):
         notes.append(
             "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "
             "the mean of whole runs.)"
         )
-    if not any("decoding" in split for split in splits):
+    if not any("decoding" in seconds for seconds in known):
         notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
-    columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
-    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
+    return notes
 
 
 def tables(material: Material) -> list[Table]:
@@ -104,34 +125,53 @@ def _table(
 def _strong(material: Material) -> list[FigureSeries]:
     """One series for each strong-micro curve: of one that goes on over several hosts, that with all its members."""
     strong = [series for series in material.series if series.mode == "strong-micro"]
-    widest = {id(series.curve): series for series in sorted(strong, key=lambda series: len(series.members))}
-    return [series for series in strong if widest[id(series.curve)] is series]
+    longest_last = sorted(strong, key=lambda series: len(series.members))
+    longest = {id(series.curve): series for series in longest_last}
+    return [series for series in strong if longest[id(series.curve)] is series]
+
+
+def _members(material: Material) -> list[Member]:
+    """The members of all series of the tables."""
+    return list(itertools.chain.from_iterable(series.members for series in _strong(material)))
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:
-    trial, against = member.trial, member.against_base
-    used, devices = trial.resources, trial.environment.devices if trial.environment else ()
-    whole = run_seconds(trial)
-    efficiency = against.times(member.base_gpus / member.gpus) if against is not None and member.base_gpus else None
+    """The row of a member in `training_table`."""
+    trial = member.trial
+    speedup = member.against_base
+    efficiency = None
+    if speedup is not None and member.base_gpus:
+        efficiency = speedup.times(member.base_gpus / member.gpus)
+    whole_runs = run_seconds(trial)
+    devices = ", ".join(dict.fromkeys(member.devices))
+    used = trial.resources
     return (
         Cell(f"{member.gpus:,}"),
-        Cell(", ".join(dict.fromkeys(devices)) or units.UNAVAILABLE),
+        Cell(devices or units.UNAVAILABLE),
         Cell(batch_text(trial)),
         _seconds(trial.epoch_seconds),
-        _seconds(interval(whole) if whole else None),
-        interval_cell(against, units.share),
+        _seconds(interval(whole_runs) if whole_runs else None),
+        interval_cell(speedup, units.share),
         interval_cell(efficiency, units.share),
         Cell(_percent(used.gpu_utilisation if used else None)),
         Cell(_percent(used.cpu_utilisation if used else None)),
     )
 
 
-def _breakdown(trial: TrialResult) -> dict[str, float] | str:
-    """Seconds of the parts of a whole run, or why they are unknown."""
+class _RunBreakdown(NamedTuple):
+    """Where the time of a whole run goes, or why that is unknown."""
+
+    seconds: Mapping[str, float]
+    """Part to seconds; empty where they are unknown."""
+    reason: str = ""
+    is_known: bool = True
+
+
+def _breakdown(trial: TrialResult) -> _RunBreakdown:
     try:
-        return dict(run_breakdown(trial))
-    except Unexplained as why:
-        return str(why)
+        return _RunBreakdown(dict(run_breakdown(trial)))
+    except Unexplained as error:
+        return _RunBreakdown({}, reason=str(error), is_known=False)
 
 
 def _seconds(value: Estimate | None) -> Cell:

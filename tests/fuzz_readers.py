@@ -328,6 +328,10 @@ def _launch(path: Path) -> object:
 # --- what users hand in ----------------------------------------------------------------------------------------------
 
 
+def _launcher_log(path: Path) -> object:
+    return evidence.read_reports(path.read_bytes().decode(errors="replace"))
+
+
 def _deepspeed_file(path: Path) -> object:
     deepspeed_config.read(path)
     return lint_file(path, LintTarget(parameters=86_567_656, gpus=8))
@@ -433,7 +437,10 @@ READERS: dict[str, tuple[Callable[[], bytes], Read]] = {
     "perftest JSON": (lambda: perftest_json().encode(), _links("perftest")),
     "DeepSpeed file": (lambda: _DEEPSPEED, _deepspeed_file),
     "HF config": (lambda: _HF, _hf_config),
-    "launcher log": (lambda: _LAUNCHERS, lambda path: evidence.read(path.read_bytes().decode(errors="replace"))),
+    "launcher log": (
+        lambda: _LAUNCHERS,
+        lambda path: evidence.read_reports(path.read_bytes().decode(errors="replace")),
+    ),
     **{kind: _picture(kind) for kind in ("JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP", "PPM")},
     "labels": (lambda: encoded(photograph(20, 16).convert("L")), lambda path: decode_labels(str(path))),
     **{suffix.strip("."): _array(suffix) for suffix in _ARRAYS},

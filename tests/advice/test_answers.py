@@ -396,10 +396,9 @@ def test_nothing_that_is_rejected_dominates_an_answer(
     factors: list[float], deadline: float | None, budget: float | None, any_batch: bool
 ) -> None:
     def step(one: Candidate) -> float:
-        place = (COUNTS.index(one.gpus) + 3 * one.micro_batch + 5 * one.changes["zero_stage"] + one.grad_accum) % len(
-            factors
-        )
-        return step_seconds(one) * factors[place]
+        stage: int = one.changes["zero_stage"]
+        place = COUNTS.index(one.gpus) + 3 * one.micro_batch + 5 * stage + one.grad_accum
+        return step_seconds(one) * factors[place % len(factors)]
 
     asked = replace(ASKED, gpus=(1, 4, 10), deadline_seconds=deadline, budget=budget, any_batch=any_batch)
     advice = advised(asked, forecaster(step))

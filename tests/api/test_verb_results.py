@@ -17,6 +17,7 @@ from vitscale.present.document import Bullets, Document, Finding, Paragraph, Sec
 from vitscale.present.document import Column as DocumentColumn
 from vitscale.present.verb_result import VerbResult
 from vitscale.runner.planning import Report
+from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome
 
 HOSTILE = "<script>alert(1)</script> ${x} {0}"
@@ -196,7 +197,7 @@ def test_runs_that_were_skipped_are_not_said_to_be_done(place: Path, monkeypatch
     monkeypatch.chdir(place)
     analysed = vitscale.report("results").analysis
     unfit = Outcome(kind="skipped", reason="needs 2 GB", external=True, started_unix_seconds=0.0, wall_seconds=0.0)
-    skipped = Report(done_now=0, outcomes={("trial", repeat): unfit for repeat in range(2)})
+    skipped = Report(done_now=0, outcomes={RunKey("trial", repeat): unfit for repeat in range(2)})
     said = vitscale.RunResult(Path("results"), skipped, analysed).to_markdown()
     assert "2 of 2 runs skipped: they will not fit in memory" in said
     assert "Nothing to do" not in said

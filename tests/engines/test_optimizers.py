@@ -129,7 +129,8 @@ def test_an_engine_of_a_package_has_what_torchs_gradscaler_needs_of_sgd(
 def test_an_engine_of_a_package_says_that_its_sgd_is_another(
     fact: str, is_fused: bool, facts_of_a_package: EngineFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts: Any = replace(facts_of_a_package, **{fact: True})
+    changes: dict[str, Any] = {fact: True}
+    facts = replace(facts_of_a_package, **changes)
     sgd = sgd_of(facts, monkeypatch)
     assert sgd.defaults["fused"] is is_fused
     assert not sgd.state

@@ -26,6 +26,7 @@ from vitscale.runner.live import study_view, view_document
 from vitscale.store import RunIndex, load, pack_finished, packs, reading, without_lines
 from vitscale.store.bundles import write_bundle
 from vitscale.store.packs import RUN_FOLDER, pack_files, pack_runs, read_outcomes, read_pack
+from vitscale.store.reading import RunKey
 from vitscale.store.records import FORMAT, RankRecord
 from vitscale.store.results import Results, Run
 
@@ -138,7 +139,7 @@ def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
     assert gone not in {name for name, _ in RunIndex(folder).finished.values()}
     found = RUN_FOLDER.fullmatch(gone)
     assert found is not None
-    used = RunIndex(folder).attempts[found["trial"], int(found["repeat"])]
+    used = RunIndex(folder).attempts[RunKey(found["trial"], int(found["repeat"]))]
     assert used >= int(found["attempt"]), "done again under its name, it would be read from the pack"
     assert load(folder).problems == before, "it is left out, and not interrupted"
 

@@ -13,6 +13,7 @@ from results_factory import error_line, make_environment, make_run, make_trial, 
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, new_run_folder, read_rank, read_ranks, read_study, write_outcome, write_study
 from vitscale.store.lines import Record, Steps, read_lines, refuse_unwritable_numbers
+from vitscale.store.reading import RunKey
 from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, RankRecord, StartLine, StepLine
 from vitscale.store.results import Outcome
 
@@ -310,7 +311,7 @@ def attempt(results: Path, number: int, kind: str | None) -> Path:
     return folder
 
 
-KEY = (make_trial().identity(), 0)
+KEY = RunKey(make_trial().identity(), 0)
 
 
 def test_the_last_attempt_with_an_outcome_counts_by_number_and_not_by_name(tmp_path: Path) -> None:

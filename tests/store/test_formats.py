@@ -33,6 +33,8 @@ RUNS = ("6482682950ea-r0-a0", "b67a62bbc6ef-r0-a0")
 CHECK = "20260102T030405-abcdef.json"
 REMOVED = {"onebit_freeze_steps"}
 """Fields of format 11 that may be gone: they had a meaning for optimizers alone that no DeepSpeed has any more."""
+ADDED = {"compile_mode"}
+"""Fields of [train] that came since: a record without them has their defaults."""
 RENAMED = {"probes": "meters"}
 NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests"}}
 
@@ -60,7 +62,8 @@ def shared(record: BaseModel, content: Mapping[str, Any]) -> tuple[Any, Any]:
 def _without_removed(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
-    return {RENAMED.get(key, key): _without_removed(value) for key, value in content.items() if key not in REMOVED}
+    left_out = REMOVED | ADDED
+    return {RENAMED.get(key, key): _without_removed(value) for key, value in content.items() if key not in left_out}
 
 
 class WrittenLine(NamedTuple):

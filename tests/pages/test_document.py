@@ -36,7 +36,7 @@ def by_image_size() -> Analysis:
 
 def test_every_chart_stands_in_a_section_of_the_report() -> None:
     explained = analyse(batch_study([16], [1, 2]))
-    drawn: dict[str, object] = {}
+    drawn: dict[str, Figure] = {}
     shown: set[str] = set()
     for analysis, forecast, advice in (
         (explained, make_forecast(explained, [make_prediction(8)]), advised()),

@@ -114,7 +114,7 @@ class _Columns(NamedTuple):
     label: str
 
 
-class _Table(NamedTuple):
+class _HubRows(NamedTuple):
     """The rows of a split."""
 
     labels: list[str]
@@ -125,7 +125,7 @@ class _Table(NamedTuple):
     """A `datasets.Dataset` that does not decode its images."""
 
 
-def _read_table(spec: DataSpec, split: Any, columns: _Columns) -> _Table:
+def _read_table(spec: DataSpec, split: Any, columns: _Columns) -> _HubRows:
     """Reads the class of each row of a split, a `datasets.Dataset`.
 
     Raises:
@@ -143,7 +143,7 @@ def _read_table(spec: DataSpec, split: Any, columns: _Columns) -> _Table:
         what = f"data.hf {shown(spec.hf)} has rows without a class in {shown(columns.label)}"
         raise RequestError(what, next_step=_HOW)
     rows = split.cast_column(columns.image, _library().Image(decode=False))
-    return _Table([str(label) for label in labels], class_names, rows)
+    return _HubRows([str(label) for label in labels], class_names, rows)
 
 
 def _class_name(number: Any, class_names: list[str]) -> str | None:
@@ -153,7 +153,7 @@ def _class_name(number: Any, class_names: list[str]) -> str | None:
     return class_names[number]
 
 
-def _classes(spec: DataSpec, table: _Table) -> list[str]:
+def _classes(spec: DataSpec, table: _HubRows) -> list[str]:
     """Returns the classes to read, in the order of their labels: the table's own order, or by number, or by name."""
     present = {*table.labels}
     classes = chosen_classes(spec, [*present], str(spec.hf))
@@ -165,7 +165,7 @@ def _classes(spec: DataSpec, table: _Table) -> list[str]:
 
 
 def _labelled_rows(
-    spec: DataSpec, table: _Table, columns: _Columns, label_by_class: Mapping[str, int], folders: tuple[str, ...]
+    spec: DataSpec, table: _HubRows, columns: _Columns, label_by_class: Mapping[str, int], folders: tuple[str, ...]
 ) -> LabelledImages:
     """Returns the images of the rows whose classes are read.
 

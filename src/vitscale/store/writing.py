@@ -216,7 +216,11 @@ class RankLog:
         os.utime(self._file)
 
     def check(self) -> None:
-        """Raise the error that ended the writing thread, if there was one."""
+        """Raise the error that ended the writing thread, if there was one.
+
+        Raises:
+            OSError: a line could not be written (disk full, quota, read-only).
+        """
         if self.failure is not None:
             raise self.failure
 

@@ -388,7 +388,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
 
 
 def _change_in_percent(factor: Factor) -> Estimate:
-    """By how much a factor changes the efficiency; what it takes is below 0, so that the ends change places."""
+    """Return how far a factor changes the efficiency; what it takes is below 0, so that the ends change places."""
     points = factor.interval or Estimate(factor.points)
     low = None if points.high is None else -100 * points.high
     high = None if points.low is None else -100 * points.low

@@ -312,7 +312,7 @@ def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
 
 
 def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
-    """From ideal to measured for whole runs; or why no run can be taken apart."""
+    """Return the way from ideal to measured time for whole runs; or why no run can be taken apart."""
     waterfalls: list[Waterfall] = []
     for curve in _curves(selection):
         waterfalls += run_waterfalls(curve, analysis.trials)

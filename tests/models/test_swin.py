@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from vitscale.engines.shared.swin_split import _Rows
+from vitscale.engines.shared.swin_split import _RowSplit
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
 from vitscale.models.named import swin_configuration
@@ -61,12 +61,12 @@ def test_an_image_without_rows_for_every_rank_is_refused() -> None:
     """Of 9 rows of pixels, 5 of tokens and 3 of the last map: three ranks share them, four do not."""
     shape = SwinShape(32, 3, 2, 32, 4, (2, 1), 4)
     for ranks in (3, 4):
-        rows = _Rows(shape, cast(Any, SimpleNamespace(size=lambda ranks=ranks: ranks, rank=lambda: 2)))
+        rows = _RowSplit(shape, cast(Any, SimpleNamespace(size=lambda ranks=ranks: ranks, rank=lambda: 2)))
         if ranks == 3:
-            assert rows.own_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))[0].shape == (1, 3, 1, 32)
+            assert rows.cut_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))[0].shape == (1, 3, 1, 32)
             continue
         with pytest.raises(RequestError, match="image of 9 rows of pixels has too few for 4 sequence ranks"):
-            rows.own_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))
+            rows.cut_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "flex_attention"])

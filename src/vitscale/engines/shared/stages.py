@@ -17,7 +17,7 @@ from typing_extensions import override
 from vitscale.engines import wrapper_facts
 from vitscale.engines.base import blocks_of, weight_dtype
 from vitscale.engines.shared.splits import offered, own_group
-from vitscale.engines.shared.swin_split import swin_in_order, swin_through
+from vitscale.engines.shared.swin_split import run_swin_module, swin_in_order
 from vitscale.errors import RequestError, shown
 from vitscale.models.named import AUXILIARY_HEAD, DECODE_HEAD, PyramidSegmenter, VisionTransformer
 from vitscale.trial.model_cost import balanced, stage_blocks, swin_shape
@@ -145,7 +145,7 @@ def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
         parts=_parts(trial, order.first, order.blocks, order.last),
         shapes=shapes,
         dtype=dtype,
-        through=swin_through,
+        through=run_swin_module,
         blocks=tuple(chain(*order.blocks)),
         resizes=bool(heads),
     )

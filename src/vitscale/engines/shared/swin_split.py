@@ -79,36 +79,50 @@ def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> SwinOrder:
     return SwinOrder([f"{body}.embeddings"], blocks, last)
 
 
-def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
-    """Return what a module of `swin_in_order` makes of hidden states [b, h, w, width]; the embeddings take images.
+def run_swin_module(name: str, module: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
+    """Return the output of one module of `swin_in_order`, which is the input of the next one.
 
-    This follows transformers' modeling_swinv2.py. For heads of UperNet each stage's output goes on beside the states.
+    This follows transformers' modeling_swinv2.py.
+
+    Args:
+        name: the module's name in the whole model.
+        module: the module.
+        inputs: images [b, c, H, W] for the embeddings, else hidden states [b, h, w, width]. Where UperNet's heads
+            follow, a sequence: the hidden states, and then the map [b, h, w, width] of each stage that is over.
     """
-    hidden, *maps = (given,) if isinstance(given, Tensor) else given
+    hidden, *stage_maps = (inputs,) if isinstance(inputs, Tensor) else inputs
     if ".layers." in name:
-        height, width = hidden.shape[1:3]
-        output = module(hidden.flatten(1, 2), (height, width))
-        tokens: Tensor = output[0] if isinstance(output, tuple) else output
-        if not name.endswith("downsample"):
-            return tokens.unflatten(1, (height, width)), *maps
-        stage_maps = [hidden] if name.startswith("backbone") else []
-        merged = tokens.unflatten(1, ((height + 1) // 2, (width + 1) // 2))
-        return merged, *maps, *stage_maps
-    states: Tensor
+        return _run_block_or_merging(name, module, hidden, stage_maps)
+    output: Tensor
     if name.endswith("embeddings"):
-        embedded, sides = module(hidden)
-        states = embedded.unflatten(1, sides)
+        tokens, sides = module(hidden)
+        output = tokens.unflatten(1, sides)
     elif name.endswith("_head"):
-        states = module([stage_map.permute(0, 3, 1, 2) for stage_map in (*maps, hidden)])
+        output = module([stage_map.permute(0, 3, 1, 2) for stage_map in (*stage_maps, hidden)])
     elif name.endswith("pooler"):
-        states = module(hidden.flatten(1, 2).transpose(1, 2)).flatten(1)
+        output = module(hidden.flatten(1, 2).transpose(1, 2)).flatten(1)
     else:
-        states = module(hidden)
-    return states
+        output = module(hidden)
+    return output
+
+
+def _run_block_or_merging(
+    name: str, module: nn.Module, hidden: Tensor, stage_maps: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the hidden states behind a block, or behind the merging of 2 x 2 patches, and the maps of stages."""
+    height, width = hidden.shape[1:3]
+    output = module(hidden.flatten(1, 2), (height, width))
+    tokens: Tensor = output[0] if isinstance(output, tuple) else output
+    if not name.endswith("downsample"):
+        return tokens.unflatten(1, (height, width)), *stage_maps
+    merged = tokens.unflatten(1, ((height + 1) // 2, (width + 1) // 2))
+    if name.startswith("backbone"):
+        return merged, *stage_maps, hidden
+    return merged, *stage_maps
 
 
 class Heads(tp.ParallelStyle):
-    """Attention that has a part of the heads.
+    """How DTensor cuts a `Swinv2SelfAttention`: each rank has a part of the heads, and their scales of logits.
 
     Its input becomes one DTensor for the three matrices that read it, so that their gradients are reduced once.
     """
@@ -120,7 +134,7 @@ class Heads(tp.ParallelStyle):
         cut = distribute_tensor(scale.data, device_mesh, [Shard(0)], src_data_rank=None)
         module.register_parameter(SCALE, nn.Parameter(cut, scale.requires_grad))
 
-        def take_parts(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def use_local_scale(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             scale = module.get_parameter(SCALE)
             if isinstance(scale, DTensor):
                 # An attribute hides the parameter for as long as forward takes.
@@ -128,208 +142,274 @@ class Heads(tp.ParallelStyle):
             hidden: Tensor = inputs[0]
             return DTensor.from_local(hidden, device_mesh, [Replicate()], run_check=False), *inputs[1:]
 
-        def leave_parts(module: nn.Module, *_: object) -> None:
+        def use_parameter_again(module: nn.Module, *_: object) -> None:
             module.__dict__.pop(SCALE, None)
 
-        module.register_forward_pre_hook(take_parts)
-        module.register_forward_hook(leave_parts, always_call=True)
+        module.register_forward_pre_hook(use_local_scale)
+        module.register_forward_hook(use_parameter_again, always_call=True)
         return module
 
 
 def keep_heads(attention: nn.Module, ranks: int) -> None:
-    """Gives a `Swinv2SelfAttention` the number of heads that each of `ranks` has: all have as many."""
-    heads: Any = attention
-    heads.num_attention_heads //= ranks
-    heads.all_head_size //= ranks
+    """Set the numbers of a `Swinv2SelfAttention` to those of one rank's heads; each of `ranks` has as many heads."""
+    swin_attention: Any = attention
+    swin_attention.num_attention_heads //= ranks
+    swin_attention.all_head_size //= ranks
 
 
 def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` some rows of every image's tokens, in order.
+    """Make each rank of `group` compute some rows of every image's tokens; this changes the model in place.
 
-    It gets as many as become whole rows of the last stage's map (`model_counts.rows_of_ranks`), so that patches that
-    are merged lie on one rank. Attention exchanges rows as it does a vision transformer's tokens (`tokens.attend`);
-    between the exchanges each rank has all windows of some heads. The mean over an image's tokens goes to all ranks;
-    where pixels are labelled, each rank gets the whole maps of some images.
+    The first rank has the topmost rows. Each has as many as become whole rows of the last stage's map
+    (`model_counts.rows_of_ranks`), so that patches that are merged lie on one rank.
+
+    Three places of the model exchange or cut tokens from then on:
+
+    - the embeddings take the rank's rows of pixels alone;
+    - each block's attention exchanges rows as a vision transformer's does its tokens (`tokens.attend`): between the
+      exchanges each rank has all windows of some heads;
+    - the backbone's output is put together: the mean over an image's tokens goes to all ranks, and where pixels are
+      labelled, each rank gets the whole maps of some images.
     """
-    segments = hasattr(model, "backbone")
-    backbone: Any = getattr(model, "backbone" if segments else "swinv2")
-    rows = _Rows(shape, group)
-    backbone.embeddings.register_forward_pre_hook(rows.own_images)
-    for number, stage in enumerate(backbone.encoder.layers):
+    is_segmenter = hasattr(model, "backbone")
+    backbone: Any = model.get_submodule("backbone" if is_segmenter else "swinv2")
+    row_split = _RowSplit(shape, group)
+    backbone.embeddings.register_forward_pre_hook(row_split.cut_images)
+    for stage_number, stage in enumerate(backbone.encoder.layers):
         for block in stage.blocks:
-            # No block may refer to itself: blocks that belong to other ranks of a pipeline would stay.
-            proxy = weakref.proxy(block)
-            block.forward = functools.partial(_through_block, proxy)
-            block.attention.self.forward = functools.partial(_attention, proxy, rows, number)
-    if segments:
-        backbone.every_image = False
-        backbone.register_forward_hook(rows.whole_maps)
+            _split_block(block, row_split, stage_number)
+    if is_segmenter:
+        backbone.every_image = False  # evaluation sets it, where each rank needs the maps of all images
+        backbone.register_forward_hook(row_split.join_maps)
     else:
-        backbone.pooler.register_forward_hook(rows.mean_of_all)
+        backbone.pooler.register_forward_hook(row_split.average_over_ranks)
 
 
-class _Rows:
-    """Which rows of each stage's map lie on which rank of a group."""
+def _split_block(block: Any, row_split: _RowSplit, stage_number: int) -> None:
+    """Replace the forwards of a `Swinv2Layer` and its attention by ones that take this rank's rows of tokens."""
+    # No block may refer to itself: blocks that belong to other ranks of a pipeline would stay.
+    block_proxy = weakref.proxy(block)
+    block.forward = functools.partial(_block_forward, block_proxy)
+    block.attention.self.forward = functools.partial(_attention_forward, block_proxy, row_split, stage_number)
+
+
+class _RowSplit:
+    """Which rows of each stage's map lie on which rank of a group; its hooks cut and join what passes through Swin."""
 
     def __init__(self, shape: SwinShape, group: dist.ProcessGroup) -> None:
         self.shape = shape
         self.group = group
-        self.side = model_counts.stages(shape)[0].side
-        """Number of rows of the first stage's map, for the images at hand."""
+        self.first_map_rows = model_counts.stages(shape)[0].side
+        """Rows of the first stage's map; those of the images that the embeddings took last."""
 
-    def of_ranks(self, stage: int) -> list[int]:
-        """Return how many rows of a stage's map each rank has."""
-        return model_counts.rows_of_ranks(self.side, stage, len(self.shape.depths), self.group.size())
+    def rows_by_rank(self, stage_number: int) -> list[int]:
+        """Return how many rows of a stage's map each rank has; stages are counted from 0."""
+        stages = len(self.shape.depths)
+        return model_counts.rows_of_ranks(self.first_map_rows, stage_number, stages, self.group.size())
 
-    def own_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Replace images [b, c, H, W] by the rows of pixels [b, c, h, W] that make this rank's tokens.
+    def cut_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Before the embeddings: replace images [b, c, H, W] by the pixels [b, c, own H, W] of this rank's tokens.
 
         Raises:
             RequestError: images have too few rows for all ranks to get some.
         """
         images: Tensor = inputs[0]
-        patch = self.shape.patch_size
-        self.side = math.ceil(images.shape[2] / patch)
-        rows_by_rank = self.of_ranks(0)
+        patch_size = self.shape.patch_size
+        self.first_map_rows = math.ceil(images.shape[2] / patch_size)
+        rows_by_rank = self.rows_by_rank(0)
         if rows_by_rank[-1] == 0:
             what = f"an image of {images.shape[2]} rows of pixels has too few for {len(rows_by_rank)} sequence ranks"
             raise RequestError(what, next_step='Set data.evaluation = "sliding", or parallel.sequence smaller')
         rank = self.group.rank()
-        begin = sum(rows_by_rank[:rank]) * patch
-        end = begin + rows_by_rank[rank] * patch
-        return images[:, :, begin:end], *inputs[1:]
+        first_pixel_row = sum(rows_by_rank[:rank]) * patch_size
+        end_pixel_row = first_pixel_row + rows_by_rank[rank] * patch_size
+        return images[:, :, first_pixel_row:end_pixel_row], *inputs[1:]
 
-    def mean_of_all(self, _: nn.Module, __: tuple[Any, ...], own: Tensor) -> Tensor:
-        """Replace the mean [b, h, 1] over this rank's tokens by the mean over those of all ranks."""
-        rows = self.of_ranks(len(self.shape.depths) - 1)
-        share = rows[self.group.rank()] / sum(rows)
-        return sum_over(own[..., 0] * share, self.group).unsqueeze(-1)
+    def average_over_ranks(self, _: nn.Module, __: tuple[Any, ...], own_mean: Tensor) -> Tensor:
+        """Behind the pooler: replace the mean [b, width, 1] of this rank's tokens by that of all ranks' tokens."""
+        last_stage_rows = self.rows_by_rank(len(self.shape.depths) - 1)
+        own_share = last_stage_rows[self.group.rank()] / sum(last_stage_rows)
+        return sum_over(own_mean[..., 0] * own_share, self.group).unsqueeze(-1)
 
-    def whole_maps(self, backbone: Any, _: tuple[Any, ...], output: Any) -> Any:
-        """Replace the maps of a backbone's output by whole ones [b', h, H, W] of the images that are labelled here."""
-        maps = []
-        for stage, own_rows in enumerate(output.feature_maps):
-            width = own_rows.shape[3]
-            sizes = [rows * width for rows in self.of_ranks(stage)]
-            own_tokens = own_rows.flatten(2).transpose(1, 2)
-            tokens = with_all_tokens(own_tokens, every_image=backbone.every_image, sizes=sizes, group=self.group)
-            maps.append(tokens.transpose(1, 2).unflatten(2, (-1, width)))
-        output.feature_maps = tuple(maps)
+    def join_maps(self, backbone: Any, _: tuple[Any, ...], output: Any) -> Any:
+        """Behind the backbone: replace each stage's map [b, width, own rows, columns] by one with all rows.
+
+        The whole map [b', width, rows, columns] is that of the images whose pixels this rank labels, or of all images
+        where `backbone.every_image` is set.
+        """
+        whole_maps = []
+        for stage_number, own_map in enumerate(output.feature_maps):
+            columns = own_map.shape[3]
+            tokens_by_rank = [rows * columns for rows in self.rows_by_rank(stage_number)]
+            own_tokens = own_map.flatten(2).transpose(1, 2)  # [b, own rows * columns, width]
+            all_tokens = with_all_tokens(
+                own_tokens, every_image=backbone.every_image, sizes=tokens_by_rank, group=self.group
+            )
+            whole_maps.append(all_tokens.transpose(1, 2).unflatten(2, (-1, columns)))
+        output.feature_maps = tuple(whole_maps)
         return output
 
 
-def _through_block(block: Any, hidden: Tensor, rows: tuple[int, int], output_attentions: bool = False) -> tuple[Tensor]:
-    """Return a `Swinv2Layer`'s forward of this rank's tokens [b, rows x width, h]; `rows`: their number and width."""
+def _block_forward(
+    block: Any, hidden: Tensor, map_sides: tuple[int, int], output_attentions: bool = False
+) -> tuple[Tensor]:
+    """Return what a `Swinv2Layer` makes of this rank's tokens, [b, own rows * columns, h].
+
+    Args:
+        block: the `Swinv2Layer`.
+        hidden: its input, of the same shape.
+        map_sides: rows and columns of this rank's part of the map.
+        output_attentions: an argument of transformers, not used.
+    """
     del output_attentions
-    width = rows[1]
-    mixed = block.attention.output(block.attention.self(hidden, width), hidden)
+    columns = map_sides[1]
+    mixed = block.attention.output(block.attention.self(hidden, columns), hidden)
     hidden = hidden + block.layernorm_before(mixed)
     return (hidden + block.layernorm_after(block.output(block.intermediate(hidden))),)
 
 
-def _attention(block: Any, rows: _Rows, stage: int, hidden: Tensor, width: int) -> Tensor:
-    """Return what a block's `Swinv2SelfAttention` makes of this rank's tokens [b, own, h].
+def _attention_forward(block: Any, row_split: _RowSplit, stage_number: int, hidden: Tensor, columns: int) -> Tensor:
+    """Return what a block's `Swinv2SelfAttention` makes of this rank's tokens [b, own rows * columns, h].
 
-    In between each rank has the windows of all tokens, for some of the heads.
+    Between its two exchanges each rank has the windows of all tokens, for some of the heads.
     """
-    heads = block.attention.self
-    sizes = [row_count * width for row_count in rows.of_ranks(stage)]
-    count = heads.num_attention_heads // rows.group.size()
-    first_head = rows.group.rank() * count
-    own_heads = slice(first_head, first_head + count)
-    attention = functools.partial(_in_windows, block, own=own_heads, width=width, dtype=hidden.dtype)
-    matrices = (heads.query, heads.key, heads.value)
-    projected = (matrix(hidden).unflatten(-1, (-1, heads.attention_head_size)).transpose(1, 2) for matrix in matrices)
-    return attend(*projected, attention=attention, sizes=sizes, group=rows.group).transpose(1, 2).flatten(2)
+    attention = block.attention.self
+    group = row_split.group
+    tokens_by_rank = [rows * columns for rows in row_split.rows_by_rank(stage_number)]
+    heads_per_rank = attention.num_attention_heads // group.size()
+    first_head = group.rank() * heads_per_rank
+    own_heads = slice(first_head, first_head + heads_per_rank)
+    attend_in_windows = functools.partial(
+        _attention_in_windows, block, own_heads=own_heads, columns=columns, dtype=hidden.dtype
+    )
+    matrices = (attention.query, attention.key, attention.value)
+    projected = (_by_heads(matrix(hidden), attention.attention_head_size) for matrix in matrices)
+    mixed = attend(*projected, attention=attend_in_windows, sizes=tokens_by_rank, group=group)
+    return mixed.transpose(1, 2).flatten(2)
 
 
-def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: torch.dtype) -> Tensor:
-    """Attention of some heads in a block's windows, which are shifted and padded as in transformers' `Swinv2Layer`.
+def _by_heads(projected: Tensor, head_width: int) -> Tensor:
+    """Return [b, heads, tokens, d] from [b, tokens, heads * d]."""
+    return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
+
+
+def _attention_in_windows(block: Any, joint: Tensor, *, own_heads: slice, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return attention of some heads in a block's windows, [b, own heads, tokens, d].
+
+    Windows are shifted and padded as in transformers' `Swinv2Layer`.
 
     Args:
         block: a `Swinv2Layer`.
-        joint: queries, keys and values [3, b, heads, tokens, d] of all tokens, row by row.
-        own: which of the block's heads.
-        width: number of tokens in a row.
+        joint: queries, keys and values [3, b, own heads, tokens, d] of all tokens, row by row.
+        own_heads: which of the block's heads.
+        columns: number of tokens in a row.
         dtype: the dtype of the block's input, and so of its mask.
-
-    Returns:
-        What they mix to, [b, heads, tokens, d].
     """
-    heads = block.attention.self
+    attention = block.attention.self
     side = block.window_size
     shift = block.shift_size
-    maps = joint.unflatten(3, (-1, width))
-    height = maps.shape[3]
-    maps = _padded_to_windows(heads, maps, side=side, own=own)
+    maps = joint.unflatten(3, (-1, columns))  # [3, b, heads, rows, columns, d]
+    rows = maps.shape[3]
+    maps = _padded_to_windows(attention, maps, side=side, own_heads=own_heads)
     if shift:
         maps = maps.roll((-shift, -shift), dims=(3, 4))
-    _, batch, count, *padded, head_width = maps.shape
-    cut = maps.unflatten(4, (-1, side)).unflatten(3, (-1, side))
+    _, batch, heads, padded_rows, padded_columns, head_width = maps.shape
     # They are cut one by one, so that each is freed when it is no longer needed.
-    windows = [part.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * head_width) for part in cut.unbind()]
-    mask = block.get_attn_mask(*padded, dtype=dtype, device=maps.device)
-    mixed = _window_attention(heads, own, windows, mask)
-    rows_of_windows = padded[0] // side
-    columns_of_windows = padded[1] // side
-    joined = mixed.view(batch, rows_of_windows, columns_of_windows, side, side, count, head_width)
-    whole = joined.permute(0, 5, 1, 3, 2, 4, 6).reshape(batch, count, *padded, head_width)
+    query, key, value = [_cut_into_windows(projected, side) for projected in maps.unbind()]
+    mask = block.get_attn_mask(padded_rows, padded_columns, dtype=dtype, device=maps.device)
+    mixed = _window_attention(attention, own_heads, query=query, key=key, value=value, mask=mask)
+    window_grid = (padded_rows // side, padded_columns // side)
+    mixed_maps = _joined_windows(mixed.view(batch, *window_grid, side, side, heads, head_width))
     if shift:
-        whole = whole.roll((shift, shift), dims=(2, 3))
-    return whole[:, :, :height, :width].flatten(2, 3)
+        mixed_maps = mixed_maps.roll((shift, shift), dims=(2, 3))
+    return mixed_maps[:, :, :rows, :columns].flatten(2, 3)
 
 
-def _padded_to_windows(heads: Any, maps: Tensor, *, side: int, own: slice) -> Tensor:
-    """Return maps [3, b, heads, height, width, d] of queries, keys and values, padded to whole windows.
-
-    Padding before the matrices would become their biases behind them.
+def _cut_into_windows(maps: Tensor, side: int) -> Tensor:
+    """Return the tokens of each window, [b * windows, side * side, heads * d].
 
     Args:
-        heads: a block's `Swinv2SelfAttention`.
-        maps: without padding.
+        maps: [b, heads, rows, columns, d], where rows and columns are multiples of `side`.
         side: rows and columns of a window.
-        own: which of the block's heads.
     """
-    for axis in (4, 3):
+    heads = maps.shape[1]
+    head_width = maps.shape[4]
+    # [b, heads, window row, row in it, window column, column in it, d]
+    cut = maps.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    # [b, window row, window column, row in it, column in it, heads, d]
+    window_by_window = cut.permute(0, 2, 4, 3, 5, 1, 6)
+    return window_by_window.reshape(-1, side**2, heads * head_width)
+
+
+def _joined_windows(windows: Tensor) -> Tensor:
+    """Return maps [b, heads, rows, columns, d]: the way back from `_cut_into_windows`.
+
+    Args:
+        windows: [b, window row, window column, row in it, column in it, heads, d].
+    """
+    # [b, heads, window row, row in it, window column, column in it, d]
+    row_by_row = windows.permute(0, 5, 1, 3, 2, 4, 6)
+    batch, heads, window_rows, side, window_columns, _, head_width = row_by_row.shape
+    return row_by_row.reshape(batch, heads, window_rows * side, window_columns * side, head_width)
+
+
+def _padded_to_windows(attention: Any, maps: Tensor, *, side: int, own_heads: slice) -> Tensor:
+    """Return maps of queries, keys and values, padded at the bottom and the right to whole windows.
+
+    transformers pads with zeros before the matrices, which make their biases of them. Here the matrices have been
+    applied, so the padding is made of the biases; that of keys is 0, as their matrix has none.
+
+    Args:
+        attention: a block's `Swinv2SelfAttention`.
+        maps: [3, b, own heads, rows, columns, d].
+        side: rows and columns of a window.
+        own_heads: which of the block's heads.
+    """
+    for axis in (4, 3):  # columns, then rows
         missing = -maps.shape[axis] % side
         if missing == 0:
             continue
-        biases = [heads.query.bias, torch.zeros_like(heads.query.bias), heads.value.bias]
+        key_bias = torch.zeros_like(attention.query.bias)
+        biases = [attention.query.bias, key_bias, attention.value.bias]
         local_biases = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
-        by_head = torch.stack(local_biases).unflatten(1, (-1, maps.shape[-1]))
-        padding = by_head[:, None, own, None, None].to(maps.dtype)
-        shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
-        maps = torch.cat((maps, padding.expand(shape)), dim=axis)
+        head_width = maps.shape[-1]
+        bias_by_head = torch.stack(local_biases).unflatten(1, (-1, head_width))  # [3, heads, d]
+        padding = bias_by_head[:, None, own_heads, None, None].to(maps.dtype)  # [3, 1, own heads, 1, 1, d]
+        padding_shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
+        maps = torch.cat((maps, padding.expand(padding_shape)), dim=axis)
     return maps
 
 
-def _window_attention(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-    """Return transformers' attention in windows with some heads, [windows, tokens, h].
+def _window_attention(
+    attention: Any, own_heads: slice, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Return transformers' attention in windows with some heads, [windows, tokens, own heads * d].
 
-    Its forward runs on a stand-in of the module that has these heads alone, and whose matrices give what is computed
-    already.
+    Its forward runs on a stand-in of the module: one that has these heads alone, and whose matrices return the queries,
+    keys and values that are computed already.
 
     Args:
-        heads: a block's `Swinv2SelfAttention`.
-        own: which of its heads.
-        windows: their queries, keys and values, each [windows, tokens, h].
+        attention: a block's `Swinv2SelfAttention`.
+        own_heads: which of its heads.
+        query: queries of each window, of the same shape as the result.
+        key: their keys.
+        value: their values.
         mask: that of the block's shifted windows.
     """
-    biases = heads.continuous_position_bias_mlp
-    query, key, value = windows
+    position_biases = attention.continuous_position_bias_mlp
     stand_in = SimpleNamespace(
         query=lambda _: query,
         key=lambda _: key,
         value=lambda _: value,
-        num_attention_heads=own.stop - own.start,
-        attention_head_size=heads.attention_head_size,
+        num_attention_heads=own_heads.stop - own_heads.start,
+        attention_head_size=attention.attention_head_size,
         all_head_size=query.shape[-1],
-        logit_scale=heads.logit_scale[own],
-        continuous_position_bias_mlp=lambda table: biases(table)[..., own],
-        relative_coords_table=heads.relative_coords_table,
-        relative_position_index=heads.relative_position_index,
-        window_size=heads.window_size,
-        dropout=heads.dropout,
+        logit_scale=attention.logit_scale[own_heads],
+        continuous_position_bias_mlp=lambda table: position_biases(table)[..., own_heads],
+        relative_coords_table=attention.relative_coords_table,
+        relative_position_index=attention.relative_position_index,
+        window_size=attention.window_size,
+        dropout=attention.dropout,
     )
-    mixed: Tensor = type(heads).forward(stand_in, query, mask)[0]
+    mixed: Tensor = type(attention).forward(stand_in, query, mask)[0]
     return mixed

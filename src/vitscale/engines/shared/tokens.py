@@ -19,11 +19,12 @@ from vitscale.trial.parallel import even_parts
 
 
 def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` a run of every image's tokens, in order; the first rank has the class token.
+    """Make each rank of `group` compute a run of every image's tokens; this changes the model in place.
 
-    Attention exchanges them: one rank's tokens with all heads become all tokens with some heads, and back. Tokens need
-    not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled, each rank
-    gets all tokens of some images (`even_parts`): what comes behind the blocks is most of the work there.
+    The first rank has the first tokens, the class token among them. Tokens need not divide evenly. Attention exchanges
+    them: one rank's tokens with all heads become all tokens with some heads, and back. Before the classifier the class
+    token goes to all ranks. Where pixels are labelled, each rank gets all tokens of some images (`even_parts`): what
+    comes behind the blocks is most of the work there.
     """
     tokens_by_rank = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
     sizes = [tokens.stop - tokens.start for tokens in tokens_by_rank]
@@ -31,14 +32,15 @@ def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.Proces
     model.vit.embeddings.own_tokens = range(own_tokens.start, own_tokens.stop)
     for module in model.modules():
         if isinstance(module, Attention):
-            module.attend = functools.partial(attend, attention=_fused, sizes=sizes, group=group)
+            module.attend = functools.partial(attend, attention=_fused_attention, sizes=sizes, group=group)
     if isinstance(model, VisionTransformer):
         model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
     else:
         model.pyramid.with_all_tokens = functools.partial(with_all_tokens, sizes=sizes, group=group)
 
 
-def _fused(joint: Tensor) -> Tensor:
+def _fused_attention(joint: Tensor) -> Tensor:
+    """Return attention [b, heads, tokens, d] of queries, keys and values [3, b, heads, tokens, d]."""
     query, key, value = joint.unbind()
     return scaled_dot_product_attention(query, key, value)
 
@@ -52,13 +54,18 @@ def attend(
     sizes: list[int],
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """Return attention over all ranks' tokens; takes and returns [b, heads, own tokens, d].
+    """Return attention of this rank's tokens to the tokens of all ranks, [b, heads, own tokens, d].
+
+    Each rank sends its tokens to all others, to each of them the heads that it computes; then `attention` runs with all
+    tokens and some heads; then its output goes the way back. `exchange` splits the first axis of what it sends, and
+    tokens may divide unevenly among ranks, so a row of that axis is one token with the heads of one rank.
 
     Args:
-        query: queries of all heads.
-        key: keys of all heads.
-        value: values of all heads.
-        attention: mixes all tokens' queries, keys and values [3, b, heads / ranks, tokens, d].
+        query: queries [b, heads, own tokens, d].
+        key: keys, of the same shape.
+        value: values, of the same shape.
+        attention: takes queries, keys and values of all tokens, [3, b, heads / ranks, tokens, d], and returns
+            [b, heads / ranks, tokens, d].
         sizes: number of tokens of each rank.
         group: the ranks that exchange.
     """
@@ -67,64 +74,85 @@ def attend(
     all_tokens = sum(sizes)
     batch, heads, _, width = query.shape
     heads_per_rank = heads // ranks
-    # [3, b, heads, own, d] becomes, rank after rank, that rank's heads token by token: rows of one length for unequal
-    # splits.
-    joint = torch.stack((query, key, value)).unflatten(2, (ranks, heads_per_rank))
+
+    # In the shapes below, "rank" is the rank that computes these heads, and "heads" are the heads of one rank.
+    # Tensors are deleted where they are not needed any more: each is as large as all hidden states.
+    by_rank = torch.stack((query, key, value)).unflatten(2, (ranks, heads_per_rank))  # [3, b, rank, heads, own, d]
     del query, key, value
-    rows = joint.permute(2, 4, 0, 1, 3, 5).reshape(ranks * own_tokens, -1)
-    del joint
-    rows = exchange(rows, sent=[own_tokens] * ranks, received=sizes, group=group)
-    rows = rows.view(all_tokens, 3, batch, heads_per_rank, width)
-    mixed = attention(rows.permute(1, 2, 3, 0, 4))
-    rows = mixed.permute(2, 0, 1, 3).reshape(all_tokens, -1)
-    del mixed
-    returned = exchange(rows, sent=sizes, received=[own_tokens] * ranks, group=group)
-    returned = returned.view(ranks, own_tokens, batch, heads_per_rank, width)
-    return returned.permute(2, 0, 3, 1, 4).flatten(1, 2)
+    rank_by_rank = by_rank.permute(2, 4, 0, 1, 3, 5)  # [rank, own, 3, b, heads, d]
+    own_rows = rank_by_rank.reshape(ranks * own_tokens, -1)
+    del by_rank, rank_by_rank
+    all_rows = exchange(own_rows, sent=[own_tokens] * ranks, received=sizes, group=group)
+    del own_rows
+
+    token_by_token = all_rows.view(all_tokens, 3, batch, heads_per_rank, width)
+    mixed = attention(token_by_token.permute(1, 2, 3, 0, 4))  # takes [3, b, heads, all, d], gives [b, heads, all, d]
+    mixed_rows = mixed.permute(2, 0, 1, 3).reshape(all_tokens, -1)  # [all, b * heads * d]
+    del all_rows, token_by_token, mixed
+
+    own_mixed_rows = exchange(mixed_rows, sent=sizes, received=[own_tokens] * ranks, group=group)
+    mixed_by_rank = own_mixed_rows.view(ranks, own_tokens, batch, heads_per_rank, width)
+    return mixed_by_rank.permute(2, 0, 3, 1, 4).flatten(1, 2)  # [b, rank, heads, own, d] -> [b, all heads, own, d]
 
 
 def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Give every rank the first token [b, h] of the first rank's `encoded` [b, own tokens, h]."""
+    """Return the first rank's first token of each image, [b, h], on every rank.
+
+    Args:
+        encoded: this rank's tokens [b, own tokens, h].
+        group: the ranks that share an image's tokens.
+    """
     ranks = group.size()
     batch = len(encoded)
-    from_first = [batch] + [0] * (ranks - 1)
+    received = [batch] + [0] * (ranks - 1)
     if group.rank() == 0:
-        return exchange(encoded[:, 0].repeat(ranks, 1), sent=[batch] * ranks, received=from_first, group=group)
+        copies = encoded[:, 0].repeat(ranks, 1)
+        return exchange(copies, sent=[batch] * ranks, received=received, group=group)
     nothing = encoded[:0, 0]
-    return exchange(nothing, sent=[0] * ranks, received=from_first, group=group)
+    return exchange(nothing, sent=[0] * ranks, received=received, group=group)
 
 
 def sum_over(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give every rank the sum over all ranks of their `own` [b, h]."""
+    """Return the sum over all ranks of their `own` [b, h], on every rank."""
     ranks = group.size()
     batch = len(own)
-    of_all = exchange(own.repeat(ranks, 1), sent=[batch] * ranks, received=[batch] * ranks, group=group)
-    return of_all.view(ranks, batch, -1).sum(0)
+    rows_of_all = exchange(own.repeat(ranks, 1), sent=[batch] * ranks, received=[batch] * ranks, group=group)
+    return rows_of_all.view(ranks, batch, -1).sum(0)
 
 
 def with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Return all ranks' tokens [b', tokens, h], from `encoded` [b, own tokens, h] of each rank.
+    """Return all tokens of some images, [b', tokens, h].
 
-    They are those of the rank's own part of the images, or with `every_image` of all images on every rank. `sizes`:
-    number of tokens of each rank.
+    Args:
+        encoded: this rank's tokens of all images, [b, own tokens, h].
+        every_image: whether each rank gets all b images; else it gets its own part of them (`even_parts`).
+        sizes: number of tokens of each rank.
+        group: the ranks that share an image's tokens.
     """
     ranks = group.size()
     own_tokens, width = encoded.shape[1:]
-    rows = encoded.flatten(0, 1)
+    # Rows to send are tokens, image by image: [b * own tokens, h], as often as there are ranks that get all images.
     if every_image:
         images_by_rank = [len(encoded)] * ranks
-        rows = rows.repeat(ranks, 1)
+        sent_rows = encoded.flatten(0, 1).repeat(ranks, 1)
     else:
         images_by_rank = [part.stop - part.start for part in even_parts(len(encoded), ranks)]
+        sent_rows = encoded.flatten(0, 1)
+    own_images = images_by_rank[group.rank()]
     sent = [images * own_tokens for images in images_by_rank]
-    received = [images_by_rank[group.rank()] * size for size in sizes]
-    rows_by_rank = exchange(rows, sent=sent, received=received, group=group).split(received)
-    tokens = [own_rows.view(-1, size, width) for own_rows, size in zip(rows_by_rank, sizes, strict=True)]
-    return torch.cat(tokens, dim=1)
+    received = [own_images * size for size in sizes]
+    received_rows = exchange(sent_rows, sent=sent, received=received, group=group)
+    # From each rank [own images * its tokens, h]; together [own images, tokens, h].
+    rows_by_rank = received_rows.split(received)
+    tokens_by_rank = [rows.view(-1, size, width) for rows, size in zip(rows_by_rank, sizes, strict=True)]
+    return torch.cat(tokens_by_rank, dim=1)
 
 
 def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Exchange rows by `all_to_all_single` with unequal splits; backward sends the gradient the way back.
+    """Return the rows that the group's ranks send to this one, [sum(received), ...], rank by rank.
+
+    It is `all_to_all_single` with unequal splits. Its backward sends the gradient of each row back to where the row
+    came from.
 
     Args:
         rows: the rows to send, [sum(sent), ...].
@@ -137,6 +165,8 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.Pro
 
 
 class _Exchange(torch.autograd.Function):
+    """`exchange` forwards, and backwards with the numbers of sent and received rows swapped."""
+
     @staticmethod
     def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
         context.sent = sent
@@ -150,6 +180,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the rows that arrive, [sum(received), ...]; autograd sees nothing of it."""
     arrived = rows.new_empty((sum(received), *rows.shape[1:]))
     dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
     return arrived

@@ -1,6 +1,10 @@
 """Bytes that FSDP2 holds around each part of a model whose blocks are unlike; a block may have several parts.
 
-The root is all that lies in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1).
+A `Part` is a piece of the model, in the order of forward; `Parts` are bytes by their purpose. The root is all that lies
+in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1).
+
+FSDP2 gathers a block's weights before the block runs. They arrive in a flat buffer, out of which they are copied. gloo,
+which exchanges between CPUs, works on copies of its own, and may let go of them late (`fsdp2.states`).
 """
 
 from __future__ import annotations
@@ -20,8 +24,25 @@ def around_parts(trial: Trial, rank_states: RankStates, parts: Sequence[Part], t
     return _StageInTurn(trial, rank_states, parts, turn).around()
 
 
+def _gathered_weights(sharding: Sharding, gathered: int, *, buffered: int, copied_by_gloo: int = 0) -> Parts:
+    """Return the bytes of weights that are gathered, of the buffer that weights arrive in, and of gloo's copies.
+
+    Args:
+        sharding: how the ranks shard; it decides whether they have a buffer, and whether gloo exchanges.
+        gathered: elements of weights that are gathered.
+        buffered: elements in the buffer, if the ranks have one.
+        copied_by_gloo: elements of which gloo still holds a copy, if it exchanges.
+    """
+    buffer_elements = buffered if sharding.has_buffers else 0
+    gloo_elements = copied_by_gloo if sharding.has_gloo else 0
+    return {
+        "gathered weights": (gathered + buffer_elements) * sharding.weight_bytes,
+        "gloo's copies": gloo_elements * sharding.weight_bytes,
+    }
+
+
 class _BlockByBlock:
-    """The weights and gradients of `states`, for blocks that are unlike.
+    """The weights and gradients of `fsdp2.states`, for blocks that are unlike.
 
     The root's weights and gradients stay whole from forward to the end of backward; its weights are let go of before
     its gradients are scattered (`post_backward`). The root's buffer is there while the root begins. While the parts
@@ -46,6 +67,8 @@ class _BlockByBlock:
             else:
                 self._elements_behind += part.elements
         self._root_elements = self._elements_before + self._elements_behind
+        self._block_gathered_behind = self._last_block if self._sharding.stays_gathered else 0
+        """The `_weights` that are gathered behind the blocks: up to the last block, or none (0)."""
         self._accumulates = trial.train.grad_accum > 1
         self._casts_shards = self._sharding.has_buffers and trial.train.master_weights
 
@@ -84,45 +107,44 @@ class _BlockByBlock:
         part = self._parts[number]
         if part.block > 0:
             block_elements = self._block_elements[part.block]
-            late = block_elements if self._is_begin_of_block(number) else 0
-            return self._gathered(part.block, arriving=block_elements, late=late)
-        is_before_blocks = bool(part.modules) and part.block == 0
-        if is_before_blocks:
-            return self._gathered(0, arriving=self._root_elements)
-        arriving = self._block_elements[self._last_block] if part.modules else 0
-        return self._gathered(self._last_block if self._sharding.stays_gathered else 0, arriving=arriving)
+            copied_by_gloo = block_elements if self._is_begin_of_block(number) else 0
+            return self._weights(part.block, buffered=block_elements, copied_by_gloo=copied_by_gloo)
+        if not part.modules:  # the loss
+            return self._weights(self._block_gathered_behind, buffered=0)
+        if part.block == 0:
+            return self._weights(0, buffered=self._root_elements)
+        return self._weights(self._block_gathered_behind, buffered=self._block_elements[self._last_block])
 
     def _in_backward(self, number: int) -> Parts:
         """Return what is there in a part's backward, where the gradient of its largest tensor is just made."""
         part = self._parts[number]
-        same_block = (other for other in self._parts[number + 1 :] if other.block == part.block)
-        made = sum(other.elements for other in same_block)
+        later_in_block = (other for other in self._parts[number + 1 :] if other.block == part.block)
+        made = sum(other.elements for other in later_in_block)
         gradients = self._gradients(part.block, made=made, new=max(part.tensors))
         if part.block < 0:
-            gathered_block = self._last_block if self._sharding.stays_gathered else 0
             fetched = self._fetched_ahead(self._last_block + 1)
-            return added(self._gathered(gathered_block, arriving=fetched), gradients)
-        gathered = self._gathered(part.block, arriving=self._fetched_ahead(part.block))
-        return added(gathered, gradients, self._scattered(part.block + 1))
+            return added(self._weights(self._block_gathered_behind, buffered=fetched), gradients)
+        weights = self._weights(part.block, buffered=self._fetched_ahead(part.block))
+        return added(weights, gradients, self._scattered(part.block + 1))
 
     def _at_first_gradient(self, block: int) -> Parts:
         """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
         fetched = self._fetched_ahead(block)
-        # The last block's own copy is late: it was fetched ahead too.
-        own_copy = self._block_elements[block] if block == self._last_block else 0
+        # gloo's copy of the last block is late: it was fetched ahead too.
+        late_copy = self._block_elements[block] if block == self._last_block else 0
         following = self._block_elements[block + 1]
         cast_elements = shard(following, self._sharding.ranks) if self._casts_shards else 0
         return added(
-            self._gathered(block, arriving=fetched, late=fetched + own_copy),
+            self._weights(block, buffered=fetched, copied_by_gloo=fetched + late_copy),
             self._gradients(block, made=0, new=0),
-            self._scattered(block + 1, late=following),
+            self._scattered(block + 1, copied_by_gloo=following),
             {"temporaries": cast_elements * self._sharding.weight_bytes},
         )
 
     def _at_scatter(self, block: int) -> Parts:
         """Return what is there when a block's backward is over, and its gradients have been copied to be scattered."""
         return added(
-            self._gathered(0, arriving=self._fetched_ahead(block)),
+            self._weights(0, buffered=self._fetched_ahead(block)),
             self._gradients(block, made=self._block_elements[block], new=0),
             self._scattered(block),
         )
@@ -131,38 +153,46 @@ class _BlockByBlock:
         """Return the elements that are on their way while a block runs backward: those of the block before it."""
         return 0 if self._sharding.stays_gathered or block == 0 else self._block_elements[block - 1]
 
-    def _gathered(self, block: int, *, arriving: int, late: int = 0) -> Parts:
-        """Return the weights of the root and of a block, and where blocks stay gathered of all blocks before it.
+    def _weights(self, block: int, *, buffered: int, copied_by_gloo: int = 0) -> Parts:
+        """Return the gathered weights while a block runs, with buffers and copies (`_gathered_weights`).
+
+        They are those of the root and of the block. Where blocks stay gathered, those of all blocks before it are
+        there too.
 
         Args:
-            block: the number of the block; 0: none.
-            arriving: elements in the buffer that weights arrive in.
-            late: elements in copies of gloo.
+            block: the number of the block; 0: no block is gathered.
+            buffered: elements in the buffer.
+            copied_by_gloo: elements in gloo's copies.
+        """
+        if self._sharding.stays_gathered:
+            block_elements = sum(self._block_elements[1 : block + 1])
+        else:
+            block_elements = self._block_elements[block]
+        gathered = self._root_elements + block_elements
+        return _gathered_weights(self._sharding, gathered, buffered=buffered, copied_by_gloo=copied_by_gloo)
+
+    def _scattered(self, block: int, *, copied_by_gloo: int = 0) -> Parts:
+        """Return the buffer out of which a block's gradients are scattered, and gloo's copies of gradients.
+
+        Args:
+            block: the number of the block.
+            copied_by_gloo: elements of gradients of which gloo still holds a copy, if it exchanges.
         """
         sharding = self._sharding
-        blocks = sum(self._block_elements[1 : block + 1]) if sharding.stays_gathered else self._block_elements[block]
-        buffered = arriving if sharding.has_buffers else 0
-        copied = late if sharding.has_gloo else 0
-        return {
-            "gathered weights": (self._root_elements + blocks + buffered) * sharding.weight_bytes,
-            "gloo's copies": copied * sharding.weight_bytes,
-        }
-
-    def _scattered(self, block: int, *, late: int = 0) -> Parts:
-        """Return the buffer out of which a block's gradients are scattered; `late`: elements in copies of gloo."""
-        sharding = self._sharding
-        copied = late if sharding.has_gloo else 0
+        gloo_elements = copied_by_gloo if sharding.has_gloo else 0
         return {
             "buckets": self._block_elements[block] * sharding.sent_bytes,
-            "gloo's copies": copied * sharding.sent_bytes,
+            "gloo's copies": gloo_elements * sharding.sent_bytes,
         }
 
     def _gradients(self, block: int, *, made: int, new: int) -> Parts:
-        """Return the gradients that are there in a block's backward, or in that of parts outside blocks.
+        """Return all gradients that are there while a block, or parts of the root, run backward.
+
+        Those of the root are whole. Those of the blocks that follow in forward have been scattered.
 
         Args:
-            block: the number of the block, 0 or -1.
-            made: elements of the block's gradients that are made.
+            block: the number of the block; of parts of the root 0 or -1 (`Part.block`).
+            made: elements of the block's gradients, or of those of parts behind the blocks, that are made.
             new: elements of the gradient that has just been made.
         """
         sharding = self._sharding
@@ -170,14 +200,16 @@ class _BlockByBlock:
             return {"gradients": (made + new) * sharding.weight_bytes}
         whole = self._elements_behind + made + new
         scattered = sum(self._block_elements[block + 1 :])
+        # Of gradients that accumulate, the shards are among those of earlier micro-steps already.
         scattered_bytes = 0.0 if self._accumulates else sharding.shard_bytes / sharding.ranks
         return {"gradients": whole * sharding.weight_bytes + int(scattered * scattered_bytes)}
 
 
 class _StageInTurn:
-    """The weights and gradients of `stage_states`, for a stage whose blocks are unlike; each is a part by itself.
+    """The weights and gradients of `fsdp2.states.stage_states`, for a stage of a pipeline whose blocks are unlike.
 
-    Gradients stay whole, and so do weights that backward has gathered; a forward frees them block by block.
+    Each block is a part by itself here. Gradients stay whole, and so do weights that backward has gathered; a forward
+    frees them block by block.
     """
 
     def __init__(self, trial: Trial, rank_states: RankStates, parts: Sequence[Part], turn: InTurn) -> None:
@@ -185,58 +217,89 @@ class _StageInTurn:
         self._rank_states = rank_states
         self._parts = parts
         self._is_gathered_before = turn.whole
+        """Whether all weights are gathered when the turn begins."""
+        self._stays_gathered = turn.whole or self._sharding.stays_gathered
+        """Whether no block is gathered in backward."""
         self._block_elements = [part.elements if part.block > 0 else 0 for part in parts]
         """Elements by the number of the part; 0 for parts of the root."""
         self._root_elements = sum(part.elements for part in parts) - sum(self._block_elements)
         self._last_block = max((number for number, elements in enumerate(self._block_elements) if elements), default=0)
+        """Number of the part that is the last block; 0: there is none."""
 
     def around(self) -> Around:
         """Return what is there at each part of the stage and between parts."""
-        stays_gathered = self._is_gathered_before or self._sharding.stays_gathered
-        forward: list[Parts] = []
-        backward: list[Parts] = []
-        between: list[tuple[int, float, Parts]] = []
-        for number, block_elements in enumerate(self._block_elements):
-            forward.append(self._in_forward(number))
-            fetched = 0 if stays_gathered or number == 0 else self._block_elements[number - 1]
-            gathered = sum(self._block_elements if stays_gathered else self._block_elements[number:])
-            backward.append(added(self._gathered(gathered, arriving=fetched), self._gradients(number, new_tensor=True)))
-            if block_elements and not stays_gathered:
-                own_copy = block_elements if number == self._last_block or not fetched else 0
-                late = self._gathered(gathered, arriving=fetched or block_elements, late=fetched + own_copy)
-                between.append((number, 0.0, added(late, self._gradients(number, new_tensor=False))))
-        return Around(forward, backward, between, self._rank_states.exchange)
+        numbers = range(len(self._parts))
+        late_gathers = [
+            (number, 0.0, self._at_late_gather(number)) for number in numbers if self._is_gathered_in_backward(number)
+        ]
+        return Around(
+            forward=[self._in_forward(number) for number in numbers],
+            backward=[self._in_backward(number) for number in numbers],
+            between=late_gathers,
+            exchange=self._rank_states.exchange,
+        )
 
     def _in_forward(self, number: int) -> Parts:
         """Return what is gathered in a part's forward."""
         block_elements = self._block_elements[number]
-        earlier = sum(self._block_elements[:number]) if self._sharding.stays_gathered else 0
         if self._is_gathered_before:
-            return self._gathered(sum(self._block_elements[number:]), arriving=0)
+            return self._weights(sum(self._block_elements[number:]), buffered=0)
+        earlier = sum(self._block_elements[:number]) if self._sharding.stays_gathered else 0
         if block_elements:
-            return self._gathered(block_elements + earlier, arriving=block_elements, late=block_elements)
-        arriving = self._root_elements if number == 0 else self._block_elements[self._last_block]
-        return self._gathered(earlier, arriving=arriving)
+            return self._weights(block_elements + earlier, buffered=block_elements, copied_by_gloo=block_elements)
+        buffered = self._root_elements if number == 0 else self._block_elements[self._last_block]
+        return self._weights(earlier, buffered=buffered)
 
-    def _gradients(self, number: int, *, new_tensor: bool) -> Parts:
-        """Return the gradients in a part's backward; `new_tensor`: with its largest one, which has just been made."""
-        made = 0 if self._rank_states.held else sum(part.elements for part in self._parts[number + 1 :])
-        new = max(self._parts[number].tensors, default=0) if new_tensor else 0
-        return {"gradients": made * self._sharding.sent_bytes + new * self._sharding.weight_bytes}
+    def _in_backward(self, number: int) -> Parts:
+        """Return what is there in a part's backward, where the gradient of its largest tensor is just made."""
+        weights = self._weights(self._gathered_blocks(number), buffered=self._fetched_ahead(number))
+        return added(weights, self._gradients(number, has_new_tensor=True))
 
-    def _gathered(self, blocks: int, *, arriving: int, late: int = 0) -> Parts:
-        """Return the weights of the root and of blocks, and gradients of earlier micro-batches; all in elements.
+    def _at_late_gather(self, number: int) -> Parts:
+        """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
+        block_elements = self._block_elements[number]
+        fetched = self._fetched_ahead(number)
+        has_own_copy = number == self._last_block or fetched == 0
+        own_copy = block_elements if has_own_copy else 0
+        weights = self._weights(
+            self._gathered_blocks(number), buffered=fetched or block_elements, copied_by_gloo=fetched + own_copy
+        )
+        return added(weights, self._gradients(number, has_new_tensor=False))
+
+    def _is_gathered_in_backward(self, number: int) -> bool:
+        """Return whether a part is a block that is gathered for its backward."""
+        is_block = self._block_elements[number] > 0
+        return is_block and not self._stays_gathered
+
+    def _gathered_blocks(self, number: int) -> int:
+        """Return the elements of the blocks that are gathered in a part's backward: its own and all that follow."""
+        if self._stays_gathered:
+            return sum(self._block_elements)
+        return sum(self._block_elements[number:])
+
+    def _fetched_ahead(self, number: int) -> int:
+        """Return the elements that are on their way while a part runs backward: those of the part before it."""
+        return 0 if self._stays_gathered or number == 0 else self._block_elements[number - 1]
+
+    def _gradients(self, number: int, *, has_new_tensor: bool) -> Parts:
+        """Return the gradients in a part's backward.
 
         Args:
-            blocks: elements of blocks.
-            arriving: elements in the buffer that weights arrive in.
-            late: elements in copies of gloo.
+            number: the number of the part.
+            has_new_tensor: whether the gradient of its largest tensor has just been made.
         """
-        sharding = self._sharding
-        buffered = arriving if sharding.has_buffers else 0
-        copied = late if sharding.has_gloo else 0
-        return added(
-            self._rank_states.held,
-            {"gathered weights": (self._root_elements + blocks + buffered) * sharding.weight_bytes},
-            {"gloo's copies": copied * sharding.weight_bytes},
-        )
+        made = 0 if self._rank_states.held else sum(part.elements for part in self._parts[number + 1 :])
+        new = max(self._parts[number].tensors, default=0) if has_new_tensor else 0
+        return {"gradients": made * self._sharding.sent_bytes + new * self._sharding.weight_bytes}
+
+    def _weights(self, block_elements: int, *, buffered: int, copied_by_gloo: int = 0) -> Parts:
+        """Return the weights of the root and of blocks, with buffers and copies, and gradients of other micro-batches.
+
+        Args:
+            block_elements: elements of the blocks that are gathered.
+            buffered: elements in the buffer, as in `_gathered_weights`.
+            copied_by_gloo: elements in gloo's copies.
+        """
+        gathered = self._root_elements + block_elements
+        weights = _gathered_weights(self._sharding, gathered, buffered=buffered, copied_by_gloo=copied_by_gloo)
+        return added(self._rank_states.held, weights)

@@ -1,10 +1,14 @@
-"""A model in pipeline stages: which modules a rank keeps, under their names in the whole model."""
+"""A model in pipeline stages: which modules a rank keeps, under their names in the whole model.
+
+A stage hands its output, an `Activation`, on to the next stage. A rank may hold several stages: rank r of n ranks of a
+pipeline holds the stages r, r + n, r + 2 n and so on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -33,6 +37,13 @@ ActivationShapes = Callable[[int, int], tuple[TensorShapes, ...]]
 """Takes an image's height and width; gives the shapes of what each stage but the last hands on, on this rank."""
 
 
+def _call_module(name: str, module: nn.Module, activation: Activation) -> Activation:
+    """Return a module's output for what is handed on to it: `StagePlan.run_module` of most models."""
+    del name
+    output: Activation = module(activation)
+    return output
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """The stages into which a model is cut."""
@@ -43,10 +54,8 @@ class StagePlan:
     """Shapes of what each stage but the last hands on."""
     dtype: torch.dtype
     """The dtype of what each stage but the last hands on."""
-    through: Callable[[str, nn.Module, Activation], Activation] = field(
-        default=lambda _, module, activation: module(activation)
-    )
-    """Takes a module's name, the module and what is handed on to it; gives what the module makes of it."""
+    run_module: Callable[[str, nn.Module, Activation], Activation] = _call_module
+    """Takes a module's name, the module and its input; returns the input of the next module in `parts`."""
     blocks: tuple[str, ...] = ()
     """Names of the modules that are wrapped one by one, where they are not those of `base.blocks_of`."""
     resizes: bool = False
@@ -62,19 +71,24 @@ class StagePlan:
             RequestError: an option works block by block, and the stages have no blocks.
         """
         rank = trial.layout.coordinates(dist.get_rank()).pipeline
-        stages = self.parts[rank :: trial.parallel.pipeline]
-        local_modules = _modules_in([model.get_submodule(name) for name in chain(*stages)])
+        own_stages = self.parts[rank :: trial.parallel.pipeline]
+        local_modules = _modules_in([model.get_submodule(name) for name in chain(*own_stages)])
         return [block for block in self._all_blocks(model, trial) if block in local_modules]
 
     def _all_blocks(self, model: nn.Module, trial: Trial) -> Sequence[nn.Module]:
-        """Return the blocks of all stages."""
+        """Return the blocks of all stages.
+
+        Raises:
+            RequestError: an option works block by block, and the stages have no blocks.
+        """
         blocks = [model.get_submodule(name) for name in self.blocks] or blocks_of(model)
         parts = [model.get_submodule(name) for name in chain(*self.parts)]
         if blocks and _modules_in(parts).issuperset(blocks):
             return blocks
         repeated = _repeated(parts)
         train = trial.train
-        if not repeated and (train.activation_checkpointing or train.compile):
+        needs_blocks = train.activation_checkpointing or train.compile
+        if needs_blocks and not repeated:
             option = "activation_checkpointing" if train.activation_checkpointing else "compile"
             raise RequestError(
                 f"train.{option} works block by block, and in_order of {shown(trial.model.factory)} takes its "
@@ -85,7 +99,8 @@ class StagePlan:
 
 
 def _modules_in(parts: Sequence[nn.Module]) -> set[nn.Module]:
-    return {module for part in parts for module in part.modules()}
+    """Return all modules in these ones, and they themselves."""
+    return set(chain.from_iterable(part.modules() for part in parts))
 
 
 def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
@@ -108,101 +123,157 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 
 
 def _vit_plan(model: VisionTransformer | PyramidSegmenter, trial: Trial) -> StagePlan:
-    embedding, *blocks = model.in_order[: 1 + len(model.vit.layers)]
-    heads = model.in_order[1 + len(blocks) :]
+    """Return the stages of a vision transformer: its embedding, its blocks, and what follows them."""
+    block_count = len(model.vit.layers)
+    embedding, *blocks = model.in_order[: 1 + block_count]
+    heads = model.in_order[1 + block_count :]
     all_tokens = model.vit.embeddings.position_embeddings.shape[1]
-    tokens = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
-    handed_on = ((tokens.stop - tokens.start, model.vit.width),)
-    shapes = (handed_on,) * (trial.parallel.stages - 1)
+    own_tokens = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
+    hidden_shape = (own_tokens.stop - own_tokens.start, model.vit.width)
     return StagePlan(
         parts=_parts(trial, [embedding], [[block] for block in blocks], heads),
-        shapes=lambda *_: shapes,
+        shapes=_same_at_any_size([(hidden_shape,)] * (trial.parallel.stages - 1)),
         dtype=weight_dtype(trial.train),
         blocks=tuple(blocks),
     )
 
 
+def _same_at_any_size(shapes: Sequence[TensorShapes]) -> ActivationShapes:
+    """Return `StagePlan.shapes` of a model whose stages hand on these shapes, whatever the size of the images."""
+
+    def shapes_at(height: int, width: int) -> tuple[TensorShapes, ...]:
+        del height, width
+        return tuple(shapes)
+
+    return shapes_at
+
+
 def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
+    """Return the stages of a Swin; what they hand on depends on the size of the images."""
     layout = trial.layout
     sequence_rank = _sequence_rank(trial)
     heads = [name for name in (AUXILIARY_HEAD, DECODE_HEAD) if getattr(model, name, None) is not None]
     order = swin_in_order(swin.depths, heads)
-    last_blocks = [blocks.stop - 1 for blocks in stage_blocks(trial.model, trial.parallel.stages)[:-1]]
+    handing_blocks = [blocks.stop - 1 for blocks in stage_blocks(trial.model, trial.parallel.stages)[:-1]]
     dtype = weight_dtype(trial.train)
     if trial.train.precision == "bf16" and trial.train.device == "cpu":
         dtype = torch.bfloat16  # autocast's norms give it there, and so has all that they are added to
 
-    def maps_of_square(side: int) -> list[tuple[tuple[int, int, int], ...]]:
+    def shapes_of_square(side: int) -> list[tuple[tuple[int, int, int], ...]]:
+        """Return (rows, columns, width) of the tensors behind each block, for square images."""
         square = swin._replace(image_size=side)
         return swin_maps(square, layout.sequence, sequence_rank, segments=bool(heads))
 
-    def shapes(height: int, width: int) -> tuple[TensorShapes, ...]:
-        of_height = maps_of_square(height)
-        of_width = maps_of_square(width)
-        return tuple(_rectangular(of_height[block], of_width[block]) for block in last_blocks)
+    def shapes_at(height: int, width: int) -> tuple[TensorShapes, ...]:
+        tall = shapes_of_square(height)
+        wide = shapes_of_square(width)
+        return tuple(_rectangular(tall[block], wide[block]) for block in handing_blocks)
 
     return StagePlan(
         parts=_parts(trial, order.first, order.blocks, order.last),
-        shapes=shapes,
+        shapes=shapes_at,
         dtype=dtype,
-        through=run_swin_module,
+        run_module=run_swin_module,
         blocks=tuple(chain(*order.blocks)),
         resizes=bool(heads),
     )
 
 
-def _rectangular(of_height: TensorShapes, of_width: TensorShapes) -> TensorShapes:
-    """Return shapes [rows, columns, width] of an image's maps, from those of squares of its height and its width."""
-    return tuple((tall[0], *wide[1:]) for tall, wide in zip(of_height, of_width, strict=True))
+def _rectangular(tall: TensorShapes, wide: TensorShapes) -> TensorShapes:
+    """Return shapes (rows, columns, width) of an image's maps.
+
+    Args:
+        tall: the shapes of a square image of its height; they give the rows.
+        wide: the shapes of a square image of its width; they give the columns and the width.
+    """
+    return tuple((tall_map[0], *wide_map[1:]) for tall_map, wide_map in zip(tall, wide, strict=True))
 
 
 def _factory_plan(model: nn.Module, trial: Trial) -> StagePlan:
-    """Return the stages of a user's model, which says itself which modules make up its forward (`in_order`)."""
-    stages = trial.parallel.stages
-    what = f"parallel.pipeline = {trial.layout.pipeline}"
+    """Return the stages of a factory's model, which lists the modules of its forward (`in_order`).
+
+    Raises:
+        RequestError: the list is missing, is too short or leaves out a parameter; or its stages cannot be trained
+            (`_check_weights`).
+    """
+    module_names = list(offered(model, "in_order", trial))
+    _check_listed(model, module_names, trial)
+    outlines = _outlines(model, module_names, trial)
+    stage_ranges = _balanced_ranges(outlines, trial.parallel.stages)
+    parts = tuple(tuple(module_names[number] for number in modules) for modules in stage_ranges)
+    _check_weights(model, parts, trial)
+    output_shapes = [outlines[modules[-1]].output_shape for modules in stage_ranges]
+    shapes_handed_on = [(shape,) for shape in output_shapes[:-1]]  # the last stage hands nothing on
+    return StagePlan(parts, shapes=_same_at_any_size(shapes_handed_on), dtype=weight_dtype(trial.train))
+
+
+def _check_listed(model: nn.Module, module_names: Sequence[str], trial: Trial) -> None:
+    """Check that a factory's `in_order` lists all of its model, and enough modules for the stages.
+
+    Raises:
+        RequestError: a parameter lies in none of the modules, or there are fewer modules than stages.
+    """
+    setting = f"parallel.pipeline = {trial.layout.pipeline}"
     factory = shown(trial.model.factory)
-    order = list(offered(model, "in_order", trial))
-    listed = {parameter for part in order for parameter in model.get_submodule(part).parameters()}
-    missing = next((name for name, parameter in model.named_parameters() if parameter not in listed), None)
+    missing = _first_unlisted_parameter(model, module_names)
     if missing is not None:
         raise RequestError(
-            f"{what}: in_order of {factory} leaves out the parameter {shown(missing)}, and stages without it would be "
-            "another model",
+            f"{setting}: in_order of {factory} leaves out the parameter {shown(missing)}, and stages without it would "
+            "be another model",
             next_step="Move it into a module that in_order names (docs/parallelism.md), or leave parallel.pipeline out",
         )
-    if len(order) < stages:
+    stages = trial.parallel.stages
+    if len(module_names) < stages:
         raise RequestError(
-            f"{what} makes {stages} stages, and {factory} offers {len(order)} modules in_order",
-            valid=[f"1 to {len(order)} stages"],
+            f"{setting} makes {stages} stages, and {factory} offers {len(module_names)} modules in_order",
+            valid=[f"1 to {len(module_names)} stages"],
         )
-    outlines = _outlines(model, order, trial)
+
+
+def _first_unlisted_parameter(model: nn.Module, module_names: Sequence[str]) -> str | None:
+    """Return the name of the first parameter that lies in none of these modules; None where all do."""
+    listed = _parameters_of(model, module_names)
+    for name, parameter in model.named_parameters():
+        if parameter not in listed:
+            return name
+    return None
+
+
+def _balanced_ranges(outlines: Sequence[_Outline], stages: int) -> list[range]:
+    """Return the numbers of each stage's modules, cut so that the largest stage has as few FLOPs as possible.
+
+    Example: five modules may make the two stages [range(0, 3), range(3, 5)].
+    """
     ends = balanced(tuple(outline.flops for outline in outlines), stages)
-    shapes = tuple((outlines[end - 1].output_shape,) for end in ends[:-1])
-    parts = tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends)))
-    _check_weights(model, parts, trial)
-    return StagePlan(parts, shapes=lambda *_: shapes, dtype=weight_dtype(trial.train))
+    begins = (0, *ends[:-1])
+    return [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
 
 
 def _sequence_rank(trial: Trial) -> int:
-    """Return this rank's place among those that share the tokens."""
+    """Return this rank's number among those that share the tokens."""
     return trial.layout.coordinates(dist.get_rank()).sequence
 
 
 def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Trial) -> None:
-    """Refuses stages of a factory's model that share weights, which each would train for itself, or that train none.
+    """Check the weights of a factory's model in stages.
+
+    Args:
+        model: the model.
+        parts: names of the modules of each stage.
+        trial: the trial.
 
     Raises:
-        RequestError: two stages share a weight, or a stage trains none.
+        RequestError: two stages share a weight, which each would train for itself, or a stage trains none.
     """
     weights_by_stage = [_parameters_of(model, part) for part in parts]
-    what = f"parallel.pipeline = {trial.parallel.pipeline}: "
+    setting = f"parallel.pipeline = {trial.parallel.pipeline}"
     factory = shown(trial.model.factory)
     for name, parameter in model.named_parameters():
         sharing = [number for number, weights in enumerate(weights_by_stage, start=1) if parameter in weights]
         if len(sharing) > 1:
             raise RequestError(
-                f"{what}stages {sharing[0]} and {sharing[1]} of {factory} share the parameter {shown(name)}, and each "
-                "would train it for itself",
+                f"{setting}: stages {sharing[0]} and {sharing[1]} of {factory} share the parameter {shown(name)}, and "
+                "each would train it for itself",
                 next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
             )
     ranks = trial.parallel.pipeline
@@ -212,39 +283,42 @@ def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Tria
         trained_together = [weights] if every_stage_must_train else weights_by_stage[stage % ranks :: ranks]
         if not any(parameter.requires_grad for parameter in chain(*trained_together)):
             raise RequestError(
-                f"{what}stage {stage + 1} of {factory} ({', '.join(parts[stage])}) trains no parameter, and neither "
-                "DDP nor an optimizer goes without one",
+                f"{setting}: stage {stage + 1} of {factory} ({', '.join(parts[stage])}) trains no parameter, and "
+                "neither DDP nor an optimizer goes without one",
                 next_step="Leave parallel.pipeline out, or unfreeze a module of that stage",
             )
 
 
-def _parameters_of(model: nn.Module, part: Sequence[str]) -> set[nn.Parameter]:
-    return {parameter for name in part for parameter in model.get_submodule(name).parameters()}
+def _parameters_of(model: nn.Module, module_names: Iterable[str]) -> set[nn.Parameter]:
+    """Return all parameters of some modules of a model."""
+    modules = [model.get_submodule(name) for name in module_names]
+    return set(chain.from_iterable(module.parameters() for module in modules))
 
 
 def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the modules of the kind that has the most parameters, of those of which there are two or more.
+    """Return the modules of the kind that has the most parameters, of kinds with two modules or more; [] without any.
 
-    A kind is a class; of a `Sequential` also the classes that it holds. A `Sequential` of modules of one class stands
-    for these.
+    A kind is a class; of a `Sequential` also the classes that it holds. Modules of one class in a `Sequential` count
+    in its stead.
     """
     modules_by_kind: dict[tuple[type[nn.Module], ...], list[nn.Module]] = {}
-    for part in parts:
-        for module in _opened(part):
-            inner_classes = map(type, module.children()) if isinstance(module, nn.Sequential) else ()
-            modules_by_kind.setdefault((type(module), *inner_classes), []).append(module)
+    for module in chain.from_iterable(map(_without_uniform_sequential, parts)):
+        inner_classes = map(type, module.children()) if isinstance(module, nn.Sequential) else ()
+        modules_by_kind.setdefault((type(module), *inner_classes), []).append(module)
     repeated = [modules for modules in modules_by_kind.values() if len(modules) > 1]
     return max(repeated, key=_parameter_count, default=[])
 
 
-def _opened(part: nn.Module) -> Iterable[nn.Module]:
-    """Return the modules of a `Sequential` of one class; any other part as it is."""
+def _without_uniform_sequential(part: nn.Module) -> Iterable[nn.Module]:
+    """Return the modules of a `Sequential` if all are of one class, else the part as it is."""
     is_uniform = isinstance(part, nn.Sequential) and len({type(module) for module in part}) == 1
     return part.children() if is_uniform else (part,)
 
 
 def _parameter_count(modules: Sequence[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+    """Return the elements of all parameters of some modules."""
+    parameters = chain.from_iterable(module.parameters() for module in modules)
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def _parts(
@@ -260,7 +334,7 @@ def _parts(
     """
     parts = []
     for blocks in stage_blocks(trial.model, trial.parallel.stages):
-        parts.append([name for block in blocks for name in units[block]])
+        parts.append(list(chain.from_iterable(units[block] for block in blocks)))
     parts[0] = [*first, *parts[0]]
     parts[-1] = [*parts[-1], *last]
     return tuple(map(tuple, parts))
@@ -275,18 +349,25 @@ class _Outline(NamedTuple):
 
 
 def _outlines(model: nn.Module, order: Sequence[str], trial: Trial) -> list[_Outline]:
-    """Return the outline of each module, from a forward on meta tensors, which compute nothing."""
+    """Return the outline of each module, from a forward of two images on meta tensors, which compute nothing.
+
+    Args:
+        model: the model.
+        order: names of its modules, each of which takes the output of the one before.
+        trial: the trial, which has the size of images.
+    """
     spec = trial.model
     dtype = next((parameter.dtype for parameter in model.parameters()), None)
-    hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, dtype=dtype, device="meta")
+    activation = torch.empty(2, spec.channels, spec.image_size, spec.image_size, dtype=dtype, device="meta")
     outlines = []
     for name in order:
         module = model.get_submodule(name)
         tensors = chain(module.named_parameters(), module.named_buffers())
-        stand_ins = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors}
+        meta_tensors = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors}
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            hidden = functional_call(module, stand_ins, (hidden,))
-        outlines.append(_Outline(counter.get_total_flops(), tuple(hidden.shape[1:])))
+            activation = functional_call(module, meta_tensors, (activation,))
+        output_shape = tuple(activation.shape[1:])
+        outlines.append(_Outline(counter.get_total_flops(), output_shape))
     return outlines
 
 
@@ -296,46 +377,61 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, plan: StagePlan, *numbers: int) -> None:
         """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
-        self.parts = tuple(chain(*(plan.parts[number] for number in numbers)))
-        self.through = plan.through
+        self.parts = tuple(chain.from_iterable(plan.parts[number] for number in numbers))
+        self.run_module = plan.run_module
         is_last = numbers[-1] == len(plan.parts) - 1
         self.dtype_handed_on = None if is_last else plan.dtype
         # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        for part in self.parts:
-            *path, name = part.split(".")
-            holder: nn.Module = self
-            for step in path:
-                if step not in dict(holder.named_children()):
-                    holder.add_module(step, nn.Module())
-                holder = holder.get_submodule(step)
-            holder.add_module(name, model.get_submodule(part))
+        for name in self.parts:
+            _add_under_name(self, name, model.get_submodule(name))
 
     @override
     def forward(self, *tensors: Tensor) -> Activation:
-        """Makes what goes on from what came; the first stage takes images, the last one makes logits.
+        """Return what goes on to the next stage, or logits from the last stage.
 
-        An auxiliary head runs in training alone, and `AuxiliaryLogits` sees its output.
+        Args:
+            tensors: images for the first stage; for others what the stage before hands on.
         """
         activation: Activation = tensors[0] if len(tensors) == 1 else tensors
-        for part in self.parts:
-            if part != AUXILIARY_HEAD:
-                activation = self.through(part, self.get_submodule(part), activation)
+        for name in self.parts:
+            module = self.get_submodule(name)
+            if name != AUXILIARY_HEAD:
+                activation = self.run_module(name, module, activation)
             elif self.training:
-                self.through(part, self.get_submodule(part), activation)
+                # The next module does not take its output; `AuxiliaryLogits` sees it, for the loss.
+                self.run_module(name, module, activation)
         if self.dtype_handed_on is None:
             return activation
-        # As the next stage's buffers are: a factory's modules may give another dtype under autocast, or strided views.
-        if isinstance(activation, Tensor):
-            return activation.to(self.dtype_handed_on).contiguous()
-        return tuple(tensor.to(self.dtype_handed_on).contiguous() for tensor in activation)
+        return _as_handed_on(activation, self.dtype_handed_on)
+
+
+def _as_handed_on(activation: Activation, dtype: torch.dtype) -> Activation:
+    """Return an activation that fits into the buffers of the next stage: of this dtype, and contiguous.
+
+    A factory's modules may give another dtype under autocast, or strided views.
+    """
+    if isinstance(activation, Tensor):
+        return activation.to(dtype).contiguous()
+    return tuple(tensor.to(dtype).contiguous() for tensor in activation)
+
+
+def _add_under_name(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Add a module under a dotted name, such as "vit.layers.0"; parents that are missing become empty modules."""
+    *parent_names, own_name = name.split(".")
+    parent = root
+    for parent_name in parent_names:
+        if parent_name not in dict(parent.named_children()):
+            parent.add_module(parent_name, nn.Module())
+        parent = parent.get_submodule(parent_name)
+    parent.add_module(own_name, module)
 
 
 class StagedModel(nn.Module):
     """The stages of a model that one rank holds."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
-        """Wraps each of this rank's stages; all ranks make a `StagedModel` at once.
+        """Wrap each of this rank's stages; all ranks make a `StagedModel` at once.
 
         Args:
             model: the model on its device, alike on all ranks, with its blocks' options, cut along the other axes.
@@ -349,16 +445,20 @@ class StagedModel(nn.Module):
         rank = layout.coordinates(dist.get_rank()).pipeline
         self.group = own_group(layout.groups("pipeline"))
         self.first = rank == 0
+        """Whether this rank holds the first stage, which takes images."""
         self.last = rank == ranks - 1
+        """Whether this rank holds the last stage, which gives logits."""
         self.shapes = plan.shapes
         self.dtype = plan.dtype
         self.resizes = plan.resizes
         stages = range(len(plan.parts))
-        modules_by_rank = [Stage(model, plan, *stages[other::ranks]) for other in range(ranks)]
+        modules_by_rank = [Stage(model, plan, *stages[holder::ranks]) for holder in range(ranks)]
         self.own = modules_by_rank[rank]
         """All modules of this rank; it runs no forward, but its names and weights are right."""
-        self.owners = {name: other for other, modules in enumerate(modules_by_rank) for name in modules.state_dict()}
+        self.owners: dict[str, int] = {}
         """The rank of the pipeline's group that holds each parameter of the model, and each buffer that is saved."""
+        for holder, modules in enumerate(modules_by_rank):
+            self.owners |= dict.fromkeys(modules.state_dict(), holder)
         self.parameters_of_model = {
             name: nn.Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
             for name, parameter in model.named_parameters()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from vitscale.engines import ENGINES, OPTIONS, known, of_engine, readers_of, wrapper_facts
@@ -16,7 +15,7 @@ _NAMING_ENGINES = {facts.stands_for for facts in ENGINES.values() if facts.stand
 
 
 def check(train: TrainSpec) -> None:
-    """Checks what is to be trained against what its engine can do on the trial's device.
+    """Check that the engine of a [train] can do all that it asks for, on its device.
 
     Raises:
         RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
@@ -27,7 +26,7 @@ def check(train: TrainSpec) -> None:
 
 
 def check_checkpoint(train: TrainSpec) -> None:
-    """Checks that a checkpoint of this training can be saved and restored (`measure.checkpoint`).
+    """Check that a checkpoint of this training can be saved and restored (`measure.checkpoint`).
 
     Raises:
         RequestError: it cannot, with the reason.
@@ -61,21 +60,23 @@ def why_no_gradient_norms(trial: Trial) -> str | None:
 def exchanges_unknown(trial: Trial) -> str:
     """Return why the traffic of one counted step cannot stand for all steps; empty where it can.
 
-    It can where each step exchanges. Scripts and imported trials are taken to, for all that is known of them is what
-    was counted.
+    It can where the ranks exchange in each step. Of scripts and of imported trials nothing is known but what was
+    counted, so they are taken to exchange in each step.
     """
     if trial.train.script is not None or trial.origin is not None:
         return ""
     steps = wrapper_facts(trial.train).steps_between_exchanges(trial.train)
     if steps is None:
         return f"how often {trial.train.wrapper} exchanges is not known"
-    return "" if steps == 1 else f"{trial.train.wrapper} exchanges once in {steps} steps, and single steps were counted"
+    if steps == 1:
+        return ""
+    return f"{trial.train.wrapper} exchanges once in {steps} steps, and single steps were counted"
 
 
 def computation(trial: Trial) -> str:
     """Return the name of what a trial computes: only trials with the same name train the same.
 
-    That is `EngineFacts.trains_like`; an engine that leaves it out is like itself alone. Scripts and imported trials
+    It is `EngineFacts.trains_like`. An engine without one is taken to be like itself alone. Scripts and imported trials
     are taken to train like one process.
     """
     if trial.train.script is not None or trial.origin is not None:
@@ -84,23 +85,36 @@ def computation(trial: Trial) -> str:
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
-    """Yield the reasons for refusal, in the order in which they should be mended."""
-    if train.script is not None or train.arguments or train.engine == script.NAME:
-        yield from itertools.starmap(Refusal, script.unfit(train))
+    """Yield all reasons to refuse a [train], in the order in which they should be mended."""
+    concerns_script = train.script is not None or train.arguments or train.engine == script.NAME
+    if concerns_script:
+        yield from _script_refusals(train)
         return  # how a script trains is its own affair
-    facts = of_engine(train.engine)
-    reason = facts.unavailable(train.device)
-    if reason:
-        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", facts.instead)
-    yield from _idle_options(train)
-    yield from _precisions(train)
-    yield from _optimizers(train)
+    yield from _unavailable_engine_refusals(train)
+    yield from _idle_option_refusals(train)
+    yield from _precision_refusals(train)
+    yield from _engine_value_refusals(train)
+    yield from _lamb_refusals(train)
     yield from _graph_refusals(train)
     yield from wrapper_facts(train).refusals(train)
 
 
-def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
-    """Refuses options that the engine does not read: varying them would vary nothing."""
+def _script_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse a script beside settings that it does not go with, and settings of scripts without one."""
+    for obstacle in script.unfit(train):
+        yield Refusal(*obstacle)
+
+
+def _unavailable_engine_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse an engine that cannot run on the device."""
+    facts = of_engine(train.engine)
+    reason = facts.unavailable(train.device)
+    if reason:
+        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", next_step=facts.instead)
+
+
+def _idle_option_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse options that are set and that the engine does not read: varying them would vary nothing."""
     read_options = {of_engine(train.engine).stands_for, *wrapper_facts(train).options}
     for option in OPTIONS:
         value = getattr(train, option)
@@ -109,7 +123,7 @@ def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
             has_short_value = not isinstance(value, dict) and option not in _NAMING_ENGINES
             shown_value = f" = {shown(value)}" if has_short_value else ""
             what = f"train.{option}{shown_value} has no meaning under {engine_in_words(train)}"
-            yield Refusal(what, _advice_about_idle(option))
+            yield Refusal(what, next_step=_advice_about_idle(option))
 
 
 def _advice_about_idle(option: str) -> str:
@@ -120,47 +134,55 @@ def _advice_about_idle(option: str) -> str:
     return f"Remove it, or set engine = {' or '.join(readers)}"
 
 
-def _precisions(train: TrainSpec) -> Iterator[Refusal]:
-    """Refuses fp16 on a CPU, and single values that the engine does not take."""
+def _precision_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse fp16 on a CPU."""
     if train.precision == "fp16" and train.device == "cpu":
         yield Refusal(
             "fp16 training needs a GPU, and this trial computes on the CPU",
-            "Use train.precision = 'bf16' or 'fp32' (take fp16 out of a DeepSpeed file), or a machine with a GPU",
+            next_step="Use train.precision = 'bf16' or 'fp32' (take fp16 out of a DeepSpeed file), or a machine with "
+            "a GPU",
         )
-    for (name, value), refusal in wrapper_facts(train).cannot.items():
-        if getattr(train, name) == value:
+
+
+def _engine_value_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse the values of fields that the engine does not take (`EngineFacts.cannot`)."""
+    for (field, refused_value), refusal in wrapper_facts(train).cannot.items():
+        if getattr(train, field) == refused_value:
             yield refusal
 
 
-def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
-    """Refuses LAMB where the optimizer sees no whole tensors."""
+def _lamb_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse LAMB where the optimizer sees no whole tensors."""
     if train.optimizer == "lamb" and wrapper_facts(train).shards(train):
         yield Refusal(
             "train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and "
             f"{engine_in_words(train)} hands the optimizer flat pieces of them: it would train something else",
-            "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
+            next_step="Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
         )
 
 
 def _graph_refusals(train: TrainSpec) -> Iterator[Refusal]:
-    """Yield why compiled blocks cannot be replayed as CUDA graphs, where the study asks for that."""
-    if not train.compile or train.compile_mode != "reduce-overhead":
+    """Refuse to replay compiled blocks as CUDA graphs where that cannot be done."""
+    replays_graphs = train.compile and train.compile_mode == "reduce-overhead"
+    if not replays_graphs:
         return
     if train.device == "cpu":
         what = "train.compile_mode = 'reduce-overhead' records CUDA graphs, and this trial computes on the CPU"
-        yield Refusal(what, "Remove it, or use a machine with a GPU")
+        yield Refusal(what, next_step="Remove it, or use a machine with a GPU")
     if train.grad_accum > 1:
         yield Refusal(
             f"train.compile_mode = 'reduce-overhead' does not go with train.grad_accum = {train.grad_accum}: gradients "
             "of one micro-step lie where the graphs of the next write theirs (pytorch/pytorch issue 96693)",
-            "Set grad_accum = 1, or compile_mode = 'default'",
+            next_step="Set grad_accum = 1, or compile_mode = 'default'",
         )
 
 
 def engine_in_words(train: TrainSpec) -> str:
     """Return the engine in the study's words: "train.engine = 'deepspeed' with zero_stage = 2"."""
     facts = of_engine(train.engine)
-    naming = [facts.stands_for] if facts.stands_for else facts.name_options
-    settings = [f"{option} = {shown(getattr(train, option))}" for option in naming]
-    name = f"train.engine = {shown(train.engine)}"
-    return f"{name} with {', '.join(settings)}" if settings else name
+    naming_options = [facts.stands_for] if facts.stands_for else facts.name_options
+    settings = [f"{option} = {shown(getattr(train, option))}" for option in naming_options]
+    engine_setting = f"train.engine = {shown(train.engine)}"
+    if not settings:
+        return engine_setting
+    return f"{engine_setting} with {', '.join(settings)}"

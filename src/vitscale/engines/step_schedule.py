@@ -20,13 +20,14 @@ block. Timed steps beside the blocks are attached: they say what that costs, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.trial.trial import StepWindow, Trial
 
 BLOCKS = {"cpu": 8, "cuda": 4}
+"""Most explained blocks of a run, by device."""
 EXPLAINED_STEPS = {"cpu": 1, "cuda": 3}
 """Steps of one block. One on a host, because a growing profile's memory slows the steps down. On a GPU a block begins
 on a drained device, so its first step does not count."""
@@ -85,15 +86,15 @@ def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
     this run, but only another run says how far runs differ.
     """
     warmup_steps = trial.window.warmup_steps
-    too_few_blocks: list[int] = []
+    lengths_with_few_blocks: list[int] = []
     for steps in range(FEWEST_LIGHT, _LONGEST_TRIED + 1):
         kinds = windows(trial, steps + warmup_steps, steps_per_epoch)[warmup_steps:]
         if kinds.count("light") < FEWEST_LIGHT:
             continue
         if not trial.window.explain or _explained_blocks(kinds) >= _FEWEST_EXPLAINED:
             return steps
-        too_few_blocks.append(steps)
-    return too_few_blocks[0]
+        lengths_with_few_blocks.append(steps)
+    return lengths_with_few_blocks[0]
 
 
 def _explained_blocks(kinds: Sequence[StepWindow]) -> int:
@@ -108,9 +109,13 @@ def _explained_blocks(kinds: Sequence[StepWindow]) -> int:
 
 
 class _Block(NamedTuple):
+    """Steps in a row with the same window; steps of settling follow it."""
+
     window: StepWindow
     begin: int
+    """Its first step."""
     length: int
+    """Its steps, without settling."""
 
 
 def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow, ...]:
@@ -120,11 +125,23 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
     one epoch to the next or begins one: an epoch's first step waits for the loader to start.
     """
     schedule = _Schedule(trial, steps, steps_per_epoch)
-    return schedule.windows() if trial.window.explain else schedule.laid([])
+    return schedule.windows() if trial.window.explain else schedule.windows_with([])
+
+
+class _ProfileSize(NamedTuple):
+    """How much a run on a GPU explains and measures beside its light steps."""
+
+    explained_blocks: int
+    gradient_steps: int
+    """Steps of its block of gradients; 0: it has none."""
 
 
 class _Schedule:
-    """Where the blocks of a run lie."""
+    """Places a run's blocks.
+
+    The loader's threads that began together deliver in bursts of `workers` steps. The phase of a step is its place in
+    the burst: steps that are a multiple of `workers` apart have the same phase.
+    """
 
     def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
         self.steps = steps
@@ -139,175 +156,204 @@ class _Schedule:
         """Steps of an explained block."""
         measures_gradients = has_two_batch_sizes(trial) and why_no_gradient_norms(trial) is None
         self.gradient_steps = GRADIENT_STEPS if measures_gradients else ()
+        """Lengths that a block of gradients may have, the longest first."""
 
     def windows(self) -> tuple[StepWindow, ...]:
         """Return the window of each step of a run that is to be explained."""
         if self.device == "cuda":
-            return self.laid(self._profile_last())
-        early = self._all_early()
-        all_early = self.laid(early)
-        spread_blocks = self._spread(sum(block.window == "explained" for block in early))
+            return self.windows_with(self._blocks_at_end())
+        early_blocks = self._early_blocks()
+        all_early = self.windows_with(early_blocks)
+        explained_count = sum(block.window == "explained" for block in early_blocks)
+        spread_blocks = self._spread_blocks(explained_count)
         if spread_blocks is None:
             return all_early
         # Spread the blocks, unless only the other way leaves whole epochs of light steps.
-        spread = self.laid(spread_blocks)
+        spread = self.windows_with(spread_blocks)
         only_early_has_light_epochs = self._light_epochs(all_early) > 0 and self._light_epochs(spread) == 0
         return all_early if only_early_has_light_epochs else spread
 
-    def _all_early(self) -> list[_Block]:
-        blocks = self._forward("explained", [self.length] * BLOCKS[self.device], [])
-        blocks = blocks[: self._whole_bursts(len(blocks))]
-        return self._with_gradients(blocks)
+    def _early_blocks(self) -> list[_Block]:
+        """Return as many blocks as have room, one after the other from the beginning."""
+        explained = self._placed_forward("explained", [self.length] * BLOCKS[self.device], previous=[])
+        explained = explained[: self._count_in_whole_bursts(len(explained))]
+        return self._with_gradients(explained)
 
-    def _spread(self, count: int) -> list[_Block] | None:
-        """Puts half of the explained blocks at the beginning, the others at the end; None where that is impossible."""
-        early = self._forward("explained", [self.length] * (count - count // 2), [])
-        early = self._with_gradients(early, budget_for=count * (self.length + self.settling))
-        explained = [block for block in early if block.window == "explained"]
-        if not explained or count < 2:
+    def _spread_blocks(self, count: int) -> list[_Block] | None:
+        """Return blocks with half of the explained ones at the beginning, and the others at the end of the run.
+
+        None where there is no room for them.
+
+        Args:
+            count: number of explained blocks.
+        """
+        late_count = count // 2
+        early_explained = self._placed_forward("explained", [self.length] * (count - late_count), previous=[])
+        early = self._with_gradients(early_explained, reserved=count * (self.length + self.settling))
+        if not early_explained or count < 2:
             return None
-        burst = explained[-1].begin + count // 2
-        late = self._backward(count // 2, self.steps - _LIGHT_STEPS, burst)
+        # From block to block the phase moves on by one, so the last late block is `late_count` steps of phase further.
+        last_phase = early_explained[-1].begin + late_count
+        late = self._placed_backward(late_count, self.steps - _LIGHT_STEPS, phase_of=last_phase)
         if late is None or late[0].begin < self._end(early[-1]) + _LIGHT_STEPS:
             return None
         return [*early, *late]
 
-    def _profile_last(self) -> list[_Block]:
-        """Puts explained blocks last and gradients first; gradients matter more than a third or fourth block."""
-        counts = range(BLOCKS[self.device], 0, -1)
-        for count in counts:
-            for gradient_steps in self.gradient_steps if count > 1 else ():
-                blocks = self._gradients_then_profile(gradient_steps, count)
-                if blocks:
-                    return blocks
-        for count in counts:
-            blocks = self._gradients_then_profile(0, count)
+    def _blocks_at_end(self) -> list[_Block]:
+        """Return the blocks of a run on a GPU, the explained ones last; [] where none has room."""
+        for size in self._profile_sizes():
+            blocks = self._gradients_then_profile(size)
             if blocks:
                 return blocks
         return []
 
-    def _gradients_then_profile(self, gradient_steps: int, count: int) -> list[_Block]:
-        """Return a block of gradients and `count` explained ones at the end; none where there is no room for them all.
+    def _profile_sizes(self) -> Iterator[_ProfileSize]:
+        """Yield what a run on a GPU may have beside light steps, the best first.
 
-        `gradient_steps`: 0: no such block.
+        A block of gradients matters more than a third or fourth explained block, and less than a second one.
         """
-        late = self._backward(self._whole_bursts(count), self.steps - _LIGHT_STEPS, None)
+        counts = range(BLOCKS[self.device], 0, -1)
+        for count in counts:
+            if count > 1:
+                for gradient_steps in self.gradient_steps:
+                    yield _ProfileSize(count, gradient_steps)
+        for count in counts:
+            yield _ProfileSize(count, gradient_steps=0)
+
+    def _gradients_then_profile(self, size: _ProfileSize) -> list[_Block]:
+        """Return a block of gradients at the beginning and explained ones at the end; [] if not all have room."""
+        count = self._count_in_whole_bursts(size.explained_blocks)
+        late = self._placed_backward(count, self.steps - _LIGHT_STEPS, phase_of=None)
         if not late:
             return []
         early: list[_Block] = []
-        if gradient_steps:
-            early = self._forward("gradients", [gradient_steps], [])
+        if size.gradient_steps:
+            early = self._placed_forward("gradients", [size.gradient_steps], previous=[])
             if not early:
                 return []
         blocks = [*early, *late]
         light_from = self._end(early[0]) if early else self.warmup
         has_room = late[0].begin - light_from >= _LIGHT_STEPS
-        return blocks if has_room and not self._short_of_light(blocks) else []
+        return blocks if has_room and not self._has_few_light_steps(blocks) else []
 
-    def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
-        """Return the most blocks of these lengths, one after the other, that the run, epochs and light steps allow.
+    def _placed_forward(
+        self, window: StepWindow, lengths: list[int], *, previous: list[_Block], spent: int = 0
+    ) -> list[_Block]:
+        """Return blocks of these lengths, one after the other; only the first ones if not all of them have room.
 
         Args:
             window: the window of all their steps.
             lengths: steps of each.
-            after: blocks that come before them.
+            previous: blocks that come before them.
             spent: steps that other blocks take of those that need not be light.
         """
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
         earliest = self.first
-        if after:
-            earliest = after[-1].begin + self._distance(after[-1].length)
+        if previous:
+            earliest = previous[-1].begin + self._steps_between_begins(previous[-1].length)
         blocks: list[_Block] = []
         for length in lengths:
-            begin = self._inside_after(earliest, length)
+            begin = self._first_begin(earliest, length)
             steps = length + self.settling
             fits_epoch = length < self.per_epoch
             fits_run = steps <= budget and begin + steps <= self.steps
             if not (fits_epoch and fits_run):
                 break
             blocks.append(_Block(window, begin, length))
-            earliest = begin + self._distance(length)
+            earliest = begin + self._steps_between_begins(length)
             budget -= steps
         return blocks
 
-    def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
-        """Return `count` explained blocks, the last of which is over by `end`; None where there is no room.
+    def _placed_backward(self, count: int, end: int, *, phase_of: int | None) -> list[_Block] | None:
+        """Return explained blocks, the last of which is settled by step `end`; None if not all of them have room.
 
-        `burst` is a step at the place in the loader's bursts that the last block shall have.
+        Args:
+            count: number of blocks.
+            end: the step by which the last is settled.
+            phase_of: a step with the phase that the last block shall begin in; None: any will do.
         """
         blocks: list[_Block] = []
         latest = end - self.length - self.settling
         for _ in range(count):
-            begin = self._begin_by(latest, burst)
+            begin = self._last_begin(latest, phase_of=phase_of)
             if begin is None or begin < self.first or self.length >= self.per_epoch:
                 return None
             blocks.insert(0, _Block("explained", begin, self.length))
-            burst = begin - 1
-            latest = begin - self._distance(self.length)
+            phase_of = begin - 1
+            latest = begin - self._steps_between_begins(self.length)
         return blocks
 
-    def _begin_by(self, latest: int, burst: int | None) -> int | None:
+    def _last_begin(self, latest: int, *, phase_of: int | None) -> int | None:
         """Return the last step up to `latest` at which an explained block may begin; None where none is near.
 
-        `burst`: a step at the same place in the loader's bursts; None: any place will do.
+        Args:
+            latest: the last step to look at.
+            phase_of: a step with the phase that the block shall begin in; None: any will do.
         """
         begin = latest
         stride = 1
-        if burst is not None:
-            begin -= (begin - burst) % self.workers
+        if phase_of is not None:
+            begin -= (begin - phase_of) % self.workers
             stride = self.workers
         for _ in range(self.length + 1):
-            if self._inside_after(begin, self.length) == begin:
+            if self._first_begin(begin, self.length) == begin:
                 return begin
             begin -= stride
         return None
 
-    def _with_gradients(self, blocks: list[_Block], budget_for: int = 0) -> list[_Block]:
+    def _with_gradients(self, blocks: list[_Block], reserved: int = 0) -> list[_Block]:
         """Return the blocks and after them the longest block of gradients that fits, if any does.
 
-        `budget_for`: steps that are kept for explained blocks, if these take fewer as yet.
+        `reserved`: steps that are kept for explained blocks, if these take fewer as yet.
         """
-        spent = max(budget_for, sum(block.length + self.settling for block in blocks))
+        spent = max(reserved, sum(block.length + self.settling for block in blocks))
         for length in self.gradient_steps:
-            gradients = self._forward("gradients", [length], blocks, spent)
+            gradients = self._placed_forward("gradients", [length], previous=blocks, spent=spent)
             if gradients:
                 return [*blocks, *gradients]
         return blocks
 
-    def _distance(self, length: int) -> int:
+    def _steps_between_begins(self, length: int) -> int:
         """Return the steps from the beginning of a block to that of the next, with settling and timed steps between.
 
         On a host there are as many timed steps as the block takes; on a GPU a few, as they are in no reported time.
-        Threads that began together deliver in bursts of `workers` steps. From block to block the place in the burst
-        moves on by one, so that the blocks' mean is the loader's.
+        From block to block the phase moves on by one, so that the blocks' mean is the loader's.
+
+        Args:
+            length: steps of the block.
         """
         block_steps = length + self.settling
         timed_steps = _ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, block_steps)
         distance = block_steps + timed_steps
-        return distance + (1 - distance) % self.workers
+        missing_to_next_phase = (1 - distance) % self.workers
+        return distance + missing_to_next_phase
 
-    def _whole_bursts(self, count: int) -> int:
-        """Return the most blocks up to `count` that look at every place of a burst equally often; `count` if small."""
+    def _count_in_whole_bursts(self, count: int) -> int:
+        """Return the most blocks up to `count` that lie equally often in every phase; `count` where phases are more."""
         if count <= self.workers:
             return count
         return count // self.workers * self.workers
 
-    def _inside_after(self, step: int, length: int) -> int:
-        """Return the first step from `step` on where `length` steps lie in one epoch and do not begin it."""
-        in_epoch = step % self.per_epoch
-        if in_epoch == 0:
-            return step + 1
-        return step if in_epoch + length <= self.per_epoch else step - in_epoch + self.per_epoch + 1
+    def _first_begin(self, earliest: int, length: int) -> int:
+        """Return the first step from `earliest` on where `length` steps lie in one epoch and do not begin it."""
+        step_in_epoch = earliest % self.per_epoch
+        if step_in_epoch == 0:
+            return earliest + 1
+        if step_in_epoch + length <= self.per_epoch:
+            return earliest
+        next_epoch = earliest - step_in_epoch + self.per_epoch
+        return next_epoch + 1
 
     def _end(self, block: _Block) -> int:
+        """Return the step after a block and its settling."""
         return block.begin + block.length + self.settling
 
-    def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
-        """Return the window of each step, given these blocks in order."""
+    def windows_with(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
+        """Return the window of each step of a run with these blocks, which are in order."""
         kinds: list[StepWindow] = ["light"] * self.steps
-        explained = [block.begin for block in blocks if block.window == "explained"]
-        if self.device == "cuda" and explained:
-            first_explained = explained[0]
+        explained_begins = [block.begin for block in blocks if block.window == "explained"]
+        if self.device == "cuda" and explained_begins:
+            first_explained = explained_begins[0]
             kinds[first_explained:] = ["attached"] * (self.steps - first_explained)
         for window, begin, length in blocks:
             end = begin + length
@@ -315,15 +361,19 @@ class _Schedule:
             kinds[end : end + self.settling] = ["settling"] * self.settling
         return tuple(kinds)
 
-    def _short_of_light(self, blocks: list[_Block]) -> bool:
-        after_warmup = self.laid(blocks)[self.warmup :]
+    def _has_few_light_steps(self, blocks: list[_Block]) -> bool:
+        """Whether these blocks leave fewer steps light than a run must have."""
+        after_warmup = self.windows_with(blocks)[self.warmup :]
         return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
 
-    def _light_epochs(self, laid: tuple[StepWindow, ...]) -> int:
-        """Return the number of whole epochs after warm-up that have only light steps."""
+    def _light_epochs(self, kinds: tuple[StepWindow, ...]) -> int:
+        """Return the number of whole epochs after warm-up that have only light steps.
+
+        `kinds`: the window of each step of the run.
+        """
         light_epochs = 0
         for begin in range(0, self.steps - self.per_epoch + 1, self.per_epoch):
-            kinds = set(laid[begin : begin + self.per_epoch])
-            if begin >= self.warmup and kinds == {"light"}:
+            kinds_of_epoch = set(kinds[begin : begin + self.per_epoch])
+            if begin >= self.warmup and kinds_of_epoch == {"light"}:
                 light_epochs += 1
         return light_epochs

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -31,43 +31,56 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
-    """The trial's optimizer over the model's parameters as they are now, at the learning rate after warm-up.
+    """Return the trial's optimizer over the model's parameters as they are now, at the learning rate after warm-up.
 
     AdamW and SGD are fused: one kernel over all parameters instead of several per tensor. Biases and norms (one
     dimension) take no weight decay, as is usual for vision transformers.
     """
     train = trial.train
-    rate = trial.peak_learning_rate
-    groups = _groups(model, train.weight_decay)
+    learning_rate = trial.peak_learning_rate
+    groups = _parameter_groups(model, train.weight_decay)
     if train.optimizer == "sgd":
-        facts = wrapper_facts(train)
-        # Parameters do not tell whether they are DTensors: Accelerate shards them only after this.
-        is_fused = not facts.updates_dtensors
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=train.momentum, fused=is_fused)
-        scaler_may_skip = train.precision == "fp16" and not facts.own_loss_scaling
-        if is_fused and scaler_may_skip and train.momentum > 0:
-            _zero_momentum(sgd)
-        return sgd
+        return _sgd(groups, learning_rate, train)
     if train.optimizer == "lamb":
-        return _lamb(groups, rate)
-    return torch.optim.AdamW(groups, lr=rate, fused=True)
+        return _lamb(groups, learning_rate)
+    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The optimizer's groups, with weight decay and without, one for each mesh: a kernel takes tensors of one mesh."""
-    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
+class _GroupKey(NamedTuple):
+    """What parameters of one group of the optimizer have in common."""
+
+    is_flat: bool
+    """Whether they have one dimension, as biases and norms, and so take no weight decay."""
+    mesh: object
+    """The mesh of DTensors; None of other tensors. A kernel takes tensors of one mesh."""
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the optimizer's groups of trained parameters, those with weight decay first."""
+    groups: dict[_GroupKey, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            groups.setdefault((parameter.ndim <= 1, mesh), []).append(parameter)
-    ordered = sorted(groups.items(), key=lambda group: group[0][0])
-    return [
-        {"params": parameters, "weight_decay": 0.0 if is_flat else weight_decay} for (is_flat, _), parameters in ordered
-    ]
+            key = _GroupKey(is_flat=parameter.ndim <= 1, mesh=mesh)
+            groups.setdefault(key, []).append(parameter)
+    decayed_first = sorted(groups, key=lambda key: key.is_flat)
+    return [{"params": groups[key], "weight_decay": 0.0 if key.is_flat else weight_decay} for key in decayed_first]
+
+
+def _sgd(groups: list[dict[str, Any]], learning_rate: float, train: TrainSpec) -> torch.optim.SGD:
+    """Return torch's SGD, fused where it can be."""
+    facts = wrapper_facts(train)
+    # Parameters do not tell whether they are DTensors: Accelerate shards them only after this.
+    is_fused = not facts.updates_dtensors
+    sgd = torch.optim.SGD(groups, lr=learning_rate, momentum=train.momentum, fused=is_fused)
+    scaler_may_skip = train.precision == "fp16" and not facts.own_loss_scaling
+    if is_fused and scaler_may_skip and train.momentum > 0:
+        _zero_momentum(sgd)
+    return sgd
 
 
 def _zero_momentum(sgd: torch.optim.SGD) -> None:
-    """Lets a first step in which fp16 overflows be skipped without harm.
+    """Set all momentum to zero, so that a first step in which fp16 overflows is skipped without harm.
 
     GradScaler leaves the skipping to the fused form, which then keeps whatever the memory held as momentum
     (`_fused_sgd` in torch/optim/sgd.py, 2.13). A momentum that begins at zero is the gradient after the first step,
@@ -79,9 +92,10 @@ def _zero_momentum(sgd: torch.optim.SGD) -> None:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
-    """LAMB of the pytorch-optimizer library: You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020).
+def _lamb(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """Return LAMB of the pytorch-optimizer library.
 
+    You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020), have it in several forms.
     As in algorithm 2 there, the weight decay is part of the update whose norm the trust ratio divides by; as in the
     paper's third version, the moments' bias is not corrected. By default the library divides the step by the first
     moment's correction after the trust ratio is in it, which makes the first steps ten times too long; `adam_debias`
@@ -89,7 +103,9 @@ def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """
     from pytorch_optimizer import Lamb
 
-    lamb: torch.optim.Optimizer = Lamb(groups, lr=rate, weight_decouple=False, adam_debias=True, max_grad_norm=0.0)
+    lamb: torch.optim.Optimizer = Lamb(
+        groups, lr=learning_rate, weight_decouple=False, adam_debias=True, max_grad_norm=0.0
+    )
     return lamb
 
 
@@ -116,15 +132,15 @@ class Engine(ABC):
 
     @abstractmethod
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
-        """Moves `model` to `device` and wraps it; the process group has been joined."""
+        """Move `model` to `device` and wrap it; the process group has been joined."""
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Imports the libraries that training needs beyond torch, where it needs any."""
+        """Import the libraries that training needs beyond torch, where it needs any."""
         del train
 
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
-        """Forward and backward of one micro-batch; backward starts from the loss / `grad_accum`.
+        """Take one micro-batch forward and backward; backward starts from the loss / `grad_accum`.
 
         Args:
             images: [b, c, H, W], float, on the device.
@@ -160,24 +176,24 @@ class Engine(ABC):
         return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds the gradients of `loss` / `grad_accum`, and in the `last` micro-step has them exchanged."""
+        """Add the gradients of `loss` / `grad_accum`; in the `last` micro-step have them exchanged."""
         del last
         (loss / self.train_spec.grad_accum).backward()
 
     @abstractmethod
     def step(self) -> None:
-        """Clips, updates the weights and clears the gradients."""
+        """Clip the gradients, update the weights, and clear the gradients."""
 
     def rehearse(self, images: Tensor) -> None:
-        """Forward and backward of a micro-batch that leaves no trace, before the first step, on all ranks at once.
+        """Take a micro-batch forward and backward without a trace, before the first step, on all ranks at once.
 
         Its loss is zero whatever the logits are, and so are its gradients: gradients that they are added to stay the
         same to the bit. Compiled blocks then know the shape of `images` ([b, c, H, W], float, on the device).
         """
-        self.micro_step(images, _nothing, last=False)
+        self.micro_step(images, _zero_loss, last=False)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate from the coming `step` on; called before that step's first `micro_step`."""
+        """Set the learning rate from the coming `step` on; called before that step's first `micro_step`."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
@@ -187,7 +203,7 @@ class Engine(ABC):
         return {}
 
     def step_with_norm(self) -> float:
-        """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
+        """Do what `step` does; return the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
         Not for trials for which `engines.checks.why_no_gradient_norms` has a reason, nor for timed steps: it waits for
         the device. The norm is not finite where the gradient is not.
@@ -197,9 +213,9 @@ class Engine(ABC):
         return norm
 
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients.
+        """Return logits [b, classes], or [b, classes, h, w], made in evaluation mode, without gradients.
 
-        None where another rank has the last stage.
+        Return None where another rank has the last stage.
         """
         forward = self.evaluated
         forward.eval()
@@ -220,7 +236,7 @@ class Engine(ABC):
         return module
 
     def whole_tensors(self) -> WholeTensors:
-        """Weights and optimizer states as a checkpoint has them.
+        """Return weights and optimizer states as a checkpoint has them.
 
         Raises:
             RequestError: this engine or its optimizer cannot give them.
@@ -229,14 +245,14 @@ class Engine(ABC):
         raise RequestError(what, next_step="Leave measure.checkpoint out, or use another engine")
 
     def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:
-        """Saves what training needs to go on after `step` optimizer steps; all ranks do it, between steps.
+        """Save what training needs to go on after `step` optimizer steps; all ranks do it, between steps.
 
         See `checkpoint.save`.
         """
         checkpoint.save(self.whole_tensors(), folder, step, alive)
 
     def load_checkpoint(self, folder: Path, alive: checkpoint.Alive = lambda: None) -> int:
-        """Restores what any engine saved at any number of ranks and returns its step; see `checkpoint.load`."""
+        """Restore what any engine saved at any number of ranks; return its step. See `checkpoint.load`."""
         return checkpoint.load(self.whole_tensors(), folder, alive)
 
 
@@ -247,11 +263,12 @@ TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 
 
 def weight_dtype(train: TrainSpec) -> torch.dtype:
-    """The dtype of the weights that forward computes with, outside autocast."""
+    """Return the dtype of the weights that forward computes with, outside autocast."""
     return torch.bfloat16 if train.precision == "bf16-params" else torch.float32
 
 
-def _nothing(logits: Tensor) -> Tensor:
+def _zero_loss(logits: Tensor) -> Tensor:
+    """Return a loss that is zero, and whose gradients are zero."""
     return logits.sum() * 0.0
 
 
@@ -268,9 +285,9 @@ class TorchEngine(Engine):
         self.wrapped = wrapped = self.wrap(model, trial, device)
         self.train_spec = trial.train
         layout = trial.layout
-        self.ranks_with_parts = (
-            trial.world.size // layout.pipeline if layout.tensor > 1 or layout.pipeline > 1 else None
-        )
+        has_parts = layout.tensor > 1 or layout.pipeline > 1
+        self.ranks_with_parts = trial.world.size // layout.pipeline if has_parts else None
+        """Ranks that hold any part of what this rank holds (`splits.squared_gradient_norm`); None: all hold all."""
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
         self.gradient_dtype = self.sent_gradient_dtype(trial.train)
@@ -281,11 +298,11 @@ class TorchEngine(Engine):
     @staticmethod
     @abstractmethod
     def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
-        """Puts the model on its device and into its wrapper; each engine's docstring says in which order, and why."""
+        """Return the model on its device and in its wrapper; each engine's docstring says in which order, and why."""
 
     @staticmethod
     def sent_gradient_dtype(train: TrainSpec) -> str | None:
-        """The dtype in which gradients travel, as torch names it: their own, unless the study names another."""
+        """Return the dtype in which gradients travel, as torch names it: their own, unless the study names another."""
         dtype = TORCH_DTYPES[train.gradient_dtype] if train.gradient_dtype else weight_dtype(train)
         return str(dtype).removeprefix("torch.")
 
@@ -296,7 +313,7 @@ class TorchEngine(Engine):
     @override
     def rehearse(self, images: Tensor) -> None:
         # DDP takes its static graph from its first backward, which must hold the exchange.
-        self.micro_step(images, _nothing, last=self.train_spec.static_graph)
+        self.micro_step(images, _zero_loss, last=self.train_spec.static_graph)
         self.optimizer.zero_grad(set_to_none=True)  # not to be held through the first step's forward
 
     @override
@@ -329,12 +346,12 @@ _HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters,
-    and those of their class in other such lists.
+    """Return the model's repeated blocks; [] where no list of modules holds two or more, all of one class.
 
-    In a vision transformer these are its layers, in a Swin transformer its stages, in a MobileViT the layers of all its
-    stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a small one. Empty
-    where no list holds two modules of one class.
+    They are the modules of such a list, outside heads, that has the most parameters, and those of their class in other
+    such lists. In a vision transformer these are its layers, in a Swin transformer its stages, in a MobileViT the
+    layers of all its stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a
+    small one.
     """
     lists = list(_uniform_lists(model))
     if not lists:
@@ -365,7 +382,10 @@ def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _called(container: nn.Module) -> Iterator[nn.Module]:
-    """A container's children; in place of a list in it, which is never called if it has no forward, that list's own."""
+    """Yield the modules of a container that are called.
+
+    They are its children. A list or dict among them that has no forward is not called itself, but its children are.
+    """
     for child in container.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict) and type(child).forward is nn.Module.forward:
             yield from _called(child)
@@ -374,7 +394,9 @@ def _called(container: nn.Module) -> Iterator[nn.Module]:
 
 
 def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
-    """Adds activation checkpointing, then compiling, block by block and in place; parameters keep their names.
+    """Return the model with activation checkpointing and compiling, as far as they are asked for, of each block.
+
+    The blocks are changed in place, in this order, and parameters keep their names:
 
     1. checkpointing goes innermost: what wraps a block then sees one call in forward and its repetition in backward;
     2. compiling comes after it, so that the compiler sees the repetition and may choose what to keep;
@@ -391,11 +413,35 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
-    replays_graphs = train.compile_mode == "reduce-overhead" and train.compile
     if not (train.activation_checkpointing or train.compile):
         return model
     blocks = blocks_of(model) if own_blocks is None else own_blocks
-    if not (blocks or blocks_of(model)):
+    _check_block_options(model, train, has_blocks=bool(blocks or blocks_of(model)))
+    if train.compile:
+        _raise_recompile_limits(blocks, train)
+    replays_graphs = train.compile and train.compile_mode == "reduce-overhead"
+    compile_options: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
+    for block in blocks:
+        if train.activation_checkpointing:
+            # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
+            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
+            block.forward = functools.partial(recomputed, block.forward, **options)
+        if train.compile:
+            # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
+            # it meets a second size, the last step's, and from then on uses it for the full batches too.
+            block.compile(dynamic=False, **compile_options)
+    if replays_graphs:
+        model.register_forward_pre_hook(_begin_graphs_anew)
+    return model
+
+
+def _check_block_options(model: nn.Module, train: TrainSpec, *, has_blocks: bool) -> None:
+    """Check that activation checkpointing and compiling, as far as they are asked for, can be done to a model.
+
+    Raises:
+        RequestError: the model has no repeated blocks, or this torch compiles wrongly under ZeRO-3.
+    """
+    if not has_blocks:
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(
             f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "
@@ -409,26 +455,20 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
             f"train.compile with ZeRO-3 trains wrongly under torch {torch.__version__}",
             next_step="Install torch 2.12 or later, or leave compile out",
         )
-    if train.compile:
-        # Blocks that differ in a number alone (a rate of drop path) have one code and a graph each: of a full batch, of
-        # each micro-step of an epoch's last, of evaluation's two sizes, and one to spare. torch keeps eight graphs of
-        # one code, and would run all other blocks as they are.
-        config, graphs = torch._dynamo.config, len({_numbers(block) for block in blocks}) * (4 + train.grad_accum)
-        config.recompile_limit = max(config.recompile_limit, graphs)
-        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
-    mode: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
-    for block in blocks:
-        if train.activation_checkpointing:
-            # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
-            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
-            block.forward = functools.partial(recomputed, block.forward, **options)
-        if train.compile:
-            # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
-            # it meets a second size, the last step's, and from then on uses it for the full batches too.
-            block.compile(dynamic=False, **mode)
-    if replays_graphs:
-        model.register_forward_pre_hook(_begin_graphs_anew)
-    return model
+
+
+def _raise_recompile_limits(blocks: Sequence[nn.Module], train: TrainSpec) -> None:
+    """Let torch compile as many graphs of one code as the blocks need.
+
+    Blocks that differ in a number alone (a rate of drop path) have one code and a graph each: of a full batch, of each
+    micro-step of an epoch's last, of evaluation's two sizes, and one to spare. torch keeps eight graphs of one code,
+    and would run all other blocks as they are.
+    """
+    graphs_of_block = 4 + train.grad_accum
+    graphs = len({_constants(block) for block in blocks}) * graphs_of_block
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, graphs)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
 
 
 def _begin_graphs_anew(*_: object) -> None:
@@ -461,7 +501,7 @@ def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
 
 @contextmanager
 def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """Has norms update copies of their buffers meanwhile."""
+    """The context in which norms update copies of their buffers; behind it they have the buffers of before."""
     originals = [norm._buffers for norm in norms]
     for norm in norms:
         norm._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()}
@@ -472,8 +512,11 @@ def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
             norm._buffers = buffers
 
 
-def _numbers(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
-    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs."""
+def _constants(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
+    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs.
+
+    Each is (path of the module, name of its attribute, value), as ("mlp", "rate", 0.1).
+    """
     return tuple(
         (path, name, value)
         for path, module in block.named_modules()

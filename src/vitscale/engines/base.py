@@ -93,11 +93,11 @@ def _zero_momentum(sgd: torch.optim.SGD) -> None:
 
 
 def _lamb(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """Return LAMB of the pytorch-optimizer library.
+    """Return LAMB, as the pytorch-optimizer library has it.
 
-    You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020), have it in several forms.
-    As in algorithm 2 there, the weight decay is part of the update whose norm the trust ratio divides by; as in the
-    paper's third version, the moments' bias is not corrected. By default the library divides the step by the first
+    It is that of You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020). As in algorithm 2 there, the
+    weight decay is part of the update whose norm the trust ratio divides by; as in the paper's third version, the
+    moments' bias is not corrected. By default the library divides the step by the first
     moment's correction after the trust ratio is in it, which makes the first steps ten times too long; `adam_debias`
     turns that off. Clipping is `gradient_clipping` here, as with every other optimizer.
     """

@@ -11,9 +11,10 @@ from vitscale.trial.trial import Trial
 
 
 def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
-    """Return shards as in ZeRO's third stage (arXiv 1910.02054, section 5.3), and what is gathered block by block.
+    """Return what FSDP2 holds of a model: shards, and weights that are gathered block by block.
 
-    This follows torch 2.13 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py).
+    Shards are those of ZeRO's third stage (arXiv 1910.02054, section 5.3). All else follows torch 2.13
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py).
     Gathered weights land in a flat buffer, which stays until the next gather, and are copied out of it. In backward the
     next block is gathered meanwhile, so that two blocks are there. Gradients of a whole block are copied into a flat
     buffer and scattered; it stays until the next block's gradients are scattered. Embedding and head are gathered from
@@ -30,18 +31,20 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     blocks = len(count.blocks)
     block_elements = _block_elements(count)
     block_bytes = block_elements * sharding.weight_bytes
-    scattered_bytes = block_elements * sharding.sent_bytes
     root_bytes = count.root * sharding.weight_bytes
     shard_elements = shard(count.all, sharding.ranks)
-    gradients = shard_elements * sharding.shard_bytes
+    gradients = {"gradients": shard_elements * sharding.shard_bytes}
     accumulates = train.grad_accum > 1
 
     fetched_bytes = 2 * block_bytes if sharding.has_buffers else block_bytes
-    all_stay = sharding.stays_gathered and block_bytes > 0
-    earlier_bytes = (blocks - 1) * block_bytes if all_stay else 0
-    in_forward = root_bytes + earlier_bytes + fetched_bytes
-    late_in_backward = scattered_bytes if sharding.stays_gathered else scattered_bytes + block_bytes
-    casts_shards = sharding.has_buffers and sharding.shard_bytes > sharding.weight_bytes
+    has_gathered_blocks = sharding.stays_gathered and block_bytes > 0
+    earlier_bytes = (blocks - 1) * block_bytes if has_gathered_blocks else 0
+    forward_bytes = root_bytes + earlier_bytes + fetched_bytes
+    gathered_blocks: tuple[int, ...] = ()
+    if has_gathered_blocks:
+        gathered_blocks = tuple(open_blocks * block_bytes for open_blocks in range(blocks + 1))
+    backward_bytes = root_bytes if sharding.stays_gathered else root_bytes + fetched_bytes
+    scatter_buffer_bytes = block_elements * sharding.sent_bytes
     return RankStates(
         steady={
             "weights": shard_elements * sharding.shard_bytes,
@@ -49,19 +52,34 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
         },
         gradient_bytes=0 if accumulates else sharding.shard_bytes / sharding.ranks,
         new_gradient_bytes=sharding.weight_bytes,
-        held={"gradients": gradients} if accumulates else {},
-        forward={"gathered weights": in_forward, "gloo's copies": block_bytes if sharding.has_gloo else 0},
-        forward_end={"gathered weights": in_forward},
-        backward={"gathered weights": root_bytes + (0 if sharding.stays_gathered else fetched_bytes)},
-        gathered_blocks=tuple(left * block_bytes for left in range(blocks + 1)) if all_stay else (),
-        first_block={"buckets": scattered_bytes},
-        between_blocks={
-            "gloo's copies": late_in_backward if sharding.has_gloo else 0,
-            "temporaries": shard(block_elements, sharding.ranks) * sharding.weight_bytes if casts_shards else 0,
-        },
-        exchange={"gradients": gradients, "gathered weights": root_bytes},
-        step={"gradients": gradients},
+        held=gradients if accumulates else {},
+        forward={"gathered weights": forward_bytes, "gloo's copies": block_bytes if sharding.has_gloo else 0},
+        forward_end={"gathered weights": forward_bytes},
+        backward={"gathered weights": backward_bytes},
+        gathered_blocks=gathered_blocks,
+        first_block={"buckets": scatter_buffer_bytes},
+        between_blocks=_between_blocks(sharding, block_elements),
+        exchange=gradients | {"gathered weights": root_bytes},
+        step=gradients,
     )
+
+
+def _between_blocks(sharding: Sharding, block_elements: int) -> dict[str, int]:
+    """Return what is there while another block is gathered: gloo's late copies, and shards cast for the gather.
+
+    Args:
+        sharding: how the ranks shard.
+        block_elements: elements of a block.
+    """
+    late_bytes = block_elements * sharding.sent_bytes
+    if not sharding.stays_gathered:
+        late_bytes += block_elements * sharding.weight_bytes
+    casts_shards = sharding.has_buffers and sharding.shard_bytes > sharding.weight_bytes
+    cast_bytes = shard(block_elements, sharding.ranks) * sharding.weight_bytes
+    return {
+        "gloo's copies": late_bytes if sharding.has_gloo else 0,
+        "temporaries": cast_bytes if casts_shards else 0,
+    }
 
 
 def stage_states(trial: Trial, shapes: ParameterShapes, *, later: bool, directly: bool) -> RankStates:
@@ -81,34 +99,34 @@ def stage_states(trial: Trial, shapes: ParameterShapes, *, later: bool, directly
     count = sizes(shapes)
     blocks = len(count.blocks)
     block_bytes = _block_elements(count) * sharding.weight_bytes
-    gradients = count.all * sharding.sent_bytes
-    scattered_bytes = max((count.root, *count.blocks)) * sharding.sent_bytes
-    all_stay = directly or sharding.stays_gathered
+    gradients = {"gradients": count.all * sharding.sent_bytes}
+    scatter_buffer_bytes = max((count.root, *count.blocks)) * sharding.sent_bytes
+    is_all_gathered = directly or sharding.stays_gathered
     gathered_blocks: tuple[int, ...] = ()
     gathered_between: tuple[int, ...] = ()
-    if block_bytes and all_stay:
+    if block_bytes > 0:
         gathered_blocks = (blocks * block_bytes,) * (blocks + 1)
-    elif block_bytes:
-        gathered_between = _gathered_between(
-            blocks, block_bytes, buffer_bytes=block_bytes if sharding.has_buffers else 0
-        )
+    if block_bytes > 0 and not is_all_gathered:
+        buffer_bytes = block_bytes if sharding.has_buffers else 0
+        gathered_between = _gathered_between(blocks, block_bytes, buffer_bytes=buffer_bytes)
         # While the last two run backward, nothing is fetched ahead.
-        gathered_blocks = (blocks * block_bytes,) * 2 + gathered_between[2:]
+        gathered_blocks = gathered_blocks[:2] + gathered_between[2:]
     has_gloo_block = sharding.has_gloo and block_bytes > 0
+    has_late_gather = has_gloo_block and not is_all_gathered
     return replace(
         states(trial, shapes),
         gradient_bytes=0 if later else sharding.sent_bytes,
-        held={"gradients": gradients} if later else {},
+        held=gradients if later else {},
         backward={"gathered weights": count.root * sharding.weight_bytes},
         gathered_blocks=gathered_blocks,
         gathered_between=gathered_between,
         first_block={},
-        between_blocks={"gloo's copies": block_bytes if has_gloo_block and not all_stay else 0},
-        exchange={
-            "gradients": gradients,
+        between_blocks={"gloo's copies": block_bytes if has_late_gather else 0},
+        exchange=gradients
+        | {
             "gathered weights": sum(count.blocks) * sharding.weight_bytes,
-            "buckets": scattered_bytes,
-            "gloo's copies": scattered_bytes if has_gloo_block else 0,
+            "buckets": scatter_buffer_bytes,
+            "gloo's copies": scatter_buffer_bytes if has_gloo_block else 0,
         },
     )
 
@@ -117,9 +135,16 @@ def _gathered_between(blocks: int, block_bytes: int, *, buffer_bytes: int) -> tu
     """Return the bytes of blocks while another is gathered, by the number of blocks whose backward is not over.
 
     Those whose backward is over stay gathered.
+
+    Example: three blocks of 10 bytes without a buffer are (30, 30, 20, 10), for 0 to 3 blocks that are not over.
+
+    Args:
+        blocks: number of blocks.
+        block_bytes: bytes of each.
+        buffer_bytes: bytes of the buffer that a block arrives in.
     """
-    gathered = (min(blocks, blocks - left + 1) for left in range(blocks + 1))
-    return tuple(block_count * block_bytes + buffer_bytes for block_count in gathered)
+    gathered_counts = (min(blocks, blocks - open_blocks + 1) for open_blocks in range(blocks + 1))
+    return tuple(block_count * block_bytes + buffer_bytes for block_count in gathered_counts)
 
 
 def _block_elements(count: Sizes) -> int:

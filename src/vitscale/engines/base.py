@@ -97,9 +97,9 @@ def _lamb(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Opt
 
     It is that of You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020). As in algorithm 2 there, the
     weight decay is part of the update whose norm the trust ratio divides by; as in the paper's third version, the
-    moments' bias is not corrected. By default the library divides the step by the first
-    moment's correction after the trust ratio is in it, which makes the first steps ten times too long; `adam_debias`
-    turns that off. Clipping is `gradient_clipping` here, as with every other optimizer.
+    moments' bias is not corrected. By default the library divides the step by the first moment's correction after the
+    trust ratio is in it, which makes the first steps ten times too long; `adam_debias` turns that off. Clipping is
+    `gradient_clipping` here, as with every other optimizer.
     """
     from pytorch_optimizer import Lamb
 

@@ -49,9 +49,10 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
         block_number = next(wrapped_blocks) if block.wrapped else None
         modules += block.in_forward
         block_of_module += [block_number] * len(block.in_forward)
-    total = sum(module.macs for module in modules)
-    ends = [min(1.0, done / total) for done in accumulate(module.macs for module in modules)]
-    begins = [0.0, *ends[:-1]]
+    total_macs = sum(module.macs for module in modules)
+    macs_so_far = accumulate(module.macs for module in modules)
+    ends = [min(1.0, macs / total_macs) for macs in macs_so_far]
+    begins = [0.0, *ends[:-1]]  # each module begins where the one before it ends
     model_tensors = []
     for number, module in enumerate(modules):
         for shape in reversed(module.gradients):
@@ -69,7 +70,7 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
 
 
 def of_backward(forward_tensors: Sequence[Tensor]) -> Iterator[Filled]:
-    """Return the gradient of each tensor, in the order in which backward makes them."""
+    """Yield the gradient of each tensor, in the order in which backward makes them."""
     return (Filled(tensor.elements, ready=1.0 - tensor.begins) for tensor in reversed(forward_tensors))
 
 
@@ -85,7 +86,8 @@ def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list
     for gradient in gradients:
         bucket_elements += gradient.elements
         ready = gradient.ready
-        limit = limits[min(len(buckets), len(limits) - 1)]
+        has_own_limit = len(buckets) < len(limits)
+        limit = limits[len(buckets)] if has_own_limit else limits[-1]
         if bucket_elements >= limit:
             buckets.append(Filled(bucket_elements, ready))
             bucket_elements = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -72,17 +73,18 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
     element_bytes = weight_bytes(train)
     reduces_in_backward = train.zero_stage == 2 or settings.overlap
     accumulates = train.grad_accum > 1
+    reduces_in_last_backward = accumulates and not reduces_in_backward
+    grows_in_backward = not (reduces_in_backward or accumulates)
+    weights = {"weights": count.all * element_bytes}
     buckets = {"buckets": _bucket_bytes(train, settings)}
     part_bytes = _copied_gradient_elements(shapes, ranks) * element_bytes
     accumulated_bytes = part_bytes if train.zero_stage == 2 else count.all * element_bytes
     return RankStates(
-        steady={"weights": count.all * element_bytes}
-        | _master_weights(count, ranks)
-        | _optimizer_states(trial, count, ranks),
-        gradient_bytes=0 if reduces_in_backward or accumulates else element_bytes,
+        steady=weights | _master_weights(count, ranks) | _optimizer_states(trial, count, ranks),
+        gradient_bytes=element_bytes if grows_in_backward else 0,
         new_gradient_bytes=element_bytes,
         held={"gradients": accumulated_bytes} if accumulates else {},
-        held_buckets=buckets if accumulates and not reduces_in_backward else {},
+        held_buckets=buckets if reduces_in_last_backward else {},
         backward=buckets,
         bucket=settings.reduce_bucket if reduces_in_backward else 0,
         flush={"temporaries": _flat_copy_bytes(trial, settings)},
@@ -189,9 +191,8 @@ def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettin
     """
     element_bytes = _gathered_element_bytes(trial)
     large = _large_elements(shapes, settings.persistence_threshold)
-    arriving_bytes = (
-        min(large.model, _elements_on_their_way(settings, common.sizes(shapes).largest_of_block)) * element_bytes
-    )
+    most_on_their_way = _elements_on_their_way(settings, common.sizes(shapes).largest_of_block)
+    arriving_bytes = min(large.model, most_on_their_way) * element_bytes
     modules = modules_in_forward(shapes)
     gathers = traversal(modules, settings, trial.train.activation_checkpointing)
     # What is gathered twice counts only where it is more than what is on its way anyway.
@@ -199,13 +200,15 @@ def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettin
         return _gathered_twice(trial, modules, gathers)
     large_bytes = large.model * element_bytes
     is_copied_by_gloo = trial.train.device == "cpu" and arriving_bytes < large_bytes
+    block_bytes = large.largest_block * element_bytes
+    blocks = shapes.blocks[1].repeats  # the first of `shapes.blocks` is what lies before the repeated ones
     return _GatheredOnUse(
         forward={
             "gathered weights": large_bytes + arriving_bytes,
             "gloo's copies": arriving_bytes if is_copied_by_gloo else 0,
         },
         forward_end={"gathered weights": large_bytes},
-        blocks=tuple(left * large.largest_block * element_bytes for left in range(shapes.blocks[1].repeats + 1)),
+        blocks=tuple(open_blocks * block_bytes for open_blocks in range(blocks + 1)),
     )
 
 
@@ -224,11 +227,16 @@ def _gathered_twice(trial: Trial, modules: Sequence[PlacedModule], gathers: Trav
 
 
 def _most_by_block(modules: Sequence[PlacedModule], elements: Sequence[int]) -> dict[int, int]:
-    """Number of a block -> the most elements at any of its modules, given those at each module."""
-    most: dict[int, int] = {}
+    """Return the most elements at any module of each block, by the number of the block.
+
+    Args:
+        modules: the modules.
+        elements: elements at each of them.
+    """
+    most_by_block: dict[int, int] = {}
     for module, module_elements in zip(modules, elements, strict=True):
-        most[module.block] = max(most.get(module.block, 0), module_elements)
-    return most
+        most_by_block[module.block] = max(most_by_block.get(module.block, 0), module_elements)
+    return most_by_block
 
 
 def _gathered_element_bytes(trial: Trial) -> int:
@@ -251,13 +259,16 @@ class _LargeElements(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _large_elements(shapes: ParameterShapes, persistence_threshold: int) -> _LargeElements:
-    def count(block: ModelBlock) -> int:
-        shapes_of_block = chain(*(module.tensors for module in block.modules))
-        return _elements_above(map(math.prod, shapes_of_block), persistence_threshold)
+    """Return the elements of tensors that have more than `persistence_threshold`."""
 
+    def large_elements_of(block: ModelBlock) -> int:
+        tensor_shapes = chain.from_iterable(module.tensors for module in block.modules)
+        return _elements_above(map(math.prod, tensor_shapes), persistence_threshold)
+
+    wrapped = [block for block in shapes.blocks if block.wrapped]
     return _LargeElements(
-        largest_block=max((count(block) for block in shapes.blocks if block.wrapped), default=0),
-        model=sum(map(count, shapes.each())),
+        largest_block=max(map(large_elements_of, wrapped), default=0),
+        model=sum(map(large_elements_of, shapes.each())),
     )
 
 
@@ -293,9 +304,10 @@ class OptimizerGroups(NamedTuple):
 def optimizer_groups(shapes: ParameterShapes) -> OptimizerGroups:
     """Return the tensors that the optimizer updates together: biases and norms take no weight decay."""
     all_shapes = shapes.tensors()
+    matrices = [shape for shape in all_shapes if len(shape) > 1]
+    vectors = [shape for shape in all_shapes if len(shape) == 1]
     return OptimizerGroups(
-        with_weight_decay=[math.prod(shape) for shape in all_shapes if len(shape) > 1],
-        without_weight_decay=[math.prod(shape) for shape in all_shapes if len(shape) == 1],
+        with_weight_decay=list(map(math.prod, matrices)), without_weight_decay=list(map(math.prod, vectors))
     )
 
 
@@ -305,29 +317,31 @@ def _copied_gradient_elements(shapes: ParameterShapes, ranks: int) -> int:
 
     The copy of its gradients takes each of these tensors whole (`copy_grads_in_partition`).
     """
-    change_at_rank: dict[int, int] = {}
-    """Rank -> elements that it has more than the rank before."""
+    change_at_rank: Counter[int] = Counter()
+    """Rank -> elements that it has more than the rank before, as a sparse array: ranks may be many thousands."""
     for group in optimizer_groups(shapes):
         part_elements = common.shard(sum(group), ranks)
         start = 0
         for elements in group:
+            last = start + elements - 1
             first_rank = start // part_elements
-            last_rank = min(ranks - 1, (start + elements - 1) // part_elements)
-            change_at_rank[first_rank] = change_at_rank.get(first_rank, 0) + elements
-            change_at_rank[last_rank + 1] = change_at_rank.get(last_rank + 1, 0) - elements
+            last_rank = min(ranks - 1, last // part_elements)
+            change_at_rank[first_rank] += elements
+            change_at_rank[last_rank + 1] -= elements
             start += elements
-    return max(accumulate(change_at_rank[rank] for rank in sorted(change_at_rank)))
+    changes = [change_at_rank[rank] for rank in sorted(change_at_rank)]
+    return max(accumulate(changes))
 
 
 def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
-    """Return the weights gathered in each part's forward and backward: small ones stay, all others are as in stage 3.
+    """Return the weights that stage 3 gathers in each part's forward and backward, small ones that stay included.
 
-    None below stage 3, where all weights stay.
+    Return None below stage 3, where nothing is gathered.
     """
     if trial.train.zero_stage < 3:
         return None
     settings = zero_settings(trial.train)
-    modules = tuple(PlacedModule(module, part.block) for part in parts for module in part.modules)
+    modules = tuple(chain.from_iterable(map(_placed_modules, parts)))
     gathers = traversal(modules, settings, trial.train.activation_checkpointing)
     large = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
     small = sum(part.elements for part in parts) - sum(large)
@@ -338,19 +352,24 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     return _parts_that_stay(trial, large, small=small, on_their_way=on_their_way)
 
 
+def _placed_modules(part: Part) -> list[PlacedModule]:
+    return [PlacedModule(module, part.block) for module in part.modules]
+
+
 def _parts_gathered_twice(trial: Trial, parts: Sequence[Part], gathers: Traversal, *, small: int) -> PartGathers:
-    """Return what `traversal` gathers at each part; `small`: elements that are gathered throughout."""
+    """Return the most that `traversal` gathers at any module of each part.
+
+    Args:
+        trial: the trial.
+        parts: the parts.
+        gathers: the traversal of their modules.
+        small: elements that are gathered throughout.
+    """
     element_bytes = _gathered_element_bytes(trial)
     is_gloo = trial.train.device == "cpu"
-    last_module = len(gathers.forward) - 1
     forward: list[Parts] = []
     backward: list[Parts] = []
-    end = 0
-    for part in parts:
-        begin = end
-        end += len(part.modules)
-        # A part without modules, such as the loss, has what the module beside it has.
-        modules = slice(max(0, min(begin, last_module)), max(end, 1))
+    for modules in _slices_of_modules(parts):
         incoming = max(gathers.coming[modules]) if is_gloo else 0
         forward.append(
             {
@@ -360,6 +379,22 @@ def _parts_gathered_twice(trial: Trial, parts: Sequence[Part], gathers: Traversa
         )
         backward.append({"gathered weights": (small + max(gathers.backward[modules])) * element_bytes})
     return PartGathers(forward, backward)
+
+
+def _slices_of_modules(parts: Sequence[Part]) -> list[slice]:
+    """Return where each part's modules lie in the order of forward.
+
+    A part without modules, such as the loss, gets the module beside it. Example: parts of 2, 1 and 0 modules have the
+    slices 0:2, 2:3 and 2:3.
+    """
+    last_module = sum(len(part.modules) for part in parts) - 1
+    slices = []
+    end = 0
+    for part in parts:
+        begin = end
+        end += len(part.modules)
+        slices.append(slice(max(0, min(begin, last_module)), max(end, 1)))
+    return slices
 
 
 def _parts_that_stay(trial: Trial, large: Sequence[int], *, small: int, on_their_way: int) -> PartGathers:

@@ -110,27 +110,38 @@ class _Visit(NamedTuple):
 
 def _visits(modules: Sequence[PlacedModule], checkpointing: bool) -> list[_Visit]:
     """Return the visits of forward and backward, modules without weights included."""
-    visits_by_block = _forward_visits(modules)
-    visits = [visit for _, block_visits in visits_by_block for visit in block_visits]
-    for block_number, block_visits in reversed(visits_by_block):
-        if checkpointing and block_number > 0:
-            visits += [*block_visits[:-1], block_visits[-1]._replace(torch_stops=True)]
-        visits += reversed(block_visits)
+    blocks = _forward_visits(modules)
+    visits: list[_Visit] = []
+    for block in blocks:
+        visits += block.visits
+    for block in reversed(blocks):
+        if checkpointing and block.number > 0:
+            *earlier, last = block.visits
+            visits += [*earlier, last._replace(torch_stops=True)]
+        visits += reversed(block.visits)
     return visits
 
 
-def _forward_visits(modules: Sequence[PlacedModule]) -> list[tuple[int, list[_Visit]]]:
-    """Return the number of each block, and of what lies before and behind them, with its visits in forward."""
-    visits_by_block: list[tuple[int, list[_Visit]]] = []
+class _BlockVisits(NamedTuple):
+    """The visits of one block in forward, or of modules in a row that lie in no block."""
+
+    number: int
+    """The number of the block; outside blocks as in `PlacedModule.block`."""
+    visits: list[_Visit]
+
+
+def _forward_visits(modules: Sequence[PlacedModule]) -> list[_BlockVisits]:
+    """Return the visits of a forward, block by block."""
+    blocks: list[_BlockVisits] = []
     for module_number, (module, block_number) in enumerate(modules):
-        if not visits_by_block or visits_by_block[-1][0] != block_number:
-            visits_by_block.append((block_number, [_Visit(module_number, uses_weights=False)]))
-        block_visits = visits_by_block[-1][1]
-        block_visits.append(_Visit(module_number, uses_weights=True))
+        if not blocks or blocks[-1].number != block_number:
+            blocks.append(_BlockVisits(block_number, visits=[_Visit(module_number, uses_weights=False)]))
+        visits = blocks[-1].visits
+        visits.append(_Visit(module_number, uses_weights=True))
         is_norm = all(len(shape) == 1 for shape in module.tensors)
         if is_norm:
-            block_visits.append(_Visit(module_number, uses_weights=False))
-    return visits_by_block
+            visits.append(_Visit(module_number, uses_weights=False))
+    return blocks
 
 
 class _Use(NamedTuple):
@@ -183,25 +194,33 @@ class _Coordinator:
 
     def run(self) -> None:
         """Go through all visits, gathering and releasing."""
-        distance = [0, *accumulate(self._elements_used_at(visit) for visit in self._visits)]
+        elements_before = [0, *accumulate(map(self._elements_used_at, self._visits))]
+        """Elements that are used in all steps before each step."""
         for step, visit in enumerate(self._visits):
             tensors = self._tensors[visit.module] if visit.uses_weights else []
             self._gather(step, [tensor for tensor in tensors if self._is_missing(tensor)])
             self._pass_uses(step, tensors)
             self._prefetch(step)
             next_step = self._next_step_with(visit.module, after=step)
-            is_far = next_step is None or distance[next_step] - distance[step + 1] >= self._settings.max_reuse
-            if is_far and not visit.torch_stops:
+            is_reused_soon = (
+                next_step is not None
+                and elements_before[next_step] - elements_before[step + 1] < self._settings.max_reuse
+            )
+            if not is_reused_soon and not visit.torch_stops:
                 self._release(step, tensors)
 
     def _elements_used_at(self, visit: _Visit) -> int:
-        return sum(self._elements[tensor] for tensor in self._tensors[visit.module]) if visit.uses_weights else 0
+        """Return the elements of all tensors that a visit uses."""
+        if not visit.uses_weights:
+            return 0
+        return sum(self._elements[tensor] for tensor in self._tensors[visit.module])
 
     def _is_missing(self, tensor: TensorKey) -> bool:
         """Whether a tensor must be gathered before it is used; small ones are never released."""
         return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_of
 
     def _gather(self, step: int, tensors: list[TensorKey]) -> None:
+        """Gather these tensors at once."""
         if not tensors:
             return
         for tensor in tensors:
@@ -216,6 +235,7 @@ class _Coordinator:
             self._pass_next_use()
 
     def _pass_next_use(self) -> TensorKey:
+        """Pass the first use that has not been passed; return its tensor."""
         use = self._uses[self._next_use]
         self._passed_use[use.tensor] = use.step
         self._next_use += 1
@@ -241,30 +261,32 @@ class _Coordinator:
                 self._live_elements -= self._elements[tensor]
 
     def _next_step_with(self, module: int, *, after: int) -> int | None:
+        """Return the next step that uses the weights of a module; None where no later one does."""
         return next((step for step in self._steps_of_module[module] if step > after), None)
 
     def summary(self) -> Traversal:
         """Return all gathers, and the most that is gathered at each module.
 
-        Tensors that come together lie in one buffer, from the gather to the last tensor's first use. They are copied
-        out of it at the first use of any of them.
+        Tensors of one gather lie in one buffer, which is there from the gather on until each of them has been used.
+        They are copied out of it at the first use of any of them. A single tensor needs no buffer.
         """
         gathered = _Timeline(len(self._visits))
         incoming = _Timeline(len(self._visits))
         fetches = []
+        end_step = len(self._visits) - 1
         for number, gather in enumerate(self._gathers):
             elements = sum(self._elements[tensor] for tensor in gather.tensors)
             first_uses = [self._first_use(tensor, gather.step) for tensor in gather.tensors]
             first_use = min(first_uses)
             copied_at = gather.step
             if len(gather.tensors) > 1:
-                gathered.add(elements, gather.step, max(first_uses))
+                gathered.add(elements, first=gather.step, last=max(first_uses))
                 copied_at = first_use
             for tensor in gather.tensors:
-                last_step = self._released.get((tensor, number), len(self._visits) - 1)
-                gathered.add(self._elements[tensor], copied_at, last_step)
+                release_step = self._released.get((tensor, number), end_step)
+                gathered.add(self._elements[tensor], first=copied_at, last=release_step)
             if first_use > gather.step:
-                incoming.add(elements, gather.step, gather.step)
+                incoming.add(elements, first=gather.step, last=gather.step)
             fetches.append(self._fetch(gather, first_use))
         forward = range(self._forward_steps)
         backward = range(self._forward_steps, len(self._visits))
@@ -281,6 +303,7 @@ class _Coordinator:
         return next(use for use in self._steps_of_module[tensor.module] if use >= step)
 
     def _fetch(self, gather: _Gather, first_use: int) -> Fetch:
+        """Return a gather with the modules that ask and wait for it; `first_use`: the step that waits."""
         return Fetch(
             in_forward=gather.step < self._forward_steps,
             at=self._visits[gather.step].module,
@@ -299,6 +322,7 @@ class _Coordinator:
         return tuple(most)
 
     def _gathered_twice(self) -> int:
+        """Return the elements of all gathers but the first one of each tensor."""
         all_elements = 0
         tensors: set[TensorKey] = set()
         for gather in self._gathers:

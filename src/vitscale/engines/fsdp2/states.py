@@ -15,6 +15,7 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
 
     Shards are those of ZeRO's third stage (arXiv 1910.02054, section 5.3). All else follows torch 2.13
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py).
+
     Gathered weights land in a flat buffer, which stays until the next gather, and are copied out of it. In backward the
     next block is gathered meanwhile, so that two blocks are there. Gradients of a whole block are copied into a flat
     buffer and scattered; it stays until the next block's gradients are scattered. Embedding and head are gathered from

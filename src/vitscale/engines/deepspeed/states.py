@@ -73,7 +73,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
     element_bytes = weight_bytes(train)
     reduces_in_backward = train.zero_stage == 2 or settings.overlap
     accumulates = train.grad_accum > 1
-    reduces_in_last_backward = accumulates and not reduces_in_backward
+    holds_buckets_in_forward = accumulates and not reduces_in_backward
     grows_in_backward = not (reduces_in_backward or accumulates)
     weights = {"weights": count.all * element_bytes}
     buckets = {"buckets": _bucket_bytes(train, settings)}
@@ -84,7 +84,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
         gradient_bytes=element_bytes if grows_in_backward else 0,
         new_gradient_bytes=element_bytes,
         held={"gradients": accumulated_bytes} if accumulates else {},
-        held_buckets=buckets if reduces_in_last_backward else {},
+        held_buckets=buckets if holds_buckets_in_forward else {},
         backward=buckets,
         bucket=settings.reduce_bucket if reduces_in_backward else 0,
         flush={"temporaries": _flat_copy_bytes(trial, settings)},

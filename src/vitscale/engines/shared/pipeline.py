@@ -6,7 +6,7 @@ all of them, each rank its own stages. The rank of the last stage has the losses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -30,7 +30,9 @@ from vitscale.trial.trial import Trial
 _SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
 }  # fmt: skip
-_ON_DEVICE = "on a GPU a stage waits inside NCCL's kernels, where waiting for a stage is not told from a transfer"
+_UNKNOWN_ON_DEVICE = (
+    "on a GPU a stage waits inside NCCL's kernels, where waiting for a stage is not told from a transfer"
+)
 
 
 class PipelineEngine(TorchEngine):
@@ -55,7 +57,7 @@ class PipelineEngine(TorchEngine):
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
-        """Keeps a micro-batch; the `last` one of a step takes all of them forward and backward.
+        """Keep a micro-batch; with the `last` one of a step, take all of them forward and backward.
 
         Returns:
             The sum of the step's losses, on every rank, for the last micro-batch; 0 for the others.
@@ -79,9 +81,10 @@ class PipelineEngine(TorchEngine):
         if shape not in self._schedules:
             self._schedules[shape] = self._schedule(shape, count)
         inputs = [torch.cat(all_images)] if self.wrapped.first else []
+        micro_batch_numbers = torch.arange(count)  # what `_loss` gets as labels
         losses: list[Tensor] = []
         self._bubble.enter_context(self._phase("bubble"))
-        self._schedules[shape].step(*inputs, target=torch.arange(count), losses=losses, return_outputs=False)
+        self._schedules[shape].step(*inputs, target=micro_batch_numbers, losses=losses, return_outputs=False)
         for stage in self.wrapped.wrapped:
             if isinstance(stage, StageDdp):
                 with self.working("backward"):
@@ -94,20 +97,25 @@ class PipelineEngine(TorchEngine):
         return total
 
     def before_forward(self, number: int) -> None:
-        """Tells this rank's norms how many images of micro-batch `number` are not padding, as noted in `micro_step`."""
+        """Set, for this rank's norms, how many images of micro-batch `number` are not padding."""
         for norm in self._norms:
             norm.real = self._micro_batches[number].real_images
 
     @contextmanager
     def working(self, name: PhaseName) -> Iterator[None]:
-        """The context in which a stage computes: all other time of a schedule is the bubble."""
+        """The context in which a stage computes, in phase `name`; all other time of a schedule is the bubble."""
         self._bubble.close()
         with self._phase(name):
             yield
         self._bubble.enter_context(self._phase("bubble"))
 
     def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
-        """Return the schedule for `count` micro-batches of a shape: torch's schedules keep buffers of one shape."""
+        """Return torch's schedule, which keeps buffers for micro-batches of one shape.
+
+        Args:
+            shape: [b, c, H, W] of each micro-batch.
+            count: number of micro-batches.
+        """
         images, _, height, width = shape
         handed_on = [self._stand_ins(images, shapes) for shapes in self.wrapped.shapes(height, width)]
         stages = [
@@ -119,23 +127,28 @@ class PipelineEngine(TorchEngine):
         return _SCHEDULES[schedule](scheduled, count, self._loss, scale_grads=False)
 
     def _stand_ins(self, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
-        """Return tensors like those that a stage hands on, without elements (device "meta")."""
+        """Return tensors like those that a stage hands on, without elements (device "meta").
+
+        Args:
+            images: number of images.
+            shapes: the tensors' shapes for one image.
+        """
         dtype = self.wrapped.dtype
         return tuple(torch.empty(images, *shape, dtype=dtype, device="meta").requires_grad_() for shape in shapes)
 
     def _stage_number(self, index: int) -> int:
-        """Return the model's number of one of this rank's stages."""
+        """Return the number, in the whole model, of this rank's stage with this index."""
         return self.wrapped.group.rank() + index * self.parallel.pipeline
 
     def _loss(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Return the loss of micro-batch `number`, from which its backward starts."""
+        """Return the loss of micro-batch `number`, from which its backward starts; the schedule calls this."""
         with self.working("forward"):
             loss_of = self._micro_batches[int(number)].loss_of
             return loss_of(logits.float()) / self.train_spec.grad_accum
 
     @override
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Return logits on the rank of the last stage; the others send on what they have, and go on to the next images.
+        """Return logits on the rank of the last stage, and None on all others, which go on to the next images.
 
         Where the model resizes its logits to its images, this does it too. In training the loss does the same, to
         labels of the images' size.
@@ -161,7 +174,13 @@ class PipelineEngine(TorchEngine):
         return logits.float()
 
     def _received(self, number: int, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
-        """Return what the stage before stage `number` hands on."""
+        """Return what the stage before stage `number` hands on, once its rank has sent it.
+
+        Args:
+            number: the number of the stage that receives.
+            images: number of images.
+            shapes: the tensors' shapes for one image.
+        """
         source = (number - 1) % self.parallel.pipeline
         tensors = tuple(torch.empty(images, *shape, dtype=self.wrapped.dtype, device=self.device) for shape in shapes)
         for tensor in tensors:
@@ -169,7 +188,7 @@ class PipelineEngine(TorchEngine):
         return tensors
 
     def _send_on(self, number: int, output: Activation) -> None:
-        """Send what stage `number` hands on."""
+        """Send the output of stage `number` to the rank of the next stage."""
         target = (number + 1) % self.parallel.pipeline
         for tensor in (output,) if isinstance(output, Tensor) else output:
             dist.send(tensor, group=self.wrapped.group, group_dst=target)
@@ -177,7 +196,7 @@ class PipelineEngine(TorchEngine):
     @property
     @override
     def unknown_parts(self) -> dict[str, str]:
-        return {"bubble": _ON_DEVICE, "wait": _ON_DEVICE, "wire": _ON_DEVICE} if self.device.type == "cuda" else {}
+        return dict.fromkeys(("bubble", "wait", "wire"), _UNKNOWN_ON_DEVICE) if self.device.type == "cuda" else {}
 
     @property
     @override
@@ -216,29 +235,34 @@ class _Stage(PipelineStage):
     def __init__(
         self, engine: PipelineEngine, wrapped: nn.Module, number: int, handed_on: Sequence[tuple[Tensor, ...]]
     ) -> None:
-        """`handed_on`: tensors like those that each stage but the last hands on.
+        """Make the stage of this number in the whole model.
 
-        As they are known, torch need not find them out by passes that train nothing. The first stage's input and the
-        last one's output are not sent, and any tensor will do for them.
+        Args:
+            engine: the engine whose phases it enters.
+            wrapped: the stage's modules.
+            number: the number of the stage.
+            handed_on: tensors like those that each stage but the last hands on, stage by stage. As they are known,
+                torch need not find them out by passes that train nothing.
         """
         stages = len(handed_on) + 1
         is_first = number == 0
         is_last = number == stages - 1
+        # The first stage's input and the last one's output are not sent, and any tensor will do for them.
         inputs = handed_on[0][:1] if is_first else handed_on[number - 1]
         outputs = handed_on[-1][:1] if is_last else handed_on[number]
         super().__init__(wrapped, number, stages, engine.device, inputs, outputs, group=engine.wrapped.group)
         self._engine = engine
 
     @override
-    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._engine.before_forward(fwd_chunk_id)
         with self._engine.working("forward"), self._engine.autocast():
-            return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     @override
-    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with self._engine.working("backward"):
-            super().backward_one_chunk(*arguments, **named)
+            super().backward_one_chunk(*args, **kwargs)
 
     @override
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
@@ -257,12 +281,12 @@ class _WholeTensors(TorchTensors):
         self.parameters = stages.parameters_of_model | self._own
         self.buffers = stages.buffers_of_model | self._own_buffers
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
-        # No optimizer is made without any.
+        # Each rank trains some: no optimizer is made without a parameter.
         self._first_trained = next(name for name in self.trained if name in self._own)
 
     @override
     def weight(self, name: str) -> Tensor:
-        return self._sent(name, lambda: super(_WholeTensors, self).weight(name))
+        return self._from_holder(name, lambda: super(_WholeTensors, self).weight(name))
 
     @override
     def set_weight(self, name: str, whole: Tensor) -> None:
@@ -271,14 +295,17 @@ class _WholeTensors(TorchTensors):
 
     @override
     def has_state(self, name: str, key: str) -> bool:
-        """Whether there is a state of a parameter; of another rank's where there is one of the first that this rank
-        trains, since a step updates all stages."""
+        """Return whether there is a state of a parameter.
+
+        Of a parameter on another rank there is one if there is one of the first that this rank trains: a step updates
+        all stages.
+        """
         local_name = name if name in self._own else self._first_trained
         return super().has_state(local_name, key)
 
     @override
     def state(self, name: str, key: str) -> Tensor:
-        return self._sent(name, lambda: super(_WholeTensors, self).state(name, key))
+        return self._from_holder(name, lambda: super(_WholeTensors, self).state(name, key))
 
     @override
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
@@ -286,7 +313,7 @@ class _WholeTensors(TorchTensors):
             super().set_state(name, key, whole)
 
     @override
-    def make_states(self, names: Any, keys: Any, steps: int) -> None:
+    def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
         super().make_states([name for name in names if name in self._own], keys, steps)
 
     @override
@@ -301,17 +328,27 @@ class _WholeTensors(TorchTensors):
         if name in self._own_buffers:
             super().set_buffer(name, whole)
 
-    def _sent(self, name: str, take: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor of a parameter on all ranks; `take`: gets it on the rank that holds the parameter."""
+    def _from_holder(self, name: str, local_tensor: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor in fp32 on all ranks, from the rank that holds the parameter `name`.
+
+        Args:
+            name: the parameter to which the tensor belongs, and whose shape it has.
+            local_tensor: returns it; called on the rank that holds the parameter.
+        """
         if name in self._own:
-            return self._broadcast(name, take().float())
+            return self._broadcast(name, local_tensor().float())
         return self._broadcast(name, torch.empty(self.shape(name), device=self._device))
 
     def _broadcast(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor of the rank that owns what has this name; other ranks give one of the same shape."""
-        whole = tensor.contiguous()
-        dist.broadcast(whole, group=self._stages.group, group_src=self._stages.owners[name])
-        return whole
+        """Return, on all ranks, the tensor of the rank that owns the parameter or buffer of this name.
+
+        Args:
+            name: the parameter or buffer.
+            tensor: what the owner sends; on other ranks any tensor of the same shape, which is overwritten.
+        """
+        contiguous = tensor.contiguous()
+        dist.broadcast(contiguous, group=self._stages.group, group_src=self._stages.owners[name])
+        return contiguous
 
     @property
     def _device(self) -> torch.device:

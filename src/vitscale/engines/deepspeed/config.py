@@ -70,7 +70,7 @@ class _ReadKeys(_Section):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a DeepSpeed file for a study.
+    """Return the values of a DeepSpeed file for a study.
 
     Raises:
         RequestError: it cannot be read (see `load`), or gives a value of the wrong type to a key
@@ -89,7 +89,7 @@ class File(NamedTuple):
 
 
 def load(path: Path, *, next_step: str) -> File:
-    """Reads a DeepSpeed file of at most 1 MiB, whatever its keys and values.
+    """Return a DeepSpeed file of at most 1 MiB, whatever its keys and values.
 
     Raises:
         RequestError: it is missing, too large, no text, or `parse` refuses it.
@@ -99,7 +99,7 @@ def load(path: Path, *, next_step: str) -> File:
 
 
 def parse(text: str, file_name: str) -> dict[str, Any]:
-    """Parses the text of a DeepSpeed file to the values that DeepSpeed makes of it.
+    """Return the values that DeepSpeed makes of the text of its file.
 
     DeepSpeed reads a file with `hjson.load` and refuses a key that stands twice (`DeepSpeedConfig.__init__` in
     deepspeed/runtime/config.py, all releases since 0.8.1). Hjson is JSON with comments, commas that trail or lack,
@@ -124,7 +124,7 @@ def parse(text: str, file_name: str) -> dict[str, Any]:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text that `parse` reads is JSON too, which is all that Transformers and Accelerate read."""
+    """Return whether a text that `parse` reads is JSON too, which is all that Transformers and Accelerate read."""
     try:
         json.loads(text, parse_int=_whole_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -137,7 +137,7 @@ class _RefusedValue(ValueError):
 
 
 def _values(text: str) -> Any:
-    """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson.
+    """Return the values of a text: of JSON by the parser for it, which is a hundred times as fast, else of Hjson.
 
     Raises:
         ValueError: it is neither; where JSON fails for NaN or Infinity alone, the error is JSON's.
@@ -164,17 +164,19 @@ def _values(text: str) -> Any:
 
 
 def _place_and_reason(error: ValueError) -> str:
-    """The place and reason of a parser's error in words; the reason alone where it has no place."""
+    """Return the place and reason of a parser's error: " at line 3, column 5: ..."; ": ..." where it has no place."""
     line = getattr(error, "lineno", None)
     column = getattr(error, "colno", None)
     if line is None or column is None:
         return f": {error}"
-    reason = str(getattr(error, "msg", error)).partition(" (")[0]  # hjson adds hints in brackets
-    reason = reason.replace("%r", "").strip().removesuffix("at").strip()
+    message = str(getattr(error, "msg", error))
+    without_hint = message.partition(" (")[0]  # hjson adds hints in brackets
+    reason = without_hint.replace("%r", "").strip().removesuffix("at").strip()
     return f" at line {line}, column {column}: {reason}"
 
 
 def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dict; a key that stands twice is refused."""
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
@@ -184,13 +186,14 @@ def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole_number(text: str) -> int:
+    """Return a whole number, unless it has more digits than `_MOST_DIGITS`."""
     if len(text) > _MOST_DIGITS:
         raise _RefusedValue(f"a whole number in it has {len(text):,} digits")
     return int(text)
 
 
 def _number(text: str) -> int | float:
-    """Converts as hjson does: below 1e10 a number without a fraction becomes an int."""
+    """Return a number as hjson does: below 1e10 one without a fraction becomes an int."""
     number = float(text)
     if not math.isfinite(number):
         raise _RefusedValue("a number in it is too large for a float")
@@ -206,12 +209,17 @@ _PARSING_HOOKS: dict[str, Any] = {
 
 
 def _refuse_constant(name: str) -> float:
-    """Refuses NaN, Infinity and -Infinity, which Python's parser takes."""
+    """Refuse NaN, Infinity and -Infinity, which Python's parser takes."""
     raise ValueError(f"{name} is no JSON number")
 
 
 def _require_plain(value: object, depth: int = 0) -> None:
-    """Raises for values that would not be read back as stored: deep nesting, infinity (1e999), half characters."""
+    """Check that a value is read back as it is stored.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+        ValueError: it holds infinity (1e999), or half of a character.
+    """
     if depth > _MOST_LEVELS:
         raise RecursionError
     if isinstance(value, dict):
@@ -238,14 +246,14 @@ def _read_keys(config: dict[str, Any]) -> _ReadKeys:
 
 
 def _without_auto(value: Any) -> Any:
-    """The value without keys that Hugging Face's integration sets to "auto", as if they were not there."""
+    """Return a value without the keys that Hugging Face's integration sets to "auto", as if they were not there."""
     if not isinstance(value, dict):
         return value
     return {key: _without_auto(item) for key, item in value.items() if item != "auto"}
 
 
 def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The study fields that the file decides, by dotted name ("train.precision"), with the file's value.
+    """Return the study fields that the file decides, by dotted name ("train.precision"), with the file's value.
 
     Raises:
         RequestError: two precisions are enabled at once, or autocast to another type than bfloat16.
@@ -283,9 +291,11 @@ def _precision(keys: _ReadKeys) -> str | None:
 
 
 def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> list[str]:
-    """Disagreements between file and study: one sentence each, naming both values.
+    """Return how file and study disagree: one sentence for each field, naming both values.
 
-    `study_values` holds the fields set by hand in the study (dotted names) with their values.
+    Args:
+        config: the file.
+        study_values: the fields set by hand in the study, by dotted name, with their values.
     """
     file_values = fixed_fields(config)
     disagreements = (_contradiction(config, file_values, field, value) for field, value in study_values.items())
@@ -356,12 +366,12 @@ def _optimizer_says_auto(config: dict[str, Any], key: str) -> bool:
 
 
 def batch_values(config: dict[str, Any]) -> dict[str, int]:
-    """The keys among `BATCH_KEYS` to which the file gives a number, with that number."""
+    """Return the keys among `BATCH_KEYS` to which the file gives a number, with that number."""
     return _read_keys(config).model_dump(include={*BATCH_KEYS}, exclude_none=True)
 
 
 def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:
-    """Checks the file's numeric batch keys against one trial's.
+    """Check that the file's numeric batch keys agree with one trial.
 
     Args:
         config: the file.
@@ -369,24 +379,26 @@ def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int])
         trial_values: each of `BATCH_KEYS` with this trial's value.
 
     Raises:
-        RequestError: naming both values and the keys to remove.
+        RequestError: they do not; the error names both values, and the keys to remove.
     """
     file_values = batch_values(config)
-    wrong = []
+    problems = []
     for key, value in file_values.items():
         if key == "train_batch_size" and mode != "strong-global":
-            wrong.append(f"{key} is {value}, but under scaling.mode = '{mode}' the global batch follows the rank count")
+            problems.append(
+                f"{key} is {value}, but under scaling.mode = '{mode}' the global batch follows the rank count"
+            )
         elif value != trial_values[key]:
-            wrong.append(f"{key} is {value} in the file but {trial_values[key]} in the study")
-    if wrong:
+            problems.append(f"{key} is {value} in the file but {trial_values[key]} in the study")
+    if problems:
         raise RequestError(
-            f"the DeepSpeed configuration contradicts the study: {'; '.join(wrong)}",
+            f"the DeepSpeed configuration contradicts the study: {'; '.join(problems)}",
             next_step=f'Remove {", ".join(file_values)} from the file (or set to "auto"): the study sets them',
         )
 
 
 def synchronised(config: dict[str, Any] | None) -> bool:
-    """Whether the file asks for timers that wait for the device; these slow the step that they measure."""
+    """Return whether the file asks for timers that wait for the device; these slow the step that they measure."""
     return config is not None and config.get("wall_clock_breakdown") is True
 
 
@@ -401,28 +413,30 @@ _NO_GROUPS = (None, 0, 1, -1)
 
 
 def states_are_modelled(train: TrainSpec) -> bool:
-    """Whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
+    """Return whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
+    offload_devices = [section(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")]
+    master_switches = [section(config, key).get(f"{key}_master_weights_and_grads") for key in ("bf16", "fp16")]
     unmodelled = (
         "data_types" in config,
         flag(train, "contiguous_gradients") is False,
         zero.get("zenflow") not in (None, "auto"),
         any(flag(train, key) for key in _SWITCHES),
         any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUP_SIZES),
-        any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param")),
-        any(as_flag(section(config, key).get(f"{key}_master_weights_and_grads")) for key in ("bf16", "fp16")),
+        any(device != "none" for device in offload_devices),
+        any(as_flag(switch) for switch in master_switches),
     )
     return not any(unmodelled)
 
 
 def flag(train: TrainSpec, key: str) -> bool | None:
-    """A switch of `zero_optimization` in the user's file; None where that says nothing of it."""
+    """Return a switch of `zero_optimization` in the user's file; None where that does not set it."""
     return as_flag(section(train.deepspeed_config, "zero_optimization").get(key))
 
 
 def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    """A section of a DeepSpeed file; empty where it has none, or something else in its place."""
+    """Return a section of a DeepSpeed file; {} where it has none, or something else in its place."""
     value = (config or {}).get(key)
     return value if isinstance(value, dict) else {}
 
@@ -435,7 +449,7 @@ _LARGEST_WHOLE = 2**63
 
 
 def as_flag(value: object) -> bool | None:
-    """The boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
+    """Return the boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
     if isinstance(value, str):
         return _FLAG_OF_WORD.get(value.lower())
     is_flag = isinstance(value, bool | int | float) and value in (0, 1)

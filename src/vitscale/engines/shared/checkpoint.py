@@ -60,14 +60,14 @@ class Description(BaseModel):
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Writes checkpoint.json and waits until it is on the disk."""
+    """Write checkpoint.json and wait until it is on the disk."""
     path = folder / _DESCRIPTION
     path.write_text(description.model_dump_json(indent=1) + "\n", encoding="utf-8")
     sync(path)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes one file of tensors that lie on the host, and waits until it is on the disk.
+    """Write one file of tensors that lie on the host, and wait until it is on the disk.
 
     Raises:
         OSError: it cannot be written.
@@ -75,9 +75,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        # The library reports a full disk only in words; the record tells it apart by its number.
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+        # The library reports a full disk only in words, as "... (os error 28)"; the record tells it by its number.
+        match = re.search(r"os error (\d+)", str(error))
+        error_number = int(match[1]) if match else errno.EIO
+        raise OSError(error_number, str(error), str(path)) from error
     sync(path)
 
 
@@ -107,17 +108,17 @@ class TensorFile:
         self._names = list(expected)
 
     def tensors(self, alive: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor with its name, one at a time, in the model's order."""
+        """Yield each tensor with its name, one at a time, in the model's order."""
         for name in self._names:
             yield name, self._file.get_tensor(name)
             alive()
 
 
 def _check_names(folder: Path, file_name: str, stored: Set[str], expected: Set[str]) -> None:
-    """Refuses a file that has other tensors than the model.
+    """Check that a file has the model's tensors and no others.
 
     Raises:
-        RequestError: naming the first that is missing, else the first that the model has not.
+        RequestError: it lacks one or has another one; the error names the first that it lacks, else the first other.
     """
     missing = sorted(expected - stored)
     foreign = sorted(stored - expected)
@@ -128,7 +129,7 @@ def _check_names(folder: Path, file_name: str, stored: Set[str], expected: Set[s
 
 
 def read_description(folder: Path) -> Description:
-    """Reads checkpoint.json.
+    """Return the contents of checkpoint.json.
 
     Raises:
         RequestError: the file is missing, newer than this program, or something else.
@@ -136,7 +137,8 @@ def read_description(folder: Path) -> Description:
     text = read_text(folder / _DESCRIPTION, "checkpoint", next_step=_NEXT_STEP)
     try:
         version = json.loads(text).get("format")
-        if isinstance(version, int) and version > FORMAT:
+        is_newer = isinstance(version, int) and version > FORMAT
+        if is_newer:
             raise refused(folder, f"has format {version}; this program reads {FORMAT}")
         return Description.model_validate_json(text)
     except (ValidationError, ValueError, AttributeError, RecursionError):
@@ -149,7 +151,7 @@ def refused(folder: Path, reason: str) -> RequestError:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or a folder is on the disk."""
+    """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -165,7 +167,7 @@ Alive = Callable[[], object]
 
 
 def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
-    """Writes a checkpoint after `step` optimizer steps; all ranks call it. `folder` appears whole or not at all.
+    """Write a checkpoint after `step` optimizer steps; all ranks call it. `folder` appears whole or not at all.
 
     Raises:
         RequestError: the folder exists, or the optimizer's states cannot be saved.
@@ -207,7 +209,7 @@ def contents(engine_tensors: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _save_file(engine_tensors: WholeTensors, file: str, folder: Path, alive: Alive) -> None:
-    """Gathers the tensors of a file, and writes it on rank 0."""
+    """Gather the tensors of a file, and write it on rank 0."""
     gathered = {}
     for name in _shapes(engine_tensors, file):
         tensor = _tensor(engine_tensors, file, name)
@@ -219,7 +221,7 @@ def _save_file(engine_tensors: WholeTensors, file: str, folder: Path, alive: Ali
 
 
 def load(engine_tensors: WholeTensors, folder: Path, alive: Alive) -> int:
-    """Puts a checkpoint's weights and states in place; all ranks call it, and all can read `folder`.
+    """Overwrite weights and states by those of a checkpoint; all ranks call it, and all can read `folder`.
 
     The learning rate is not part of it: the trial sets it, and its global batch may be another.
 
@@ -295,6 +297,7 @@ def _common_states(engine_tensors: WholeTensors) -> list[str]:
 
 
 def _states_of(engine_tensors: WholeTensors, name: str) -> list[str]:
+    """Return the states that the optimizer has of a parameter."""
     return [key for key in STATES[engine_tensors.kind] if engine_tensors.has_state(name, key)]
 
 

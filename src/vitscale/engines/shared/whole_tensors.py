@@ -31,11 +31,11 @@ class LossScale(ABC):
 
     @abstractmethod
     def get(self) -> tuple[float, int]:
-        """The factor, and the steps since it last changed."""
+        """Return the factor, and the steps since it last changed."""
 
     @abstractmethod
     def set(self, factor: float, steps: int) -> None:
-        """Goes on from this factor, `steps` steps after it last changed."""
+        """Go on from this factor, `steps` steps after it last changed."""
 
 
 class WholeTensors(ABC):
@@ -48,7 +48,16 @@ class WholeTensors(ABC):
     loss_scale: LossScale | None = None
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
-        """Takes the model inside the wrapper and the optimizer that updates it, which is a `kind` of `STATES`."""
+        """Take the tensors of a model.
+
+        Args:
+            module: the model inside the wrapper.
+            optimizer: the optimizer that updates it.
+            kind: the name of the optimizer, as in `STATES`.
+
+        Raises:
+            RequestError: the optimizer is none of `STATES`.
+        """
         if kind not in STATES:
             raise RequestError(
                 f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
@@ -64,43 +73,49 @@ class WholeTensors(ABC):
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole parameter."""
+        """Return the shape of the whole parameter."""
         return tuple(self.parameters[name].shape)
 
     @abstractmethod
     def weight(self, name: str) -> Tensor:
-        """The whole weight that the optimizer updates, on any device."""
+        """Return the whole weight that the optimizer updates, on any device."""
 
     @abstractmethod
     def set_weight(self, name: str, whole: Tensor) -> None:
-        """Puts in place both the weight that the optimizer updates and the one that computes."""
+        """Overwrite a weight, both the one that the optimizer updates and the one that computes."""
 
     def buffer(self, name: str) -> Tensor:
-        """One of `buffers`."""
+        """Return one of `buffers`."""
         return self.buffers[name].detach()
 
     def set_buffer(self, name: str, whole: Tensor) -> None:
-        """Puts one of `buffers` in place."""
+        """Overwrite one of `buffers`."""
         self.buffers[name].copy_(whole)
 
     @abstractmethod
     def has_state(self, name: str, key: str) -> bool:
-        """Whether an update has given a trained parameter this state yet; gathers nothing."""
+        """Return whether an update has given a trained parameter this state yet; this gathers nothing."""
 
     @abstractmethod
     def state(self, name: str, key: str) -> Tensor:
-        """A whole state of a trained parameter."""
+        """Return a whole state of a trained parameter; `key`: one of its optimizer's `STATES`."""
 
     @abstractmethod
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
-        """Puts a state in place, after `make_states`."""
+        """Overwrite a state, which `make_states` has made."""
 
     @abstractmethod
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        """Replaces all of the optimizer's states by those of the named parameters, all zero, after `steps` updates."""
+        """Replace all of the optimizer's states by new ones, all zero.
+
+        Args:
+            names: the parameters that get states.
+            keys: the states of each.
+            steps: updates that the optimizer counts from then on.
+        """
 
     def steps(self) -> int:
-        """Updates that the optimizer counts; 0 where it counts none.
+        """Return the number of updates that the optimizer counts; 0 where it counts none.
 
         Raises:
             RequestError: it counts more for some parameters than for others.
@@ -118,7 +133,13 @@ class WholeTensors(ABC):
         return counts.pop() if counts else 0
 
     def _make(self, holders: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
-        """Does `make_states` for the tensors that the optimizer keeps states of, as its own first step would."""
+        """Do what `make_states` says, as the optimizer's own first step would.
+
+        Args:
+            holders: the tensors that the optimizer keeps states of.
+            keys: the states of each.
+            steps: updates that the optimizer counts from then on.
+        """
         keys = tuple(keys)
         self.optimizer.state.clear()
         for holder in holders:
@@ -145,38 +166,47 @@ class TorchTensors(WholeTensors):
         masters: Mapping[nn.Parameter, Tensor] | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
-        """`masters`: the fp32 tensors that the optimizer updates, where they are not the parameters themselves."""
+        """Take the tensors of a model; see `WholeTensors`.
+
+        Args:
+            module: the model inside the wrapper.
+            optimizer: the optimizer that updates it.
+            kind: the name of the optimizer, as in `STATES`.
+            masters: parameter -> the fp32 tensor that the optimizer updates, where that is another one.
+            loss_scale: the loss scale of fp16, if there is one.
+        """
         super().__init__(module, optimizer, kind)
         self._masters = masters or {}
         self.loss_scale = loss_scale
 
     def _updated(self, name: str) -> Tensor:
+        """Return the tensor that the optimizer updates for a parameter: its fp32 master, or the parameter itself."""
         parameter = self.parameters[name]
         return self._masters.get(parameter, parameter)
 
     def weight(self, name: str) -> Tensor:
-        """The whole weight, gathered where it is sharded."""
+        """Return the whole weight, gathered where it is sharded."""
         return _whole(self._updated(name))
 
     def set_weight(self, name: str, whole: Tensor) -> None:
-        """Each rank takes its own part."""
+        """Overwrite a weight; of one that is sharded each rank takes its own part."""
         _fill(self.parameters[name], whole)
         _fill(self._updated(name), whole)
 
     def has_state(self, name: str, key: str) -> bool:
-        """Whether there is a state; SGD without momentum keeps a None, which is none."""
+        """Return whether there is a state; SGD without momentum keeps None, which is none."""
         return self.optimizer.state.get(self._updated(name), {}).get(key) is not None
 
     def state(self, name: str, key: str) -> Tensor:
-        """The whole state, gathered where it is sharded."""
+        """Return the whole state, gathered where it is sharded."""
         return _whole(self.optimizer.state[self._updated(name)][key])
 
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
-        """Each rank takes its own part."""
+        """Overwrite a state; of one that is sharded each rank takes its own part."""
         _fill(self.optimizer.state[self._updated(name)][key], whole)
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        """Makes states for each tensor that is updated."""
+        """Make states of the tensors that are updated for these parameters."""
         self._make([self._updated(name) for name in names], keys, steps)
 
 
@@ -187,12 +217,12 @@ class TorchLossScale(LossScale):
         self._scaler = scaler
 
     def get(self) -> tuple[float, int]:
-        """The factor, and the steps since it last changed; waits for the device."""
+        """Return the factor, and the steps since it last changed; this waits for the device."""
         state = self._scaler.state_dict()
         return float(state["scale"]), int(state["_growth_tracker"])
 
     def set(self, factor: float, steps: int) -> None:
-        """Sets the factor and the steps since it last changed; all else stays as the scaler was made."""
+        """Set the factor and the steps since it last changed; all else stays as the scaler was made."""
         self._scaler.load_state_dict(self._scaler.state_dict() | {"scale": factor, "_growth_tracker": steps})
 
 
@@ -214,7 +244,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _fill(target: Tensor, whole: Tensor) -> None:
-    """Copies a whole tensor into one that may be sharded: each rank takes its own part."""
+    """Copy a whole tensor into one that may be sharded: each rank takes its own part."""
     target = target.detach()
     if not isinstance(target, DTensor):
         target.copy_(whole)
@@ -271,7 +301,7 @@ class _ZeroTensors(WholeTensors):
         return whole
 
     def has_state(self, name: str, key: str) -> bool:
-        """Whether the flat tensors have this state; they hold parameters together, so all have states or none has."""
+        """Return whether the flat tensors have this state: as they hold parameters together, all have it or none."""
         del name
         return all(self.optimizer.state.get(flat, {}).get(key) is not None for flat in self._flat())
 
@@ -282,15 +312,15 @@ class _ZeroTensors(WholeTensors):
         return whole
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        """Makes states of all the flat tensors, or of none."""
+        """Make states of all the flat tensors, or of none where there are no names."""
         self._make(self._flat() if list(names) else [], keys, steps)
 
     @abstractmethod
     def _flat(self) -> list[Tensor]:
-        """The tensors that the optimizer updates, this rank's parts."""
+        """Return the tensors that the optimizer updates: this rank's parts."""
 
     def _frozen(self, parameter: nn.Parameter) -> Tensor:
-        """A weight that the optimizer does not update."""
+        """Return the whole weight of a parameter that the optimizer does not update."""
         return parameter.detach()
 
 
@@ -319,7 +349,7 @@ class _Stage1Or2(_ZeroTensors):
         safe_set_full_optimizer_state(self.parameters[name], whole, key)
 
     def _link_states(self) -> None:
-        """Gives each parameter its fragment of the states.
+        """Give each parameter its fragment of the states.
 
         DeepSpeed 0.19.8 does this once, after the update of its first group, when the others have no states yet
         (`_optimizer_step` in stage_1_and_2.py).
@@ -348,26 +378,26 @@ class _Stage3(_ZeroTensors):
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.detach().copy_(whole)
         if parameter.requires_grad:
-            safe_set_local_fp32_param(parameter, self._part(parameter, whole))
+            safe_set_local_fp32_param(parameter, self._own_part(parameter, whole))
 
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
         from deepspeed.utils import safe_set_local_optimizer_state
 
         parameter = self.parameters[name]
-        safe_set_local_optimizer_state(parameter, self._part(parameter, whole), key)
+        safe_set_local_optimizer_state(parameter, self._own_part(parameter, whole), key)
 
-    def _part(self, parameter: Any, whole: Tensor) -> Tensor:
-        """Return this rank's part [n]; the last ranks' parts are padded with zeros.
+    def _own_part(self, parameter: Any, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor, [elements of a part]; the last ranks' are padded with zeros.
 
         `safe_set_full_*` of DeepSpeed 0.19.8 fail for weights that do not divide over the ranks (`set_full_hp_param` in
         stage3.py).
         """
-        size = parameter.partition_numel()
-        part = torch.zeros(size)
-        begin = dist.get_rank() * size
-        elements = whole.flatten()[begin : begin + size]
-        part[: len(elements)] = elements
-        return part
+        part_elements = parameter.partition_numel()
+        begin = dist.get_rank() * part_elements
+        own_elements = whole.flatten()[begin : begin + part_elements]
+        padded = torch.zeros(part_elements)
+        padded[: len(own_elements)] = own_elements
+        return padded
 
     def _flat(self) -> list[Tensor]:
         return list(self._zero.fp32_partitioned_groups_flat)
@@ -386,7 +416,8 @@ class _DeepSpeedLossScale(LossScale):
         self._holder = holder
 
     def get(self) -> tuple[float, int]:
-        return float(self._holder.cur_scale), self._holder.cur_iter - self._holder.last_overflow_iter - 1
+        steps_since_overflow = self._holder.cur_iter - self._holder.last_overflow_iter - 1
+        return float(self._holder.cur_scale), steps_since_overflow
 
     def set(self, factor: float, steps: int) -> None:
         self._holder.cur_scale = factor

@@ -413,7 +413,7 @@ _NO_GROUPS = (None, 0, 1, -1)
 
 
 def states_are_modelled(train: TrainSpec) -> bool:
-    """Return whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
+    """Return whether memory is modelled: the user's own file sets nothing with which DeepSpeed holds something else."""
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
     offload_devices = [section(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")]

@@ -19,18 +19,25 @@ _COMPRESSING_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
-    yield from _without_effect(train)
-    yield from _fixed_micro_batch(train)
+    yield from _stage_0_refusals(train)
+    yield from _stage_refusals(train)
+    yield from _micro_batch_refusals(train)
 
 
-def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
-    """Refuses options that DeepSpeed does not take at the stage, or in the precision."""
-    stage = train.zero_stage
-    for option in _FROM_STAGE_1 if stage == 0 else ():
+def _stage_0_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse options that DeepSpeed reads from stage 1 on, where they are set at stage 0."""
+    if train.zero_stage != 0:
+        return
+    for option in _FROM_STAGE_1:
         value = getattr(train, option)
         if value != TrainSpec.model_fields[option].default:
             what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
             yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
+
+
+def _stage_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse options that do not go with the stage."""
+    stage = train.zero_stage
     if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
@@ -48,8 +55,8 @@ def _without_effect(train: TrainSpec) -> Iterator[Refusal]:
         yield Refusal(what, "Set compile_mode = 'default', or zero_stage = 0, 1 or 2")
 
 
-def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
-    """Refuses different batches per rank where a DeepSpeed file gives one micro-batch to all."""
+def _micro_batch_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse different batches per rank where a DeepSpeed file gives one micro-batch to all."""
     fixed = (train.deepspeed_config or {}).get("train_micro_batch_size_per_gpu")
     if train.micro_batches is not None and isinstance(fixed, int):
         yield Refusal(
@@ -60,6 +67,7 @@ def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _norms_unknown(train: TrainSpec) -> str | None:
+    """Return why the norm of the gradient cannot be measured; None where it can."""
     if train.engine == "accelerate":
         return "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward"
     optimizer = str(section(train.deepspeed_config, "optimizer").get("type")).lower()
@@ -75,6 +83,7 @@ def _norms_unknown(train: TrainSpec) -> str | None:
 
 
 def _states_unknown(train: TrainSpec) -> str:
+    """Return why memory is not modelled; empty where it is."""
     return "" if states_are_modelled(train) else "these settings of the DeepSpeed file are not modelled"
 
 

@@ -62,7 +62,7 @@ def configuration(trial: Trial) -> dict[str, Any]:
 
 
 def _rename_bfloat16(config: dict[str, Any]) -> None:
-    """Moves the section `bfloat16` to `bf16`, in whose absence DeepSpeed reads it: the study may write a `bf16`."""
+    """Move the section `bfloat16` to `bf16`, in whose absence DeepSpeed reads it: the study may write a `bf16`."""
     old_section = config.pop("bfloat16", None)
     if config.get("bf16") is not None:
         return
@@ -96,7 +96,14 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
 
 
 def _without_auto(value: Any, study_values: dict[str, float]) -> Any:
-    """Replaces the Hugging Face integration's "auto" by the study's value, or leaves the key to DeepSpeed's default."""
+    """Return a value of the file with each "auto" of Hugging Face's integration replaced.
+
+    A key that the study does not set is left out, so that DeepSpeed's default holds.
+
+    Args:
+        value: the file, or any value in it.
+        study_values: the study's values by key: "lr" and "weight_decay".
+    """
     if not isinstance(value, dict):
         return value
     replaced = {}
@@ -127,7 +134,8 @@ class DeepSpeedEngine(Engine):
         """
         deepspeed = quiet_import(device.type)
         if device.type == "cuda":
-            with suppress(AttributeError):  # a rank may open the GPU: from here on it is as DeepSpeed would have it
+            # From here on a rank may open the GPU, so NVML is as DeepSpeed would have it (see `known_gpu`).
+            with suppress(AttributeError):
                 deepspeed.get_accelerator()._init_pynvml()
         # Autocast converts by itself; weights in bf16 or fp16 need images and constants in their own dtype.
         self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
@@ -147,7 +155,7 @@ class DeepSpeedEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Imports DeepSpeed, and torch's whole compiler, which its stages import in their first backward, for Muon."""
+        """Import DeepSpeed, and torch's whole compiler, which its stages import in their first backward, for Muon."""
         quiet_import(train.device)
         if train.zero_stage:
             with suppress(ImportError):
@@ -175,7 +183,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def step_with_norm(self) -> float:
-        """Takes a step; from ZeRO stage 1 on, where no rank holds the whole gradient, the norm is DeepSpeed's own.
+        """Take a step; from ZeRO stage 1 on, where no rank holds the whole gradient, the norm is DeepSpeed's own.
 
         Stages 1 and 2 take it in every step unless `compute_grad_norm` is off, stage 3 always. It is taken before
         clipping (`step` in stage_1_and_2.py, stage3.py and bf16_optimizer.py of DeepSpeed 0.19).
@@ -223,7 +231,7 @@ _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tenso
 
 
 def quiet_import(device_type: str) -> Any:
-    """Imports DeepSpeed with its log at warnings, fewer of torch's, and without compiling what training never calls.
+    """Import DeepSpeed with its log at warnings, fewer of torch's, and without compiling what training never calls.
 
     A variable chooses the accelerator before the import, which then fixes it for the process.
     """

@@ -98,10 +98,11 @@ class MegatronEngine(Engine):
 
 
 def _initialise_groups(tensor_ranks: int) -> None:
-    """Makes Megatron-Core's process groups, in place of those for another number of tensor ranks."""
+    """Make Megatron-Core's process groups, in place of those for another number of tensor ranks."""
     from megatron.core import parallel_state
 
-    if parallel_state.is_initialized() and parallel_state.get_tensor_model_parallel_world_size() != tensor_ranks:
+    is_initialised = parallel_state.is_initialized()
+    if is_initialised and parallel_state.get_tensor_model_parallel_world_size() != tensor_ranks:
         parallel_state.destroy_model_parallel()
     if not parallel_state.is_initialized():
         # Tensor ranks are neighbours, as in `RankLayout`.
@@ -109,7 +110,9 @@ def _initialise_groups(tensor_ranks: int) -> None:
 
 
 def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
-    """Gives each tensor rank its part of a whole model, in Megatron-Core's own layers (arXiv 1909.08053, section 3).
+    """Replace layers of a whole model by Megatron-Core's own, which have this tensor rank's part of them.
+
+    See Shoeybi et al., arXiv 1909.08053, section 3.
 
     Blocks are cut where DTensor cuts them. A classifier of images stays whole: Megatron-Core cuts into equal parts
     alone, which the classes seldom are. Before queries, keys and values one function adds up the gradients of all
@@ -124,13 +127,14 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
 
     group = parallel_state.get_tensor_model_parallel_group()
     modules = dict(model.named_modules())
-    styles = {name: style for pattern, style in plan.items() for name in fnmatch.filter(modules, pattern)}
+    styles = _styles_by_name(modules, plan)
     styles.pop("classifier", None)
     cut_by_columns = {name for name, style in styles.items() if isinstance(style, tp.ColwiseParallel)}
     layers_by_parent = Counter(name.rpartition(".")[0] for name in cut_by_columns)
-    """Module -> layers in it that are cut by columns; several of them read the module's one input."""
+    """Module -> number of layers in it that are cut by columns; several of them read the module's one input."""
 
-    def share_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def add_up_gradients(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Pass a module's input on; in backward the ranks' gradients of it are added up."""
         return tensor_parallel.copy_to_tensor_model_parallel_region(inputs[0], group=group), *inputs[1:]
 
     for name, style in styles.items():
@@ -139,7 +143,7 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
         if isinstance(style, Heads):
             _cut_heads(module, group.size())
         if layers_by_parent[name] > 1:
-            module.register_forward_pre_hook(share_input)
+            module.register_forward_pre_hook(add_up_gradients)
         if not isinstance(module, nn.Linear):
             continue
         if name in cut_by_columns:
@@ -149,12 +153,26 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
         setattr(modules[parent], child, part)
 
 
+def _styles_by_name(
+    modules: Mapping[str, nn.Module], plan: Mapping[str, tp.ParallelStyle]
+) -> dict[str, tp.ParallelStyle]:
+    """Return the style of each module that the plan cuts, by the module's name.
+
+    The plan has patterns of names, such as "vit.layers.*.mlp".
+    """
+    styles: dict[str, tp.ParallelStyle] = {}
+    for pattern, style in plan.items():
+        styles |= dict.fromkeys(fnmatch.filter(modules, pattern), style)
+    return styles
+
+
 def _cut_heads(attention: nn.Module, ranks: int) -> None:
-    """Gives an attention of Swin V2 this rank's part of its heads, and of the scale of each head's logits."""
+    """Give an attention of Swin V2 this rank's part of its heads, and of the scale of each head's logits."""
     keep_heads(attention, ranks)
-    scale = nn.Parameter(_part(attention.get_parameter(SCALE).data, 0).clone())
-    _mark_as_part(scale, dimension=0)
-    attention.register_parameter(SCALE, scale)
+    scales_of_all_heads = attention.get_parameter(SCALE).data
+    own_scales = nn.Parameter(_part(scales_of_all_heads, dimension=0).clone())
+    _mark_as_part(own_scales, dimension=0)
+    attention.register_parameter(SCALE, own_scales)
 
 
 def _cut_by_columns(whole: nn.Linear, *, shares_input: bool) -> nn.Module:
@@ -170,7 +188,7 @@ def _cut_by_columns(whole: nn.Linear, *, shares_input: bool) -> nn.Module:
     layer.register_forward_pre_hook(_in_rows)
     _copy_part(whole, layer, dimension=0)
     if whole.bias is not None:
-        layer.get_parameter("bias").data.copy_(_part(whole.bias.data, 0))
+        layer.get_parameter("bias").data.copy_(_part(whole.bias.data, dimension=0))
     layer.register_forward_hook(_without_bias)
     return layer
 
@@ -205,20 +223,20 @@ def _layer_options(whole: nn.Linear) -> dict[str, Any]:
 
 
 def _copy_part(whole: nn.Linear, layer: nn.Module, *, dimension: int) -> None:
-    """Copies this rank's part of a layer's weight, cut along a dimension, into its own layer."""
+    """Copy this rank's part of a layer's weight, cut along a dimension, into its own layer."""
     weight = layer.get_parameter("weight")
-    weight.data.copy_(_part(whole.weight.data, dimension))
+    weight.data.copy_(_part(whole.weight.data, dimension=dimension))
     _mark_as_part(weight, dimension=dimension)
 
 
 def _mark_as_part(parameter: nn.Parameter, *, dimension: int) -> None:
-    """Tells Megatron-Core that tensor ranks have parts of a parameter.
+    """Mark a parameter of which tensor ranks have parts, for Megatron-Core.
 
     Layers that draw their weights set this then. Without it the norm would be without the other ranks' parts.
     """
     from megatron.core import tensor_parallel
 
-    tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
+    tensor_parallel.set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dimension, stride=1)
 
 
 def _in_rows(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -231,8 +249,8 @@ def _without_bias(_: nn.Module, __: object, output: tuple[Tensor, Tensor | None]
     return output[0]
 
 
-def _part(whole: Tensor, dimension: int) -> Tensor:
-    """Return this tensor rank's part of a whole tensor, a view."""
+def _part(whole: Tensor, *, dimension: int) -> Tensor:
+    """Return this tensor rank's part of a whole tensor that is cut along a dimension, as a view."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_tensor_model_parallel_group()
@@ -241,7 +259,11 @@ def _part(whole: Tensor, dimension: int) -> Tensor:
 
 
 class MegatronTensors(WholeTensors):
-    """The tensors of Megatron-Core's distributed optimizer: a rank updates a run of elements of its part of each."""
+    """The tensors of Megatron-Core's distributed optimizer.
+
+    A tensor rank has a part of a parameter, or all of it. Of that part each data-parallel rank updates a run: elements
+    in a row of the flattened part, or none.
+    """
 
     def __init__(self, module: nn.Module, optimizer: Any) -> None:
         """`optimizer`: a `DistributedOptimizer` around Adam."""
@@ -249,9 +271,9 @@ class MegatronTensors(WholeTensors):
         parameters = chain(*optimizer.model_fp32_groups, *optimizer.model_float16_groups)
         runs = chain(*optimizer.shard_fp32_groups, *optimizer.shard_fp32_from_float16_groups)
         self._runs: dict[nn.Parameter, Tensor] = dict(zip(parameters, runs, strict=True))
-        """The elements of each parameter that this rank updates."""
+        """The run of each parameter of which this rank updates one."""
         self._spans: dict[nn.Parameter, slice] = {}
-        """Where they lie in the flattened parameter."""
+        """Where the run lies in this rank's flattened part of the parameter."""
         for parameter in self._runs:
             span = optimizer._get_model_param_range_map(parameter)["param"]
             self._spans[parameter] = slice(span.start, span.end)
@@ -283,7 +305,7 @@ class MegatronTensors(WholeTensors):
 
     @override
     def has_state(self, name: str, key: str) -> bool:
-        """Whether there is a state of any parameter: all are updated together, and a rank holds states of some."""
+        """Return whether there are states of any parameter: all are updated together, and a rank holds some of them."""
         return all(self.optimizer.state.get(run, {}).get(key) is not None for run in self._runs.values())
 
     @override
@@ -306,14 +328,22 @@ class MegatronTensors(WholeTensors):
 
     @override
     def steps(self) -> int:
-        """Updates that the optimizer counts: torch's by parameter, that of Apex or Transformer Engine by group."""
+        """Return the updates that the optimizer counts.
+
+        torch's counts them by parameter, that of Apex or Transformer Engine by group.
+        """
         steps_of_groups = [int(group["step"]) for group in self.optimizer.param_groups if "step" in group]
         return max(steps_of_groups) if steps_of_groups else super().steps()
 
     def gathered(self, name: str, run: Tensor | None) -> Tensor:
-        """Return the whole of what has a parameter's shape, in fp32, and of which this rank has a run, or nothing.
+        """Return a whole weight or state of a parameter, in fp32, on all ranks.
 
-        Each element is on one rank, or alike on the tensor ranks of one data-parallel rank; all are added up.
+        Each element is on one rank, or alike on the tensor ranks of one data-parallel rank, of which the first counts;
+        all are added up.
+
+        Args:
+            name: the parameter.
+            run: the elements that this rank updates; None where it updates none of the parameter.
         """
         from megatron.core import parallel_state
 
@@ -336,7 +366,7 @@ class MegatronTensors(WholeTensors):
     def _part_of(self, name: str, whole: Tensor) -> Tensor:
         """Return this tensor rank's part of a whole parameter, or of a state of its shape, as a view."""
         dimension = _cut_dimension(self.parameters[name])
-        return whole if dimension is None else _part(whole, dimension)
+        return whole if dimension is None else _part(whole, dimension=dimension)
 
 
 def _cut_dimension(parameter: Any) -> int | None:

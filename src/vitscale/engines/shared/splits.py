@@ -35,17 +35,25 @@ PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
 
 
 def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
-    """Cuts a model as the trial's layout says; before that it is whole, alike on all ranks, and on its device.
+    """Cut a model as the trial's layout says, in place.
 
     This comes before anything that wraps blocks or holds parameters, because parameters that are cut are replaced.
+
+    Args:
+        model: the whole model, alike on all ranks, and on its device.
+        trial: the trial.
+        device: this rank's device.
 
     Returns:
         The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence.
     """
     layout = trial.layout
-    size_by_axis = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
-    axes = tuple(axis for axis, size in size_by_axis.items() if axis == REPLICAS or size > 1)
-    mesh = init_device_mesh(device.type, tuple(size_by_axis[axis] for axis in axes), mesh_dim_names=axes)
+    size_by_axis = {REPLICAS: layout.replicas}
+    if layout.pipeline > 1:
+        size_by_axis = {PIPELINE: layout.pipeline} | size_by_axis
+    if layout.tensor > 1:
+        size_by_axis |= {TENSOR: layout.tensor}
+    mesh = init_device_mesh(device.type, tuple(size_by_axis.values()), mesh_dim_names=tuple(size_by_axis))
     sequence_group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
     if trial.parallel.ranks_per_model > 1:
         exchange_norms(model, replicas=mesh[REPLICAS].get_group(), sequence=sequence_group)
@@ -57,7 +65,7 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
 
 
 def _split_sequence(model: nn.Module, trial: Trial, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` its tokens of every image.
+    """Make each rank of `group` compute its tokens of every image.
 
     Raises:
         RequestError: a factory's model does not say how, or refuses.
@@ -72,10 +80,13 @@ def _split_sequence(model: nn.Module, trial: Trial, group: dist.ProcessGroup) ->
 
 
 def exchange_norms(model: nn.Module, replicas: dist.ProcessGroup, sequence: dist.ProcessGroup | None) -> None:
-    """Sets the ranks over whose images batch norms are taken.
+    """Set the ranks over whose images batch norms are taken.
 
-    Synchronised ones are over those of `replicas`, and local ones over those of a data-parallel rank, which its
-    `sequence` ranks share. Tensor ranks have the same images.
+    Args:
+        model: the model.
+        replicas: the ranks that synchronised norms are over.
+        sequence: the ranks that share the images of a data-parallel rank, which local norms are over; None: this rank
+            has its images to itself. Tensor ranks have the same images.
     """
     for norm in norms_of(model):
         norm.replicas = replicas
@@ -99,11 +110,12 @@ def tensor_plan_of(model: nn.Module, trial: Trial) -> dict[str, tp.ParallelStyle
 
 
 class _Offer(NamedTuple):
-    """An attribute by which a factory's model can be split along an axis."""
+    """An attribute by which a factory's model says how it is split along an axis."""
 
     axis: str
-    """The field of [parallel]."""
+    """The axis: a field of [parallel]."""
     description: str
+    """The attribute in words, after "Give it"."""
 
 
 _OFFERS = {
@@ -211,13 +223,13 @@ def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
         raise RuntimeError("no parameter has a gradient")
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
     for gradient in gradients:
-        share = _parts(gradient) / ranks
+        share = _part_count(gradient) / ranks
         total += torch.linalg.vector_norm(_local(gradient), dtype=torch.float64).square() * share
     dist.all_reduce(total)
     return total
 
 
-def _parts(gradient: Tensor) -> int:
+def _part_count(gradient: Tensor) -> int:
     """Return into how many parts a gradient is cut; 1 where each rank of its mesh has all of it."""
     if not isinstance(gradient, DTensor):
         return 1
@@ -230,9 +242,16 @@ def _local(gradient: Tensor) -> Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None:
-    """Scales gradients so that their norm over all ranks is `largest` at most, as `clip_grad_norm_` does."""
+    """Scale gradients so that their norm over all ranks is `largest` at most, as `clip_grad_norm_` does.
+
+    Args:
+        parameters: those of this rank.
+        largest: the largest norm.
+        ranks: the ranks that hold any part of what this rank holds; see `squared_gradient_norm`.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    factor = (largest / (squared_gradient_norm(gradients, ranks).sqrt() + 1e-6)).clamp(max=1.0)
+    norm = squared_gradient_norm(gradients, ranks).sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = _local(gradient)
         local.mul_(factor.to(local.dtype))

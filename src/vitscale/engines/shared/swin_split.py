@@ -290,7 +290,8 @@ def _attention_forward(block: Any, row_split: _RowSplit, stage_number: int, hidd
 
 def _by_heads(projected: Tensor, head_width: int) -> Tensor:
     """Return [b, heads, tokens, d] from [b, tokens, heads * d]."""
-    return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
+    token_by_token: Tensor = projected.unflatten(-1, (-1, head_width))
+    return token_by_token.transpose(1, 2)
 
 
 def _attention_in_windows(block: Any, joint: Tensor, *, own_heads: slice, columns: int, dtype: torch.dtype) -> Tensor:
@@ -335,7 +336,7 @@ def _cut_into_windows(maps: Tensor, side: int) -> Tensor:
     heads = maps.shape[1]
     head_width = maps.shape[4]
     # [b, heads, window row, row in it, window column, column in it, d]
-    cut = maps.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    cut: Tensor = maps.unflatten(3, (-1, side)).unflatten(2, (-1, side))
     # [b, window row, window column, row in it, column in it, heads, d]
     window_by_window = cut.permute(0, 2, 4, 3, 5, 1, 6)
     return window_by_window.reshape(-1, side**2, heads * head_width)

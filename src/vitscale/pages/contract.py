@@ -53,7 +53,7 @@ from vitscale.engines.names import option_if_read
 from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
-from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
+from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, nonfinite_as_null
 from vitscale.present.unread import with_unread
 from vitscale.store.records import ModelLine
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -106,7 +106,7 @@ def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv
     import polars  # takes a moment, and only tables need it
 
     polars_types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
-    finite_rows = [finite(row) for row in rows]
+    finite_rows = [nonfinite_as_null(row) for row in rows]
     examples = finite_rows[0] if finite_rows else columns
     cells: dict[str, list[Any]] = {}
     schema: dict[str, polars.DataType] = {}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.scaling import curve_name
-from vitscale.present.data import finite
+from vitscale.present.data import nonfinite_as_null
 from vitscale.present.document import Figure, FigureView
 
 # Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page. Darker
@@ -98,7 +98,7 @@ class Plot:
 
     def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
         """Return the finished Vega-Lite; numbers that JSON does not know are null."""
-        spec: ChartSpec = finite(
+        spec: ChartSpec = nonfinite_as_null(
             {
                 "$schema": _SCHEMA,
                 "width": WIDTH,

@@ -367,7 +367,7 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes
 
 
 def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
+    """Return a row with the seconds and a row with the images that each trial took to reach the target accuracy."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
@@ -441,8 +441,7 @@ def _accuracy_view(
 
     Args:
         mode: the batch policy.
-        along: the horizontal axis. By ranks each curve is a line; by batch each family, at each of its rank counts where
-            a rank count has several batches.
+        along: the horizontal axis (`_line_fields` says which points a line joins).
         measure: "target-seconds", "target-images" or "accuracy-" and a number.
         rows: the points.
         noise: the noise scales, which are drawn where they are near the batches.

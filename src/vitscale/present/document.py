@@ -148,7 +148,7 @@ class Table:
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """(the group's label, the row) of each row, in order."""
+        """Pairs (label of the group, row), in order."""
         for group in self.groups:
             for row in group.rows:
                 yield group.label, row
@@ -169,13 +169,13 @@ class FigureView:
     name: str
     """Name of its file, without the ending."""
     choices: Mapping[str, ControlOption]
-    """Control ("measure") to the option that shows this view."""
+    """Name of a control ("measure") -> its option that shows this view."""
     title: str
     subtitle: str
     spec: Mapping[str, Any] = field(hash=False)
     """Vega-Lite of one plot, without title and theme; `datasets.rows` are the rows of the table."""
     columns: Mapping[str, str] = field(hash=False)
-    """Field of a row to the heading of its column."""
+    """Field of a row -> the heading of its column."""
     summary: str
     """Its message, in a sentence or two."""
 
@@ -314,7 +314,7 @@ def _with_columns(group: RowGroup, indices: Sequence[int]) -> RowGroup:
 
 
 def plain(text: str) -> str:
-    """Return `text` on one line, control characters shown rather than obeyed: a user's name cannot move a cursor.
+    """Return `text` on one line, with its control characters written out, so that a user's name cannot move a cursor.
 
     Example: "a\\tb" with a tab is "a b", and an escape character is "\\x1b".
     """

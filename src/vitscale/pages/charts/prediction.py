@@ -167,28 +167,30 @@ _TIMES = ("value", "low", "high", *_FUTURE_ENDS)
 
 
 class _SeriesKey(NamedTuple):
-    """What tells series apart."""
+    """Name and batch policy of a series, which no two series have in common."""
 
     name: str
     mode: Mode
 
 
 def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
-    """Draw a view for each series with a measured point, but for those of rates whose step is unknown."""
+    """Draw a view for each series, at most twelve; None where no step time is predicted.
+
+    Series of images per second whose step is unknown are not drawn.
+    """
     predictions_by_series: dict[_SeriesKey, list[Prediction]] = {}
     for prediction in forecast.predictions:
         if "step_seconds" not in prediction.reasons:
             key = _SeriesKey(prediction.series, prediction.mode)
             predictions_by_series.setdefault(key, []).append(prediction)
-    drawable = [
-        series for series in forecast.evidence.series if _SeriesKey(series.name, series.mode) in predictions_by_series
-    ]
-    numbers: Counter[Mode] = Counter()
-    views = []
-    for series in drawable[:_MOST_DRAWN]:
-        numbers[series.mode] += 1
-        chart = series_chart(analysis, series, predictions_by_series[_SeriesKey(series.name, series.mode)])
-        views.append(_view(series, numbers[series.mode], chart))
+    series_by_mode: Counter[Mode] = Counter()
+    views: list[FigureView] = []
+    for series in forecast.evidence.series:
+        predictions = predictions_by_series.get(_SeriesKey(series.name, series.mode))
+        if predictions is not None and len(views) < _MOST_DRAWN:
+            series_by_mode[series.mode] += 1
+            chart = series_chart(analysis, series, predictions)
+            views.append(_view(series, series_by_mode[series.mode], chart))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 
 
@@ -246,12 +248,16 @@ def _time_scale(
     predicted: Sequence[axes.ChartRow],
     bounds: Sequence[axes.ChartRow],
 ) -> axes.ChartSpec:
-    """The scale of the time: from zero for weak scaling, else logarithmic; bands that reach too far are cut."""
-    levels = [row["value"] for row in points]
-    levels_with_bounds = [row["value"] for row in (*points, *bounds)]
-    ends = [row[end] for row in predicted for end in _FUTURE_ENDS]
-    top = min(max(*levels_with_bounds, *ends) * 1.1, max(levels) * _FURTHEST)
-    bottom = max(min(*levels_with_bounds, *ends) / 1.1, min(levels) / _FURTHEST)
+    """Return the scale of the time: from zero for weak scaling, else logarithmic.
+
+    It holds all rows, but reaches no further than `_FURTHEST` times beyond the outermost point.
+    """
+    point_times = [row["value"] for row in points]
+    all_times = [row["value"] for row in (*points, *bounds)]
+    for row in predicted:
+        all_times += [row[end] for end in _FUTURE_ENDS]
+    top = min(max(all_times) * 1.1, max(point_times) * _FURTHEST)
+    bottom = max(min(all_times) / 1.1, min(point_times) / _FURTHEST)
     scale: axes.ChartSpec = {"type": "log", "domain": [bottom, top]}
     if mode == "weak":
         scale = {"domain": [0, top]}
@@ -294,7 +300,7 @@ def _add_points(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
 
 
 def _ticks(points: Sequence[axes.ChartRow]) -> list[int]:
-    """Doublings of the smallest rank count, up to the largest."""
+    """Return the doublings of the smallest rank count, up to the largest: 2, 4, 8 for counts from 2 to 12."""
     counts = [row["gpus"] for row in points]
     ticks = [min(counts)]
     while ticks[-1] * 2 <= max(counts):

@@ -1,7 +1,7 @@
 """How a study was measured, in words for the methods section of a paper, and as a reviewer's checklist.
 
-Both are made from the records alone: they describe what these hold, and name what they lack. The checklist is the twelve
-rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15,
+Both are made from the records alone: they describe what these hold, and name what they lack. The checklist is the
+twelve rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15,
 doi 10.1145/2807591.2807644), in our words.
 """
 

@@ -113,7 +113,7 @@ def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv
     schema: dict[str, polars.DataType] = {}
     for column in flat_columns:
         values = [row[column] for row in finite_rows]
-        cells[column] = _of_one_type([_csv_cell(value) for value in values] if for_csv else values)
+        cells[column] = _with_one_type([_csv_cell(value) for value in values] if for_csv else values)
         column_type = _column_type(column, examples[column], has_rows=bool(finite_rows), for_csv=for_csv)
         if column_type is not None:
             schema[column] = column_type
@@ -162,7 +162,7 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, An
     return file.getvalue()
 
 
-def _of_one_type(cells: list[Any]) -> list[Any]:
+def _with_one_type(cells: list[Any]) -> list[Any]:
     """Return cells of one type: where a field was swept over numbers and words, all become words."""
     types = {type(cell) for cell in cells if cell is not None}
     if types <= {int, float} or len(types) < 2:

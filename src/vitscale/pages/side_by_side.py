@@ -179,7 +179,7 @@ def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
     if limit is not None:
         cells.append(Cell(pair.gate(limit)))
     differences = [difference for difference in pair.differs if difference not in shared]
-    return (*cells, Cell(_slowdown(_smallest_shown(pair, limit))), Cell("; ".join(differences)))
+    return (*cells, Cell(_slowdown_text(_smallest_shown(pair, limit))), Cell("; ".join(differences)))
 
 
 def _time_ratio_cell(pair: Pair) -> Cell:
@@ -198,7 +198,7 @@ def _smallest_shown(pair: Pair, limit: float | None) -> float | None:
     return pair.smallest_slower if limit is None else pair.smallest_failed(limit)
 
 
-def _slowdown(share: float | None) -> str:
+def _slowdown_text(share: float | None) -> str:
     """Return a slowdown in percent; a dash where it is unknown."""
     if share is None:
         return UNKNOWN
@@ -227,10 +227,10 @@ def _shown_slowdown_sentence(pairs: Sequence[Pair], limit: float | None) -> str:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
     if min(known) > _LARGEST_SHOWN:
         return f"these runs differ too much to show even a slowdown of {rough_percent(_LARGEST_SHOWN)}"
-    least_steady = f" ({_slowdown(max(known))} in the least steady trial)" if len(known) > 1 else ""
+    least_steady = f" ({_slowdown_text(max(known))} in the least steady trial)" if len(known) > 1 else ""
     outcome = "is reported" if limit is None else "fails"
     return (
-        f"a slowdown of {_slowdown(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; a "
+        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; a "
         "smaller one may be missed"
     )
 
@@ -257,7 +257,8 @@ def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
     """
     if any(_has_single_run(pair) for pair in pairs):
         return [f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"]
-    needs = [need for need in (_repeats_to_show(pairs, limit), _repeats_to_decide(pairs, limit)) if need is not None]
+    needs_or_none = (_repeats_to_show(pairs, limit), _repeats_to_decide(pairs, limit))
+    needs = [need for need in needs_or_none if need is not None]
     if not needs:
         return []
     return [f"next: {_advice_on_repeats(needs)}"]

@@ -230,8 +230,8 @@ def _shown_slowdown_sentence(pairs: Sequence[Pair], limit: float | None) -> str:
     least_steady = f" ({_slowdown_text(max(known))} in the least steady trial)" if len(known) > 1 else ""
     outcome = "is reported" if limit is None else "fails"
     return (
-        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; a "
-        "smaller one may be missed"
+        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
+        "a smaller one may be missed"
     )
 
 

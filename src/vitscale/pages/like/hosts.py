@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, ChartRow, Plot, colour_encoding, cut_bars, quantity
+from vitscale.pages.charts.axes import (
+    DASHED,
+    IDEAL_COLOUR,
+    ChartRow,
+    ChartSpec,
+    Plot,
+    colour_encoding,
+    cut_bars,
+    quantity,
+)
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
@@ -137,25 +146,12 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     for pair in pairs:
         rows += _ratio_rows(pair)
     means = [{"series": pair.name, **attributes(pair.test.ratio, "value", "low", "high")} for pair in pairs]
-    margin_ends = [1 / (1 + margin), 1 + margin]
-    levels = _levels([*rows, *means])
-    # The interval of two runs can be so wide that the points would shrink to a line.
-    lowest = max(0.7, min(*levels, margin_ends[0])) - 0.02
-    highest = min(1.4, max(*levels, margin_ends[1])) + 0.02
-    cut_bars(rows, lowest, highest)
-    domain = {"domain": [lowest, highest], "nice": False, "clamp": True, "zero": False}
+    drawn_range = _drawn_range(_levels([*rows, *means]), margin)
+    cut_bars(rows, drawn_range.lowest, drawn_range.highest)
+    domain = {"domain": list(drawn_range), "nice": False, "clamp": True, "zero": False}
     y = quantity("value", "several hosts / one host", scale=domain, axis={"format": ".2f", "tickCount": 6})
-    equal_line = {"value": 1.0, "equal": True}
-    margin_lines = [{"value": end, "equal": False} for end in margin_ends]
-    plot = Plot({"rows": rows, "means": means, "lines": [equal_line, *margin_lines]})
-    colour = colour_encoding([pair.name for pair in pairs])
-    band = {"type": "rect", "opacity": 0.13}
-    low_end = quantity("low", scale=domain)
-    plot.add("means", band, "datum.low != null", color=colour, y=low_end, y2={"field": "high"})
-    rule = {"type": "rule", "color": IDEAL_COLOUR}
-    plot.add("lines", rule, "datum.equal", y=y)
-    plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
-    plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
+    plot = Plot({"rows": rows, "means": means, "lines": _reference_lines(margin)})
+    _add_means_and_lines(plot, y, domain, [pair.name for pair in pairs])
     notes = [
         *departures,
         f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * margin:.0f} %",
@@ -164,6 +160,44 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     sentences = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": ControlOption("ratio", "several hosts against one")}
     return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=sentences)
+
+
+class _RatioRange(NamedTuple):
+    """The ends of the axis of ratios."""
+
+    lowest: float
+    highest: float
+
+
+def _drawn_range(levels: Sequence[float], margin: float) -> _RatioRange:
+    """Return the range of ratios to draw: all levels and the margin, but no more than from 0.68 to 1.42.
+
+    The interval of two runs can be so wide that the points would shrink to a line.
+    """
+    lowest = max(0.7, min(*levels, 1 / (1 + margin)))
+    highest = min(1.4, max(*levels, 1 + margin))
+    return _RatioRange(lowest - 0.02, highest + 0.02)
+
+
+def _reference_lines(margin: float) -> list[ChartRow]:
+    """Return a row for the line of equal times, and one for each end of the margin."""
+    return [
+        {"value": 1.0, "equal": True},
+        {"value": 1 / (1 + margin), "equal": False},
+        {"value": 1 + margin, "equal": False},
+    ]
+
+
+def _add_means_and_lines(plot: Plot, y: ChartSpec, domain: ChartSpec, series: Sequence[str]) -> None:
+    """Add the means over GPU counts with their bands, and the reference lines, below the points."""
+    colour = colour_encoding(series)
+    band = {"type": "rect", "opacity": 0.13}
+    low_end = quantity("low", scale=domain)
+    plot.add("means", band, "datum.low != null", color=colour, y=low_end, y2={"field": "high"})
+    rule = {"type": "rule", "color": IDEAL_COLOUR}
+    plot.add("lines", rule, "datum.equal", y=y)
+    plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
+    plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
 
 
 def _levels(rows: Sequence[ChartRow]) -> list[float]:

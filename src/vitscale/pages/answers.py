@@ -1,5 +1,7 @@
-"""Answers to a reader's questions, in this order: how it scales, what to choose, why not better, what next, whether to
-trust it. And their short form, with which `run` and `report` end on a terminal."""
+"""The report's answers: how it scales, what to choose, why it is not better, what to do next, whether to trust it.
+
+`terminal_document` is their short form, with which `run` and `report` end on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.printing import starts_as_forks
 from vitscale.advice.request import Option
-from vitscale.analysis import Analysis, CurveResult, ScalingPoint, TrialResult, Waterfall
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, TrialResult, Waterfall
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
@@ -55,18 +57,21 @@ _LEAST_NAMED_SHARE = 0.01
 
 
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
-    """Answer with a sentence for each series, five at most: the best first, then those of too few runs in no order.
+    """Answer with at most five sentences, one for each curve.
 
-    `figure`: the scaling chart; in traces, of which only steps are known, a table of steps stands in its place.
+    Curves with enough runs for an interval come first, the most efficient first; the others keep their order.
+
+    Args:
+        analysis: the results.
+        figure: the scaling chart. In traces, of which only steps are known, a table of steps takes its place.
     """
     facts = [scaling_of(analysis, curve) for curve in analysis.curves]
     claims = [claim(SCALING, scaling) for scaling in facts if scaling is not None]
     sure = [statement for statement in claims if _is_sure(statement.facts.efficiency)]
     unsure = [statement for statement in claims if not _is_sure(statement.facts.efficiency)]
     sure.sort(key=lambda statement: -statement.facts.efficiency.value)
-    lines = [statement.text for statement in (*sure, *unsure)]
-    if not sure:
-        lines = [*_fastest_measured(analysis), *lines]
+    lines = [] if sure else _fastest_measured(analysis)
+    lines += [statement.text for statement in (*sure, *unsure)]
     if not claims:
         lines.append(_why_no_scaling(analysis))
     shown_lines = lines[:_MOST_SERIES]
@@ -80,7 +85,7 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
 
 
 def _fastest_measured(analysis: Analysis) -> list[str]:
-    """The fastest trial with its runs and rivals; empty without a measured trial."""
+    """Return a sentence on the fastest trial with its runs and rivals; none without a measured trial."""
     choice = choosing.fastest(analysis)
     if choice is None:
         return []
@@ -100,7 +105,7 @@ def _why_no_scaling(analysis: Analysis) -> str:
 
 
 def scaling_of(analysis: Analysis, curve: CurveResult) -> Scaling | None:
-    """The facts on a curve at its largest measured rank count; None where it has no other than its baseline's."""
+    """Return the facts on a curve at its largest measured rank count; None where only its baseline was measured."""
     compared = [point for point in curve.points if point.speedup and point.efficiency]
     if curve.baseline is None or not compared:
         return None
@@ -129,7 +134,10 @@ def _has_several_rank_counts(analysis: Analysis) -> bool:
 
 
 def what_to_choose(analysis: Analysis) -> doc.Section:
-    """Name the best measured configuration, for how long a training, and the cheapest where that is another."""
+    """Answer with the fastest measured configuration, and with the cheapest where that is another.
+
+    Sentences in between say what time to expect of the fastest, and from how many epochs on it ends first.
+    """
     choice = choosing.fastest(analysis)
     if choice is None:
         has_runs = any(trial.run_figures for trial in analysis.trials.values())
@@ -152,17 +160,17 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
 
 
 def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
-    """Say what the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown.
+    """Answer with what the best measured trial loses, and with the largest loss of all; or why these are unknown.
 
-    `figure`: the waterfalls.
+    `figure`: the chart of the waterfalls.
     """
     worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
         texts = sentences.unexplained(analysis) or _largest_idle_shares(analysis)
         return doc.Section("Why not better?", (doc.Bullets(texts),))
     best = best_measured(analysis)
-    of_best = waterfall_of_trial(analysis.waterfalls, best.trial_id) if best is not None else None
-    front = of_best or worst.waterfall
+    best_waterfall = waterfall_of_trial(analysis.waterfalls, best.trial_id) if best is not None else None
+    front = best_waterfall or worst.waterfall
     blocks: list[doc.Block] = []
     baseline_text = claim(BASELINE, _baseline_loss(analysis, front)).text
     if baseline_text:
@@ -175,7 +183,7 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
 
 
 def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
-    """What the baseline of a waterfall loses, beside what the waterfall's trial loses."""
+    """Return what the baseline of a waterfall loses, and what the waterfall's trial loses."""
     baseline = analysis.trials.get(waterfall.baseline_trial or "")
     idle = _idle(analysis, baseline)
     idle_share = Estimate(idle.share)
@@ -187,7 +195,7 @@ def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
 
 
 def _loss(waterfall: Waterfall) -> Estimate:
-    """What is missing to an efficiency of 1; 1 where the efficiency is unknown."""
+    """Return 1 - efficiency with its interval, whose ends change places; 1 where the efficiency is unknown."""
     efficiency = waterfall.interval or Estimate(waterfall.efficiency or 0.0)
     if efficiency.low is None or efficiency.high is None:
         return Estimate(1 - efficiency.value, note=efficiency.note)
@@ -195,7 +203,7 @@ def _loss(waterfall: Waterfall) -> Estimate:
 
 
 def _idle_share(breakdown: Breakdown) -> float | None:
-    """Share of the typical rank's step in which nothing is computed; None of a step without a length."""
+    """Return the share of the typical rank's step in which nothing is computed; None for a step of no length."""
     if breakdown.typical.seconds <= 0:
         return None
     part_seconds = parts_of(breakdown)
@@ -203,8 +211,12 @@ def _idle_share(breakdown: Breakdown) -> float | None:
 
 
 def _largest_idle_shares(analysis: Analysis) -> tuple[str, ...]:
-    """What steps lose where no baseline gives an efficiency: of the trials that lose most, the most first."""
-    largest_first = sorted((_idle(analysis, trial) for trial in analysis.trials.values()), reverse=True)
+    """Return a sentence on each of the trials whose steps are idle longest, the largest share first.
+
+    They answer where no baseline gives an efficiency. Where no step is idle, return a sentence on what is missing.
+    """
+    idle_by_trial = [_idle(analysis, trial) for trial in analysis.trials.values()]
+    largest_first = sorted(idle_by_trial, reverse=True)
     texts = tuple(idle.text for idle in largest_first[:_MOST_SERIES] if idle.text)
     if texts:
         return texts
@@ -226,7 +238,7 @@ _IDLE = {
 
 
 class _Idle(NamedTuple):
-    """The part of a trial's step in which nothing is computed; sorts by its share."""
+    """The share of a trial's step in which nothing is computed, and its parts in words. Instances sort by the share."""
 
     share: float
     text: str
@@ -234,7 +246,7 @@ class _Idle(NamedTuple):
 
 
 def _idle(analysis: Analysis, trial: TrialResult | None) -> _Idle:
-    """The idle part of a trial's step; nothing of a trial without an explained step."""
+    """Return the idle share of a trial's step; 0 for a trial without an explained step."""
     if trial is None or trial.breakdown is None or trial.breakdown.typical.seconds <= 0:
         return _Idle(0.0, "")
     names = dict(_IDLE)
@@ -252,7 +264,7 @@ def _idle(analysis: Analysis, trial: TrialResult | None) -> _Idle:
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> doc.Section:
-    """Say what to run first, then the advice in one line, each with its command.
+    """Answer with what to run first, and with the advice in one line; commands follow.
 
     Args:
         analysis: the results.
@@ -283,7 +295,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
-    """The configuration that advice takes, and a note on its start-up; empty where it takes none."""
+    """Return a sentence on the configuration that advice takes, and a note on its start-up; none without one."""
     option = advice.chosen
     if option is None:
         return []
@@ -297,9 +309,9 @@ def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Say which runs are missing: of the study, of other ranks, or for intervals; empty where none are."""
+    """Return a clause on the runs that are missing: of the study, on other ranks, or for intervals; empty for none."""
     if any(unread.is_pack for unread in analysis.unread):
-        return ""  # what to do with it, before `vitscale run` does anything, is said before all else
+        return ""  # `vitscale run` does nothing before a pack is mended; the first paragraph says how
     for finding in analysis.findings:
         if finding.kind == "unfinished":
             return f"{finding.message.removeprefix('unfinished: ')}: the same command does only these."
@@ -310,7 +322,7 @@ def what_to_run(analysis: Analysis) -> str:
 
 
 def _missing_repeats(analysis: Analysis) -> str:
-    """ "set repeats = 3: 2 of 8 trials have fewer than 3 runs."; empty where all have enough for an interval."""
+    """Return "set repeats = 3: 2 of 8 trials have fewer than 3 runs."; empty where all have enough for an interval."""
     measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     few = [trial for trial in measured if len(trial.run_figures) < _ENOUGH_RUNS]
     if not few:
@@ -325,7 +337,7 @@ def _is_imported(analysis: Analysis) -> bool:
 
 
 def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
-    """Say why advice trains with another global batch than the fastest measured trial; empty where it does not."""
+    """Return a sentence on why advice takes another global batch than the fastest trial; empty where it does not."""
     fastest = best_measured(analysis)
     if fastest is None or not fastest.batch_known or fastest.trial.global_batch == option.global_batch:
         return ""
@@ -340,7 +352,7 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
 
 
 def can_it_be_trusted(analysis: Analysis) -> doc.Section:
-    """Answer in one line, with warnings and notes folded under it."""
+    """Answer in one line; warnings and notes are folded below it."""
     findings = doc.most_severe_first(analysis.findings)
     warnings = tuple(finding.kind for finding in findings if finding.severity == "warning")
     runs = [len(trial.run_figures) for trial in analysis.trials.values() if trial.run_figures]
@@ -352,7 +364,7 @@ def can_it_be_trusted(analysis: Analysis) -> doc.Section:
 
 
 def counts(analysis: Analysis) -> str:
-    """Count trials and runs: "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
+    """Return counts of trials and runs: "20 of 23 trials completed, 2 did not complete, 1 not run yet, 46 runs"."""
     trials = list(analysis.trials.values())
     outcomes = Counter(trial.outcome for trial in trials)
     completed = outcomes["completed"]
@@ -368,64 +380,67 @@ def counts(analysis: Analysis) -> str:
 
 
 def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Say who is faster, at the most ranks that were compared, a sentence for each comparison."""
+    """Return a sentence on each comparison of curves, at the most ranks that were compared: which one is faster."""
     return tuple(_comparison_in_words(analysis, comparison) for comparison in _largest_comparisons(analysis))
 
 
 class _ComparedCurves(NamedTuple):
-    """Which curves a comparison is of."""
+    """The curves that a comparison compares, and the field in which they differ."""
 
     mode: str
     varies: str
     curves: frozenset[str]
 
     def overlaps(self, other: _ComparedCurves) -> bool:
-        """Whether one of two comparisons of the same kind has all curves of the other."""
+        """Whether both comparisons are of one kind, and one has all curves of the other."""
         is_same_kind = (self.mode, self.varies) == (other.mode, other.varies)
         return is_same_kind and (self.curves <= other.curves or other.curves <= self.curves)
 
 
 def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
-    """The comparisons at the most ranks; where two modes share all trials, only one of them."""
-    largest: dict[_ComparedCurves, AgainstReference] = {}
+    """Return the comparisons at the most ranks; of those of two policies with the same trials, only the first."""
+    largest_by_curves: dict[_ComparedCurves, AgainstReference] = {}
     for comparison in against_references(analysis.curves, analysis.trials, analysis.comparisons):
         curves = frozenset([comparison.reference, *(other.first for other in comparison.others)])
         key = _ComparedCurves(comparison.mode, comparison.varies, curves)
-        overlapping = [other for other in largest if key.overlaps(other)]
-        if all(largest[other].gpus < comparison.gpus for other in overlapping):
+        overlapping = [other for other in largest_by_curves if key.overlaps(other)]
+        if all(largest_by_curves[other].gpus < comparison.gpus for other in overlapping):
             for other in overlapping:
-                del largest[other]
-            largest[key] = comparison
-    by_trials: dict[frozenset[str], AgainstReference] = {}
-    for comparison in largest.values():
+                del largest_by_curves[other]
+            largest_by_curves[key] = comparison
+    comparison_by_trials: dict[frozenset[str], AgainstReference] = {}
+    for comparison in largest_by_curves.values():
         trials = frozenset([comparison.reference_trial, *(other.first_trial for other in comparison.others)])
-        by_trials.setdefault(trials, comparison)
-    return list(by_trials.values())
+        comparison_by_trials.setdefault(trials, comparison)
+    return list(comparison_by_trials.values())
 
 
 def _comparison_in_words(analysis: Analysis, comparison: AgainstReference) -> str:
-    """All curves against one of them, as a sentence; two curves stand in the order of the study."""
+    """Return a sentence on curves against a reference; of two curves, the study's first one stands first."""
     if len(comparison.others) > 1:
         return claim(SEVERAL, comparison).text
+    return claim(PAIR, _study_pair(analysis, comparison)).text
+
+
+def _study_pair(analysis: Analysis, comparison: AgainstReference) -> CurveComparison:
+    """Return the study's comparison of the only two trials of a comparison, in the study's order of the two."""
     trials = {comparison.reference_trial, comparison.others[0].first_trial}
-    pair = next(
-        pair
-        for pair in analysis.comparisons
-        if {pair.first_trial, pair.second_trial} == trials and pair.mode == comparison.mode
-    )
-    return claim(PAIR, pair).text
+    for pair in analysis.comparisons:
+        if {pair.first_trial, pair.second_trial} == trials and pair.mode == comparison.mode:
+            return pair
+    raise LookupError(f"no comparison of {' and '.join(sorted(trials))}")
 
 
 def bullets(texts: Iterable[str]) -> doc.Bullets | None:
-    """A list of the texts that are not empty; None where all are."""
+    """Return a list of the texts that are not empty; None where all are."""
     lines = tuple(text for text in texts if text)
     return doc.Bullets(lines) if lines else None
 
 
 def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Document:
-    """Lay out what `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
+    """Return what `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
 
-    What is unread, which comes before it (`beginning_with_unread`), is not in it.
+    The paragraph on unread files, which comes before it (`beginning_with_unread`), is not in it.
 
     Args:
         analysis: the results.
@@ -450,7 +465,10 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
 
 
 def _failed_trials(analysis: Analysis) -> list[str]:
-    """ "ddp, 8 ranks: oom: rank 0 ran out of memory (runs/.../worker.log)": each trial that did not complete."""
+    """Return a line on each trial that did not complete.
+
+    Example: "ddp, 8 ranks: oom: rank 0 ran out of memory (runs/.../worker.log)".
+    """
     lines = []
     for trial in analysis.trials.values():
         if trial.outcome in ("completed", None):
@@ -463,7 +481,10 @@ def _failed_trials(analysis: Analysis) -> list[str]:
 
 
 def _problems(analysis: Analysis) -> list[str]:
-    """The records that were left out, but for what stands before all else; the first few, and how many more."""
+    """Return lines on the first few records that were left out, and one on how many more there are.
+
+    The first unread file is left out: the paragraph before everything names it.
+    """
     said_first = tuple(unread.reason for unread in analysis.unread[:1])
     problems = [
         problem for problem in analysis.problems if "left out" in problem and not problem.startswith(said_first)
@@ -487,7 +508,7 @@ def _warnings(analysis: Analysis) -> list[str]:
 
 
 def _fastest_in_short(analysis: Analysis) -> str:
-    """Name the fastest trial without its interval, which stands in the table; empty without a measured trial."""
+    """Return a sentence on the fastest trial, without its interval, which the table has; empty without a trial."""
     choice = choosing.fastest(analysis)
     if choice is None:
         return ""
@@ -501,7 +522,7 @@ def _fastest_in_short(analysis: Analysis) -> str:
 _MOST_SUMMARY_ROWS = 8
 """Number of rows beyond which curves are left out of the summary, so that what else matters stays on one screen."""
 _FEWEST_SUMMARY_ROWS = 4
-"""Number of rows that are there for curves, however many sentences on failures are to stand below them."""
+"""Number of rows that curves have at least, however many sentences on failures stand below them."""
 
 
 class _SummaryCurve(NamedTuple):
@@ -534,16 +555,17 @@ class _Summary(NamedTuple):
 
 
 def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
-    """A row per curve and policy at its most ranks, and one for its baseline: epoch, speedup, efficiency, largest loss.
+    """Return the terminal's table: epoch, speedup, efficiency and largest loss of each curve at its most ranks.
 
-    A baseline stands once, above the first curve that it belongs to; that of several policies stands above them all.
-    Curves of one rank count are left out where others have more, and in long tables those that matter least. The
-    baseline of a curve that is shown never is, nor is the fastest trial. Where no trial tells an epoch, images/s stand
-    in its place; in traces a row is a step and what it goes into.
+    Each curve has a second row, its baseline, which stands once, above the first curve that has it; a baseline of
+    several policies stands above them all. Curves of one rank count are left out where others have more; so are, in a
+    long table, those that matter least, but never the fastest trial or the baseline of a shown curve.
+
+    Where no trial has an epoch time, images/s take its place. In traces a row is a step and its longest parts.
 
     Args:
         analysis: the results.
-        sentences_below: number of sentences on failures that stand below it, each in the place of a row.
+        sentences_below: number of sentences on failures below the table, each of which takes the place of a row.
     """
     steps = _steps_table(analysis, counts(analysis))
     if steps is not None:
@@ -557,7 +579,7 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
 
 
 class _Pace(NamedTuple):
-    """How fast training is, as one column shows it."""
+    """The column of the table that shows how fast training is."""
 
     column: doc.Column
     figure: Callable[[TrialResult], Estimate | None]
@@ -565,7 +587,7 @@ class _Pace(NamedTuple):
 
 
 def _pace(analysis: Analysis) -> _Pace:
-    """The seconds of an epoch; images per second where no trial has an epoch."""
+    """Return the column of epoch times; of images per second where no trial has an epoch time."""
     epochs = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
     if not epochs:
         return _Pace(doc.Column("images/s"), lambda trial: trial.images_per_second, units.number)
@@ -574,7 +596,7 @@ def _pace(analysis: Analysis) -> _Pace:
 
 
 def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc.Table:
-    """The rows of these curves, in a group for each policy; those of several policies stand first."""
+    """Return the table of these curves, with a group of rows for each policy; rows of several policies come first."""
     pace = _pace(analysis)
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), pace.column, doc.Column("speedup"),
@@ -595,7 +617,7 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
 
 
 def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, pace: _Pace) -> doc.Row:
-    """The cells of one point: the baseline of a curve, or its point on the most ranks."""
+    """Return the row of one point: the baseline of a curve, or its point on the most ranks."""
     trial = analysis.trials[point.trial_id]
     speedup = doc.Cell(units.UNKNOWN)
     efficiency = doc.Cell(units.UNKNOWN)
@@ -615,7 +637,7 @@ def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, 
 
 
 def _largest_loss(analysis: Analysis, curve: CurveResult, point: ScalingPoint) -> str:
-    """The largest loss of a point of a curve in a few words; a dash where it has no waterfall, or one without parts."""
+    """Return the largest loss of a point in a few words; a dash where it has no waterfall, or one without factors."""
     for waterfall in analysis.waterfalls:
         is_of_point = (waterfall.curve, waterfall.mode, waterfall.trial_id) == (curve.name, curve.mode, point.trial_id)
         if is_of_point and waterfall.factors:
@@ -624,7 +646,7 @@ def _largest_loss(analysis: Analysis, curve: CurveResult, point: ScalingPoint) -
 
 
 def _policies_in_words(policies: tuple[str, ...], all_policies: Collection[str]) -> str:
-    """ "both", "all", "strong-micro, weak": the policies of a group of rows; empty where a table has only one."""
+    """Return the policies of a group of rows: "weak", "both", "all"; empty where the table has only one policy."""
     if len(all_policies) == 1:
         return ""
     if len(policies) == 1 or len(policies) < len(all_policies):
@@ -633,8 +655,10 @@ def _policies_in_words(policies: tuple[str, ...], all_policies: Collection[str])
 
 
 def _curves_in_summary(analysis: Analysis) -> list[_SummaryCurve]:
-    """The curves with runs; of one rank count only where no curve has more, or as the plain run that others are held
-    against."""
+    """Return the curves with runs.
+
+    Where any has several rank counts, those with one are left out, but for plain runs that others are compared with.
+    """
     curves = []
     for curve in analysis.curves:
         measured = [point for point in curve.points if analysis.trials[point.trial_id].run_figures]
@@ -650,9 +674,10 @@ def _curves_in_summary(analysis: Analysis) -> list[_SummaryCurve]:
 def _curves_that_fit(
     curves: Sequence[_SummaryCurve], fastest: TrialResult | None, most_rows: int
 ) -> list[_SummaryCurve]:
-    """The curves that matter most, as many as stand in `most_rows` rows with their baselines.
+    """Return the most important curves, as many as fit into `most_rows` rows with their baselines.
 
-    First comes the fastest trial's curve, then those of several rank counts, then the others; else their order stays.
+    The curve of the fastest trial comes first, then those of several rank counts, then the others; of equally important
+    ones the study's order stays.
     """
 
     def importance(curve: _SummaryCurve) -> tuple[bool, bool]:
@@ -670,13 +695,13 @@ class _SummaryPoint(NamedTuple):
     """A row of the summary."""
 
     policies: tuple[str, ...]
-    """The policies that it belongs to: of a baseline all those of which it is the baseline."""
+    """The policies of the row: of a baseline those of all curves that have it."""
     curve: _SummaryCurve
     point: ScalingPoint
 
 
 def _points_in_summary(curves: Sequence[_SummaryCurve]) -> Iterator[_SummaryPoint]:
-    """The points of these curves in the order of their rows, each baseline once, before the first curve it is of."""
+    """Yield the points of these curves in the order of their rows, each baseline once, before its first curve."""
     policies_by_baseline: dict[str, list[str]] = {}
     for curve in curves:
         policies = policies_by_baseline.setdefault(curve.baseline.trial_id, [])
@@ -697,7 +722,10 @@ _NAMED_PARTS = 4
 
 
 def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
-    """Each trial's step and its longest parts; None where these are unknown, or more than steps is known."""
+    """Return a table of each trial's step and its longest parts, for results of which only steps are known (traces).
+
+    Return None where epochs or speedups are known too, or no parts are.
+    """
     trials = [trial for trial in analysis.trials.values() if trial.run_figures]
     has_epochs = any(trial.epoch_seconds for trial in trials)
     has_parts = any(trial.breakdown for trial in trials)
@@ -708,16 +736,11 @@ def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", unit.sign),
         doc.Column("which goes into", words=True),
     )  # fmt: skip
-    rows = [
-        (
-            doc.Cell(curve.name),
-            doc.Cell(f"{point.gpus:,}"),
-            interval_cell(trial.step_seconds, unit.text),
-            doc.Cell(_longest_parts(trial)),
-        )
-        for curve, point, trial in analysis.along(analysis.curves)
-        if trial.run_figures
-    ]
+    rows = []
+    for curve, point, trial in analysis.along(analysis.curves):
+        if trial.run_figures:
+            step = interval_cell(trial.step_seconds, unit.text)
+            rows.append((doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), step, doc.Cell(_longest_parts(trial))))
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), title=title)
 
 
@@ -731,13 +754,17 @@ def _has_speedup(analysis: Analysis) -> bool:
 
 
 def _longest_parts(trial: TrialResult) -> str:
-    """ "62 % exposed communication, 25 % backward": the longest parts of a step, each 1 % or more."""
+    """Return the longest parts of a step, each 1 % or more: "62 % exposed communication, 25 % backward"."""
     if trial.breakdown is None or not trial.breakdown.typical.seconds:
         return units.UNKNOWN
     names = dict(PART_NAMES)
     if trial.breakdown.straggler is not None:
         names["wait"] += f" (for rank {trial.breakdown.straggler.rank})"
     step_seconds = trial.breakdown.typical.seconds
-    shares = [(seconds / step_seconds, part) for part, seconds in parts_of(trial.breakdown).items()]
-    longest_first = sorted((share for share in shares if share[0] >= _LEAST_NAMED_SHARE), reverse=True)
+    named_shares = []
+    for part, seconds in parts_of(trial.breakdown).items():
+        share = seconds / step_seconds
+        if share >= _LEAST_NAMED_SHARE:
+            named_shares.append((share, part))
+    longest_first = sorted(named_shares, reverse=True)
     return ", ".join(f"{units.percent(share)} {names[part]}" for share, part in longest_first[:_NAMED_PARTS])

@@ -1,4 +1,8 @@
-"""The measured trial that one would choose: its rivals, the time to expect of it, and how long a training it suits."""
+"""The measured trial to choose, its rivals, the time to expect of it, and from how many epochs on it ends first.
+
+Candidates are the measured trials that may be compared. A rival is a candidate that is not significantly worse than
+the chosen one.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,10 @@ from vitscale.present.estimate import Estimate
 
 
 def candidates(analysis: Analysis) -> list[TrialResult]:
-    """The measured trials to choose from: of those that train the largest share of the images, all.
+    """Return the measured trials to choose from.
 
-    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs. Those of
-    engines that train otherwise than one process are only where no trial trains like it.
+    Three rules apply in turn; a rule that no trial meets is left out. A trial computes what one process would compute.
+    Its costs are of epochs, not of images per second. It trains the largest share of the images.
     """
     measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
     as_one_process = [trial for trial in measured if computation(trial.trial) == ONE_PROCESS]
@@ -33,14 +37,15 @@ def candidates(analysis: Analysis) -> list[TrialResult]:
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
-    """The candidate that is fastest for all images; None without any."""
+    """Return the candidate that is fastest for all images; None without any."""
     return min(candidates(analysis), key=epoch_seconds, default=None)
 
 
 def epoch_seconds(trial: TrialResult) -> float:
-    """Seconds for all images, those that `drop_last` leaves out too: comparisons and speedups are of these.
+    """Return the seconds of an epoch of all images, also those that `drop_last` leaves out.
 
-    Seconds for one image where the trial has only images per second; infinite where it has neither.
+    Comparisons and speedups are of these seconds. Where the trial has only images per second, return the seconds for
+    one image; where it has neither, infinity.
     """
     if trial.of_rates and trial.images_per_second:
         return 1 / trial.images_per_second.value
@@ -50,12 +55,12 @@ def epoch_seconds(trial: TrialResult) -> float:
 
 
 def rank_hours(trial: TrialResult) -> float:
-    """Hours of all ranks together for an epoch of all images."""
+    """Return the hours of all ranks together for an epoch of all images."""
     return epoch_seconds(trial) * trial.trial.world.size / 3600
 
 
 def for_all_images(trial: TrialResult) -> tuple[str, ...]:
-    """ "1.28 s with the images that it leaves out"; empty where that reads the same as the epoch's time."""
+    """Return "1.28 s with the images that it leaves out" alone; nothing where that is the epoch's time as printed."""
     if trial.epoch_seconds is None:
         return ()
     seconds_for_all = units.seconds(epoch_seconds(trial))
@@ -65,7 +70,7 @@ def for_all_images(trial: TrialResult) -> tuple[str, ...]:
 
 
 def pace(trial: TrialResult) -> str:
-    """ "3.25 s an epoch", or "5,800 images/s" where no run tells an epoch."""
+    """Return "3.25 s an epoch", or "5,800 images/s" where no run recorded an epoch."""
     if trial.of_rates and trial.images_per_second:
         return f"{units.number(trial.images_per_second.value)} images/s"
     seconds = units.seconds(trial.epoch_seconds.value if trial.epoch_seconds else None)
@@ -73,14 +78,17 @@ def pace(trial: TrialResult) -> str:
 
 
 def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
-    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)"; `more`: the last of the brackets."""
+    """Return "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)".
+
+    `more`: further texts at the end of the brackets, such as "3 runs".
+    """
     details = [*_interval_of_pace(trial), *for_all_images(trial), *more]
     brackets = f" ({', '.join(details)})" if details else ""
     return f"{trial_label(analysis, trial)}: {pace(trial)}{brackets}"
 
 
 def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
-    """ "3.12 s to 3.39 s"; empty where there is no interval of a usual kind."""
+    """Return "3.12 s to 3.39 s" alone; nothing where the pace has no interval, or one of too few runs."""
     figure = trial.images_per_second if trial.of_rates else trial.epoch_seconds
     if figure is None or figure.low is None or figure.high is None or figure.note:
         return ()
@@ -100,7 +108,7 @@ class Chosen:
     winner: Winner
 
     def choice(self, analysis: Analysis, title: str, text: str) -> BestTrial:
-        """The facts of a statement.
+        """Return the facts of a statement on the chosen trial.
 
         Args:
             analysis: the study, in which trials have short names.
@@ -117,7 +125,7 @@ class Chosen:
 
 
 def fastest(analysis: Analysis) -> Chosen | None:
-    """Chooses the fastest candidate; None without any.
+    """Return the fastest candidate with its rivals; None without any candidate.
 
     Where the study compares it with another trial, the verdict of that comparison decides whether the two are rivals.
     """
@@ -125,22 +133,21 @@ def fastest(analysis: Analysis) -> Chosen | None:
     if not trials:
         return None
     best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
-    verdicts = _verdicts(analysis, best.trial)
-    rivals = [
-        trial
-        for trial in sorted(trials, key=epoch_seconds)
-        if trial is not best.trial and _is_rival(trial, best, verdicts.get(trial.trial_id))
-    ]
+    verdict_by_trial = _verdicts(analysis, best.trial)
+    rivals = []
+    for trial in sorted(trials, key=epoch_seconds):
+        if trial is not best.trial and _is_rival(trial, best, verdict_by_trial.get(trial.trial_id)):
+            rivals.append(trial)
     return replace(best, rivals=tuple(rivals))
 
 
 def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
-    """Whether a trial is not told apart from the best one.
+    """Whether a trial is not significantly slower than the best one.
 
     Args:
         trial: another candidate.
         best: the chosen trial, with the rivals that its own test leaves.
-        verdict: that of the study's comparison of the two; None: it compares them not.
+        verdict: that of the study's comparison of the two; None where it does not compare them.
     """
     if verdict is None or not best.winner.is_tested:
         return any(rival is trial for rival in best.rivals)
@@ -148,7 +155,7 @@ def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
 
 
 def cheapest(analysis: Analysis) -> Chosen | None:
-    """Chooses the candidate of the fewest rank-hours for an epoch; None where no candidate has an epoch time."""
+    """Return the candidate of the fewest rank-hours for an epoch; None where no candidate has an epoch time."""
     trials = [trial for trial in candidates(analysis) if trial.epoch_seconds]
     if not trials:
         return None
@@ -156,19 +163,19 @@ def cheapest(analysis: Analysis) -> Chosen | None:
 
 
 def _rank_costs(trial: TrialResult) -> list[float]:
-    """The costs of each run times the number of ranks."""
+    """Return the cost of each run times the number of ranks."""
     return [cost * trial.trial.world.size for cost in trial.comparable_costs]
 
 
 def _smallest_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
-    """Chooses the trial of the smallest mean cost. `costs`: those of each trial's runs."""
+    """Return the trial of the smallest mean cost. `costs`: for each trial the costs of its runs."""
     best = winner(costs, [trial.looked for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
     return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
 
 
 def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
-    """Identity of each trial that the study compares with `trial` -> the verdict on the pair, in either order."""
+    """Return identity of each trial that the study compares with `trial` -> the verdict, whichever stands first."""
     verdicts: dict[str, str] = {}
     for pair in analysis.comparisons:
         if pair.first_trial == trial.trial_id:
@@ -179,7 +186,10 @@ def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
 
 
 def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None:
-    """The time to expect of the fastest trial, corrected for having been chosen; None where there is no correction."""
+    """Return the time to expect of the fastest trial, which is longer than measured because the fastest was chosen.
+
+    Return None where the correction is unknown.
+    """
     trial = fastest_trial.trial
     trials = candidates(analysis)
     costs = [candidate.comparable_costs for candidate in trials]
@@ -205,7 +215,7 @@ def _geometric_mean(costs: Sequence[float]) -> float:
 
 
 def _as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
-    """A comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
+    """Return a comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
     if trial.of_rates:
         return cost.into(trial.trial.data.fraction)
     return cost.times(1 - trial.images_left_out)
@@ -218,10 +228,11 @@ def _pace_unit(trial: TrialResult) -> str:
 
 
 def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
-    """Counts the fewest epochs from which on the fastest trial ends first, start-up included.
+    """Return the fewest epochs from which on the fastest trial ends first, start-up included.
 
-    A trial whose start-up is shorter by `lag` is caught up after lag / (seconds saved in each epoch) epochs; the other
-    that takes longest to be caught up decides.
+    Another trial that starts up sooner is caught up after (difference of start-up) / (seconds saved in each epoch)
+    epochs. The trial that is caught up last decides. The result has no epochs where one is never caught up, where times
+    are not of epochs, or where a start-up is unknown.
     """
     best = fastest_trial.trial
     others = [trial for trial in candidates(analysis) if trial is not best]
@@ -252,5 +263,5 @@ def _startup_seconds(trial: TrialResult) -> float:
 
 
 def hours(trial: TrialResult) -> str:
-    """ "25.0 GPU-minutes" of an epoch; "rank-minutes" on a CPU."""
+    """Return the time of all ranks together for an epoch: "25.0 GPU-minutes", or "25.0 rank-minutes" on a CPU."""
     return units.rank_time(rank_hours(trial), trial.trial.train.device)

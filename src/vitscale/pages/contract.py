@@ -53,7 +53,7 @@ from vitscale.engines.names import option_if_read
 from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
-from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
+from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, nonfinite_as_null
 from vitscale.present.unread import with_unread
 from vitscale.store.records import ModelLine
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -94,38 +94,55 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None) -> str:
 
 
 def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:
-    """Put rows with the same keys into a data frame, without the lists and objects of the JSON, `modes` excepted.
+    """Return rows with the same keys as a data frame, without the columns that hold lists or objects (`_NESTED`).
 
-    A column has the same type in every frame, so that those of two results can be put together.
+    The list `modes` is the exception: it stays. A column has the same type in every frame, so that the frames of two
+    results can be put together.
 
     Args:
         rows: the rows.
-        columns: column to a value of it, where there are no rows (`run_columns`).
-        for_csv: cells as `_csv_cell` makes them.
+        columns: the columns of a frame without rows: column -> a value of its type, or None (`run_columns`).
+        for_csv: whether cells are for CSV (`_csv_cell`).
     """
     import polars  # takes a moment, and only tables need it
 
-    polars_types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
-    finite_rows = [finite(row) for row in rows]
+    finite_rows = [nonfinite_as_null(row) for row in rows]
     examples = finite_rows[0] if finite_rows else columns
+    flat_columns = [column for column in examples if column not in _NESTED]
     cells: dict[str, list[Any]] = {}
     schema: dict[str, polars.DataType] = {}
-    for column in examples:
-        if column in _NESTED:
-            continue
+    for column in flat_columns:
         values = [row[column] for row in finite_rows]
-        cells[column] = _of_one_type([_csv_cell(value) for value in values] if for_csv else values)
-        if column == "modes":
-            schema[column] = polars.String() if for_csv else polars.List(polars.String())
-        elif not column.startswith("swept."):
-            schema[column] = polars_types[_TYPES.get(column, "real")]()
-        elif not finite_rows:
-            schema[column] = polars_types[_type_of_swept(examples[column])]()
+        cells[column] = _with_one_type([_csv_cell(value) for value in values] if for_csv else values)
+        column_type = _column_type(column, examples[column], has_rows=bool(finite_rows), for_csv=for_csv)
+        if column_type is not None:
+            schema[column] = column_type
     return polars.DataFrame(cells, schema_overrides=schema, strict=False)
 
 
+def _column_type(column: str, example: Any, *, has_rows: bool, for_csv: bool) -> polars.DataType | None:
+    """Return the type of a column of a frame; None where polars finds it from the values.
+
+    Args:
+        column: the column's name.
+        example: a value of it, or None.
+        has_rows: whether the frame has rows, from which the type of a swept field is found.
+        for_csv: whether lists are texts.
+    """
+    import polars
+
+    polars_types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
+    if column == "modes":
+        return polars.String() if for_csv else polars.List(polars.String())
+    if not column.startswith("swept."):
+        return polars_types[_TYPES.get(column, "real")]()
+    if has_rows:
+        return None
+    return polars_types[_type_of_swept(example)]()
+
+
 def _type_of_swept(value: Any) -> str:
-    """The type of a swept field's column by one of its values; text where that is None."""
+    """Return the type, as in `_TYPES`, of a swept field's column from one of its values; text where that is None."""
     return {str: "text", int: "whole", bool: "flag", float: "real"}.get(type(value), "text")
 
 
@@ -135,7 +152,7 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, An
     Args:
         rows: rows as `frame` takes them.
         kind: csv or parquet.
-        columns: as `frame` takes them.
+        columns: as `frame` takes them; None: no columns where there are no rows.
     """
     table = frame(rows, columns or {}, for_csv=kind == "csv")
     if kind == "csv":
@@ -145,8 +162,8 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, An
     return file.getvalue()
 
 
-def _of_one_type(cells: list[Any]) -> list[Any]:
-    """Return cells of one type: where a field was swept over numbers and words, all are words."""
+def _with_one_type(cells: list[Any]) -> list[Any]:
+    """Return cells of one type: where a field was swept over numbers and words, all become words."""
     types = {type(cell) for cell in cells if cell is not None}
     if types <= {int, float} or len(types) < 2:
         return cells
@@ -181,8 +198,13 @@ _NESTED = (
 
 
 def _swept_values(analysis: Analysis) -> dict[str, dict[str, Any]]:
-    """Trial -> its value of every field that a curve of the study was swept over; null where its curves lack it."""
-    fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
+    """Return trial -> field -> value, for every field that a curve of the study was swept over.
+
+    The value is None where no curve of the trial was swept over the field; of several curves the first has it.
+    """
+    fields: dict[str, None] = {}
+    for curve in analysis.curves:
+        fields |= dict.fromkeys(curve.labels)
     values_by_trial: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
     for curve in analysis.curves:
         for point in curve.points:
@@ -194,7 +216,7 @@ def _swept_values(analysis: Analysis) -> dict[str, dict[str, Any]]:
 
 
 def _swept_columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of swept fields. `values`: field to value."""
+    """Return the columns of swept fields, named "swept." and the field. `values`: field -> value."""
     return {f"swept.{field}": _single(value) for field, value in values.items()}
 
 
@@ -209,9 +231,10 @@ _RUN_COLUMNS = (
 
 
 def run_columns(analysis: Analysis) -> dict[str, Any]:
-    """Return the columns of `run_rows` in their order, also where no run has completed.
+    """Return column of `run_rows` -> an example of its values, in the order of the columns.
 
-    Column to a value of it, None but for swept fields.
+    The example of a swept field is one of its values, and None for all other columns. Columns are also returned where
+    no run has completed, and `run_rows` is empty.
     """
     swept: dict[str, Any] = {}
     for values in _swept_values(analysis).values():
@@ -233,7 +256,7 @@ def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _runs(result: TrialResult) -> list[dict[str, Any]]:
-    """The figures of each run of a trial."""
+    """Return the figures of each run of a trial."""
     return [
         {
             "repeat": record.header.repeat,
@@ -293,7 +316,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
 
 
 def _model_of_runs(result: TrialResult) -> ModelLine | None:
-    """The model as the first run that recorded it has it."""
+    """Return the model as the first run recorded it that did; None where none did."""
     for run in result.run_figures:
         if run.model is not None:
             return run.model
@@ -324,9 +347,10 @@ def _engine_and_device(result: TrialResult) -> dict[str, Any]:
 
 
 def _place_in_study(analysis: Analysis, result: TrialResult, curve: CurveResult | None) -> dict[str, Any]:
-    """The batch policies, the curve and the ranks of a trial."""
+    """Return the batch policies, the curve and the ranks of a trial. `curve`: the first that has it."""
     world = result.trial.world
-    modes = list(dict.fromkeys(other.mode for other in analysis.curves if _has_trial(other, result.trial_id)))
+    curves_of_trial = [other for other in analysis.curves if _has_trial(other, result.trial_id)]
+    modes = list(dict.fromkeys(other.mode for other in curves_of_trial))
     return {
         "mode": modes[0] if modes else None,
         "modes": modes,
@@ -342,7 +366,7 @@ def _has_trial(curve: CurveResult, trial_id: str) -> bool:
 
 
 def _batch(result: TrialResult) -> dict[str, Any]:
-    """The batch of a trial: images of a rank, null where an import does not say them."""
+    """Return the batch of a trial in images; None where an import does not record it."""
     trial = result.trial
     is_known = result.batch_known
     return {
@@ -355,7 +379,7 @@ def _batch(result: TrialResult) -> dict[str, Any]:
 
 
 def _steps(result: TrialResult) -> dict[str, Any]:
-    """The runs of a trial and the seconds of their steps; null without a run."""
+    """Return the number of runs of a trial and the seconds of their steps; None without a run."""
     runs = result.run_figures
     return {
         "repeats": len(runs),
@@ -372,7 +396,7 @@ def _steps(result: TrialResult) -> dict[str, Any]:
 
 
 def _epochs(result: TrialResult) -> dict[str, Any]:
-    """The pace of a trial, and the seconds and images of its epochs."""
+    """Return the pace of a trial, and the seconds and images of its epochs."""
     first_run = result.run_figures[0] if result.run_figures else None
     spread = result.components
     return {
@@ -400,7 +424,7 @@ def _epoch(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
 
 
 def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]:
-    """Loss and accuracy at the end of an epoch; all null where there is none."""
+    """Return loss and accuracy at the end of an epoch; all are None without an epoch."""
     pixel_accuracy = None
     if epoch is not None and trial.model.task == "segmentation":
         pixel_accuracy = epoch.held_out_accuracy
@@ -413,7 +437,11 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
-    """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
+    """Return the fields of a trial's drift: whether its losses agree with those of trials that compute the same.
+
+    `drift` is "reference", "agrees", "drifts" or "unknown". An infinite `drift_difference`, where a loss is not finite,
+    becomes null in JSON.
+    """
     details = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
     return {"drift": drift.status} | details
 

@@ -1,4 +1,4 @@
-"""What explains a trial, for the contract's JSON: breakdown, resources, convergence, traffic; waterfalls."""
+"""Fields of the report's JSON that explain a trial: breakdown, resources, convergence, traffic; and waterfalls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules
 
 
 def flat(result: TrialResult) -> JsonObject:
-    """The most useful of these figures as values of their own, for CSV too."""
+    """Return the most useful of these figures as fields of the trial itself, which CSV has too."""
     breakdown = result.breakdown
     used = result.resources
     traffic = result.traffic
@@ -41,7 +41,7 @@ def flat(result: TrialResult) -> JsonObject:
 
 
 def _data_wait_share(breakdown: Breakdown | None) -> float | None:
-    """The share of the typical rank's step in which it waits for data; None where that is unknown."""
+    """Return the share of the typical rank's step in which it waits for data; None where that is unknown."""
     if breakdown is None or not breakdown.typical.seconds:
         return None
     data_wait = breakdown.typical.parts.get("data_wait")
@@ -49,7 +49,7 @@ def _data_wait_share(breakdown: Breakdown | None) -> float | None:
 
 
 def nested(result: TrialResult) -> JsonObject:
-    """All of these figures as objects; null where nothing is known."""
+    """Return all of these figures, an object for each subject; None where nothing is known of it."""
     return {
         "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
         "resources": _resources(result.resources) if result.resources else None,
@@ -59,11 +59,11 @@ def nested(result: TrialResult) -> JsonObject:
 
 
 def waterfall(split: Waterfall) -> JsonObject:
-    """One waterfall, with its sentence."""
-    factors = [
-        {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
-        for factor in split.factors
-    ]
+    """Return one waterfall, with its sentence."""
+    factors = []
+    for factor in split.factors:
+        fields = {"name": factor.name, "factor": factor.factor, "points": factor.points}
+        factors.append(fields | _ends("points", factor.interval))
     return {
         **attributes(split, "curve", "mode", "gpus"),
         "trial": split.trial_id,
@@ -79,12 +79,12 @@ def waterfall(split: Waterfall) -> JsonObject:
 
 
 def _ends(name: str, interval: Estimate | None) -> JsonObject:
-    """`name_low` and `name_high`; null where there is no interval."""
+    """Return the fields `name_low` and `name_high`, the ends of an interval; both are None without one."""
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
 def _parts(breakdown: Breakdown, rank: RankParts) -> JsonObject:
-    """The parts of one rank's step, and the ends of their intervals under the same names."""
+    """Return the seconds of the parts of a rank's step, and the ends of their intervals under the same part names."""
     over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
     return {
         "parts": dict(rank.parts),
@@ -117,7 +117,10 @@ def _breakdown(breakdown: Breakdown) -> JsonObject:
 
 
 def _resources(used: ResourceFigures) -> JsonObject:
-    """All figures under their names; those that may have an interval with its ends, an empty reason as null."""
+    """Return all figures under their names.
+
+    A figure that may have an interval has also its ends. An empty reason is None.
+    """
     content: JsonObject = {}
     for name, value in asdict(used).items():
         figure = getattr(used, name)  # asdict makes a dict of an Estimate
@@ -130,7 +133,7 @@ def _resources(used: ResourceFigures) -> JsonObject:
 
 
 def _traffic(traffic: Traffic) -> JsonObject:
-    """All figures under their names; what is sent is null where it was not counted."""
+    """Return all figures under their names; the messages are None where they were not counted."""
     content = asdict(traffic)
     del content["wire_seconds"]
     is_counted = traffic.calls is not None

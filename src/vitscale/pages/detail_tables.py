@@ -1,8 +1,13 @@
-"""The tables beside the scaling ones: four figures that stand together, parts of a step, resources, accuracy, bytes."""
+"""The tables beside the scaling ones: four figures that stand together, parts of a step, resources, accuracy, bytes.
+
+Each has a row for each trial. A column is made by `_resource_column` and its like: from a heading, from the figure of
+one record of the trial (its resources, breakdown, convergence, checkpoint or traffic), and from how it is printed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
@@ -18,60 +23,89 @@ from vitscale.present import units
 from vitscale.present.document import Cell, Table
 from vitscale.present.estimate import Estimate
 
-Part = TypeVar("Part")
+Record = TypeVar("Record")
+_CellValue = Estimate | float | str | None
+"""A figure or a text; None or an empty text is shown as a dash."""
+_Show = Callable[[float], str]
+"""Prints a figure."""
 _MOST_RANKS_NAMED = 8
-_FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
-"""Three of the headings of `four_figures`; the speed's depends on the device."""
+_HEADINGS_OF_FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
+"""Three of the headings of `four_figures`; that of the speed depends on the device."""
 _NOT_EXPLAINED = "no step was explained"
 
 
 def four_figures(analysis: Analysis) -> Table | None:
-    """Put speed beside how much of the device it takes: never one of the four without the others."""
+    """Return the table of speed, model FLOPs utilisation, share of the measured matmul rate and exposed communication.
+
+    All four columns are always there, because none of them should be read without the others. Return None where no
+    trial was measured.
+    """
     measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     has_gpus = any(trial.trial.train.device == "cuda" for trial in measured)
     speed = "images/s/GPU" if has_gpus else "images/s/rank"
     columns: list[TrialColumn] = [
-        (speed, lambda trial: _cell(trial.images_per_second, units.number, 1 / trial.trial.world.size)),
-        ("MFU", _figure_of(_resources, lambda used: used.mfu, _percent)),
-        ("of the measured matmul rate", _figure_of(_resources, lambda used: used.share_of_matmul, _percent)),
-        ("exposed communication", _figure_of(_breakdown, lambda step: step.exposed_share, _percent)),
-        ("explaining cost", _figure_of(_breakdown, lambda step: step.overhead, _signed)),
-        ("waited for", _figure_of(_breakdown, lambda step: _straggler(step.straggler))),
+        (speed, _images_per_second_and_rank),
+        _resource_column("MFU", lambda used: used.mfu, show=_percent),
+        _resource_column("of the measured matmul rate", lambda used: used.share_of_matmul, show=_percent),
+        _breakdown_column("exposed communication", lambda step: step.exposed_share, show=_percent),
+        _breakdown_column("explaining cost", lambda step: step.overhead, show=_signed_percent),
+        _breakdown_column("waited for", lambda step: _straggler_text(step.straggler)),
     ]
-    peaks: dict[str, None] = {}
-    for trial in measured:
-        if trial.resources is not None and trial.resources.mfu is not None and trial.resources.peak_name:
-            peaks[trial.resources.peak_name] = None
     notes = [
-        *[f"MFU is against {peak}." for peak in peaks],
+        *[f"MFU is against {peak}." for peak in _peak_names(measured)],
         *_unavailable("MFU", [trial.resources.mfu_reason if trial.resources else "" for trial in measured]),
         *_unavailable("Share of the measured matmul rate", [_why_no_matmul_share(trial) for trial in measured]),
         *_unavailable("Exposed communication", ["" if trial.breakdown else _NOT_EXPLAINED for trial in measured]),
     ]
-    title = "Four figures that stand together"
-    return grouped_table(analysis, title, columns, lambda trial: trial.run_figures, always=(speed, *_FOUR), notes=notes)
+    return grouped_table(
+        analysis,
+        title="Four figures that stand together",
+        columns=columns,
+        is_shown=lambda trial: trial.run_figures,
+        always=(speed, *_HEADINGS_OF_FOUR),
+        notes=notes,
+    )
+
+
+def _images_per_second_and_rank(trial: TrialResult) -> Cell:
+    return _cell(trial.images_per_second, units.number, factor=1 / trial.trial.world.size)
+
+
+def _peak_names(trials: Sequence[TrialResult]) -> list[str]:
+    """Return the names of the peak rates that trials' MFU is a share of, each once."""
+    peak_names: dict[str, None] = {}
+    for trial in trials:
+        used = trial.resources
+        if used is not None and used.mfu is not None and used.peak_name:
+            peak_names[used.peak_name] = None
+    return list(peak_names)
 
 
 def parts_table(analysis: Analysis) -> Table | None:
-    """Every part of the typical rank's step, in milliseconds."""
+    """Return the table of the parts of the typical rank's step, in milliseconds; None where no step was explained."""
     trials = list(analysis.trials.values())
     breakdowns = [trial.breakdown for trial in trials if trial.breakdown is not None]
-    columns: list[TrialColumn] = [("whole step", _part_in_milliseconds(None))]
+    columns: list[TrialColumn] = [_milliseconds_column("whole step", part=None)]
     for part, name in PART_NAMES.items():
         is_rare = part in ("norm", "bubble")
         if not is_rare or any(breakdown.typical.parts[part] for breakdown in breakdowns):
-            columns.append((name, _part_in_milliseconds(part)))
+            columns.append(_milliseconds_column(name, part))
     notes = [
         *unknown_parts([breakdown.reasons for breakdown in breakdowns]),
-        *map(_left_out, trials),
-        *map(_bubble, trials),
+        *[_note_on_skipped(trial) for trial in trials],
+        *[_note_on_bubble(trial) for trial in trials],
     ]
-    title = "Parts of a step, in milliseconds"
-    return grouped_table(analysis, title, columns, _breakdown, notes=[note for note in notes if note])
+    return grouped_table(
+        analysis,
+        title="Parts of a step, in milliseconds",
+        columns=columns,
+        is_shown=_breakdown,
+        notes=[note for note in notes if note],
+    )
 
 
-def _left_out(trial: TrialResult) -> str:
-    """Name the explained steps, repeats and ranks that are not in a trial's parts; empty where all are."""
+def _note_on_skipped(trial: TrialResult) -> str:
+    """Return a note on the explained steps, repeats and ranks that a trial's parts do not include; "" without any."""
     breakdown = trial.breakdown
     if breakdown is None:
         return ""
@@ -92,8 +126,11 @@ def _left_out(trial: TrialResult) -> str:
     return f"{trial.name}: not in the parts: {'; '.join(clauses)}." if clauses else ""
 
 
-def _bubble(trial: TrialResult) -> str:
-    """Put the pipeline's bubble beside what equal stages would leave; empty where there is none, or it is unknown."""
+def _note_on_bubble(trial: TrialResult) -> str:
+    """Return a note on the idle share ("bubble") of a pipeline, and on that of one with equal stages.
+
+    Return "" where the trial has no pipeline, or its bubble is unknown.
+    """
     if trial.breakdown is None or trial.trial.parallel.pipeline == 1:
         return ""
     bubble_seconds = trial.breakdown.typical.parts["bubble"]
@@ -105,28 +142,28 @@ def _bubble(trial: TrialResult) -> str:
 
 
 def resource_table(analysis: Analysis) -> Table | None:
-    """What each trial used, and why figures are missing."""
+    """Return the table of what each trial used, with notes on why figures are missing; None where nothing is known."""
     columns: list[TrialColumn] = [
-        ("cores by rank", _figure_of(_resources, lambda used: _places([rank.cores for rank in used.by_rank]))),
-        ("NUMA nodes", _figure_of(_resources, lambda used: _places([rank.numa_nodes or () for rank in used.by_rank]))),
-        ("CPU utilisation", _figure_of(_resources, lambda used: used.cpu_utilisation, units.percent)),
-        ("of the CPU quota", _figure_of(_resources, lambda used: used.cpu_utilisation_of_quota, units.percent)),
-        ("held back by the quota", _figure_of(_resources, lambda used: used.cpu_throttled_share, _percent)),
-        ("resident", _figure_of(_resources, lambda used: used.peak_rss_bytes, units.size)),
-        ("GPU allocated", _figure_of(_resources, lambda used: used.cuda_allocated_bytes, units.size)),
-        ("GPU reserved", _figure_of(_resources, lambda used: used.cuda_reserved_bytes, units.size)),
-        ("whole GPU", _figure_of(_resources, lambda used: used.cuda_device_bytes, units.size)),
-        ("GPU utilisation", _figure_of(_resources, lambda used: used.gpu_utilisation, units.percent)),
-        ("SM clock (MHz)", _figure_of(_resources, lambda used: used.sm_clock_mhz, _whole)),
-        ("lowest", _figure_of(_resources, lambda used: used.sm_clock_mhz_min, _whole)),
-        ("hottest (\N{DEGREE SIGN}C)", _figure_of(_resources, lambda used: used.temperature_celsius_max, _whole)),
-        ("power per GPU (W)", _figure_of(_resources, lambda used: used.power_watts, _whole)),
-        ("throttled", _figure_of(_resources, lambda used: used.throttled_share, _percent)),
-        ("because of", _figure_of(_resources, lambda used: ", ".join(used.throttle_reasons))),
-        ("energy per image (J)", _figure_of(_resources, lambda used: used.joules_per_image)),
-        ("checkpoint saved (s)", _figure_of(_checkpoint, lambda cost: cost.save_seconds)),
-        ("restored (s)", _figure_of(_checkpoint, lambda cost: cost.load_seconds)),
-        ("its files", _figure_of(_checkpoint, lambda cost: cost.bytes, units.size)),
+        _resource_column("cores by rank", _cores_by_rank),
+        _resource_column("NUMA nodes", _numa_nodes_by_rank),
+        _resource_column("CPU utilisation", lambda used: used.cpu_utilisation, show=units.percent),
+        _resource_column("of the CPU quota", lambda used: used.cpu_utilisation_of_quota, show=units.percent),
+        _resource_column("held back by the quota", lambda used: used.cpu_throttled_share, show=_percent),
+        _resource_column("resident", lambda used: used.peak_rss_bytes, show=units.size),
+        _resource_column("GPU allocated", lambda used: used.cuda_allocated_bytes, show=units.size),
+        _resource_column("GPU reserved", lambda used: used.cuda_reserved_bytes, show=units.size),
+        _resource_column("whole GPU", lambda used: used.cuda_device_bytes, show=units.size),
+        _resource_column("GPU utilisation", lambda used: used.gpu_utilisation, show=units.percent),
+        _resource_column("SM clock (MHz)", lambda used: used.sm_clock_mhz, show=_integer),
+        _resource_column("lowest", lambda used: used.sm_clock_mhz_min, show=_integer),
+        _resource_column("hottest (\N{DEGREE SIGN}C)", lambda used: used.temperature_celsius_max, show=_integer),
+        _resource_column("power per GPU (W)", lambda used: used.power_watts, show=_integer),
+        _resource_column("throttled", lambda used: used.throttled_share, show=_percent),
+        _resource_column("because of", lambda used: ", ".join(used.throttle_reasons)),
+        _resource_column("energy per image (J)", lambda used: used.joules_per_image),
+        _checkpoint_column("checkpoint saved (s)", lambda cost: cost.save_seconds),
+        _checkpoint_column("restored (s)", lambda cost: cost.load_seconds),
+        _checkpoint_column("its files", lambda cost: cost.bytes, show=units.size),
     ]
     resources = [trial.resources for trial in analysis.trials.values() if trial.resources is not None]
     sources = dict.fromkeys(used.energy_source for used in resources if used.energy_source)
@@ -139,39 +176,69 @@ def resource_table(analysis: Analysis) -> Table | None:
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:
-    """Accuracy at the end, after equal images and seconds, the noise scale and what a target took; for one policy."""
+    """Return the table of accuracy, noise scale and the way to a target accuracy, for curves of one batch policy.
+
+    Accuracy is that at the end of training, after equally many images, and after equally many seconds. Return None
+    where no trial recorded how it learned.
+    """
     limits = reach(analysis, curves)
-    images = limits.images
-    seconds = limits.seconds
-    columns: list[TrialColumn] = [
-        ("epochs", _figure_of(lambda trial: trial if trial.convergence else None, _epochs)),
-        ("held-out accuracy", _figure_of(lambda trial: trial.last_epoch, lambda last: last.held_out_accuracy, _score)),
-    ]
-    if images is not None and unequal_images(analysis, curves):
-        at_images = _figure_of(_convergence, lambda course: accuracy_at_images(course, images), _score)
-        columns.append((images_panel(images), at_images))
-    if seconds is not None:
-        at_seconds = _figure_of(_convergence, lambda course: accuracy_at_seconds(course, seconds), _score)
-        columns.append((seconds_panel(seconds), at_seconds))
-    columns += [
-        ("noise scale (images)", _figure_of(_convergence, lambda course: course.noise_scale_images)),
-        ("target", _figure_of(_convergence, lambda course: course.target_accuracy, _score)),
-        ("reached by", lambda trial: Cell(reached(trial))),
-        ("images to target", _figure_of(_convergence, _images_to_target)),
-        ("time to target", _figure_of(_convergence, _time_to_target, units.seconds)),
-    ]
     notes = []
-    if images is not None or seconds is not None:
+    if limits.images is not None or limits.seconds is not None:
         notes.append("Between epochs accuracy is taken as linear; before the first and after the last it is unknown.")
     trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
-    courses = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
-    notes += _unavailable("Noise scale", [course.noise_reason for course in courses if course is not None])
-    title = f"Accuracy ({curves[0].mode})" if curves else "Accuracy"
-    return grouped_table(analysis, title, columns, _convergence, curves=curves, notes=notes)
+    convergences = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
+    notes += _unavailable("Noise scale", [course.noise_reason for course in convergences if course is not None])
+    return grouped_table(
+        analysis,
+        title=f"Accuracy ({curves[0].mode})" if curves else "Accuracy",
+        columns=_accuracy_columns(
+            equal_images=limits.images if unequal_images(analysis, curves) else None, equal_seconds=limits.seconds
+        ),
+        is_shown=_convergence,
+        curves=curves,
+        notes=notes,
+    )
+
+
+def _accuracy_columns(*, equal_images: int | None, equal_seconds: float | None) -> list[TrialColumn]:
+    """Return the columns of `accuracy_table`.
+
+    Args:
+        equal_images: images after which accuracies are compared; None: without this column.
+        equal_seconds: seconds of training after which accuracies are compared; None: without this column.
+    """
+    columns: list[TrialColumn] = [("epochs", _epochs_cell), ("held-out accuracy", _held_out_accuracy_cell)]
+    if equal_images is not None:
+        after_images = partial(accuracy_at_images, images=equal_images)
+        columns.append(_convergence_column(images_panel(equal_images), after_images, show=_score))
+    if equal_seconds is not None:
+        after_seconds = partial(accuracy_at_seconds, seconds=equal_seconds)
+        columns.append(_convergence_column(seconds_panel(equal_seconds), after_seconds, show=_score))
+    return [
+        *columns,
+        _convergence_column("noise scale (images)", lambda course: course.noise_scale_images),
+        _convergence_column("target", lambda course: course.target_accuracy, show=_score),
+        ("reached by", lambda trial: Cell(reached(trial))),
+        _convergence_column("images to target", _images_to_target),
+        _convergence_column("time to target", _time_to_target, show=units.seconds),
+    ]
+
+
+def _epochs_cell(trial: TrialResult) -> Cell:
+    return Cell(_epochs(trial) if trial.convergence else units.UNKNOWN)
+
+
+def _held_out_accuracy_cell(trial: TrialResult) -> Cell:
+    """Return the held-out accuracy at the end of training."""
+    last_epoch = trial.last_epoch
+    return _cell(last_epoch.held_out_accuracy if last_epoch is not None else None, _score)
 
 
 def _epochs(trial: TrialResult) -> str:
-    """ "3"; "3 to 5" where runs with a target accuracy ended at epochs of their own; a dash without any."""
+    """Return the number of whole epochs of a trial's runs; a dash where no run recorded an epoch.
+
+    Examples: "3"; "3 to 5" where runs stopped at a target accuracy after different epochs; "less than 1".
+    """
     last_epochs = [run.last_epoch for run in trial.run_figures if run.last_epoch is not None]
     if not last_epochs:
         return units.UNKNOWN
@@ -203,53 +270,88 @@ def _traffic(trial: TrialResult) -> Traffic | None:
     return trial.traffic
 
 
-def _figure_of(
-    part: Callable[[TrialResult], Part | None],
-    figure: Callable[[Part], Estimate | float | str | None],
-    show: Callable[[float], str] = units.number,
-    times: float = 1.0,
-) -> Callable[[TrialResult], Cell]:
-    """Make the cells of a column with a figure of one part of what is known of a trial; a dash without this part.
+def _record_column(
+    heading: str,
+    record_of: Callable[[TrialResult], Record | None],
+    figure_of: Callable[[Record], _CellValue],
+    *,
+    show: _Show,
+    factor: float = 1.0,
+) -> TrialColumn:
+    """Return a column with a figure of one record of each trial; a dash for a trial without this record.
 
     Args:
-        part: resources, breakdown, ...
-        figure: the part's figure, or a text.
-        show: words for the figure.
-        times: the factor from the figure's unit to the shown one.
+        heading: the column's heading.
+        record_of: returns the trial's record: its resources, breakdown, ...
+        figure_of: returns the record's figure, or a text.
+        show: prints the figure.
+        factor: the figure is multiplied by it: 1000 from seconds to milliseconds.
     """
 
     def cell(trial: TrialResult) -> Cell:
-        part_of_trial = part(trial)
-        value = None if part_of_trial is None else figure(part_of_trial)
-        return _cell(value, show, times)
+        record = record_of(trial)
+        return _cell(None if record is None else figure_of(record), show, factor)
 
-    return cell
+    return heading, cell
 
 
-def _cell(figure: Estimate | float | str | None, show: Callable[[float], str], times: float = 1.0) -> Cell:
-    """A cell with a figure in its unit times `times`, or a text; a dash where it is unknown or empty."""
-    if isinstance(figure, Estimate):
-        return interval_cell(figure.times(times), show)
-    text = show(figure * times) if isinstance(figure, float | int) else figure
+def _resource_column(
+    heading: str, figure_of: Callable[[ResourceFigures], _CellValue], *, show: _Show = units.number
+) -> TrialColumn:
+    """Return a column with a figure of the resources of each trial (`_record_column`)."""
+    return _record_column(heading, _resources, figure_of, show=show)
+
+
+def _breakdown_column(
+    heading: str, figure_of: Callable[[Breakdown], _CellValue], *, show: _Show = units.number
+) -> TrialColumn:
+    """Return a column with a figure of the breakdown of each trial's steps (`_record_column`)."""
+    return _record_column(heading, _breakdown, figure_of, show=show)
+
+
+def _convergence_column(
+    heading: str, figure_of: Callable[[Convergence], _CellValue], *, show: _Show = units.number
+) -> TrialColumn:
+    """Return a column with a figure of how each trial learned (`_record_column`)."""
+    return _record_column(heading, _convergence, figure_of, show=show)
+
+
+def _checkpoint_column(
+    heading: str, figure_of: Callable[[CheckpointCost], _CellValue], *, show: _Show = units.number
+) -> TrialColumn:
+    """Return a column with a figure of the checkpoint of each trial (`_record_column`)."""
+    return _record_column(heading, _checkpoint, figure_of, show=show)
+
+
+def _traffic_column(heading: str, figure_of: Callable[[Traffic], _CellValue], *, factor: float = 1.0) -> TrialColumn:
+    """Return a column with a figure of what each trial sends (`_record_column`)."""
+    return _record_column(heading, _traffic, figure_of, show=units.number, factor=factor)
+
+
+def _cell(value: _CellValue, show: _Show, factor: float = 1.0) -> Cell:
+    """Return a cell with `factor` times a figure, or with a text; with a dash where the value is None or empty."""
+    if isinstance(value, Estimate):
+        return interval_cell(value.times(factor), show)
+    text = show(value * factor) if isinstance(value, float | int) else value
     return Cell(text or units.UNKNOWN)
 
 
 def _images_to_target(course: Convergence) -> Estimate | str | None:
-    """The images that the target took; "> 3,072" where a run did not reach it."""
+    """Return the images that reaching the target took; "> 3,072" where a run did not reach it."""
     if course.images_to_target_at_least is not None:
         return f"> {units.number(course.images_to_target_at_least)}"
     return course.images_to_target
 
 
 def _time_to_target(course: Convergence) -> Estimate | str | None:
-    """The seconds that the target took; "> 12.8 s" where a run did not reach it."""
+    """Return the seconds that reaching the target took; "> 12.8 s" where a run did not reach it."""
     if course.seconds_to_target_at_least is not None:
         return f"> {units.seconds(course.seconds_to_target_at_least)}"
     return course.seconds_to_target
 
 
-def _part_in_milliseconds(part: str | None) -> Callable[[TrialResult], Cell]:
-    """Make the cells of a column with a part of the typical rank's step. `part`: None means the whole step."""
+def _milliseconds_column(heading: str, part: str | None) -> TrialColumn:
+    """Return a column with the milliseconds of a part of the typical rank's step. `part`: None means the whole step."""
 
     def cell(trial: TrialResult) -> Cell:
         if trial.breakdown is None:
@@ -260,16 +362,16 @@ def _part_in_milliseconds(part: str | None) -> Callable[[TrialResult], Cell]:
             return Cell(units.UNKNOWN)
         over_runs = trial.breakdown.part_seconds(typical.rank, part)
         estimate = Estimate(seconds, over_runs.low, over_runs.high) if over_runs else Estimate(seconds)
-        return _cell(estimate, units.number, times=1000.0)
+        return _cell(estimate, units.number, factor=1000.0)
 
-    return cell
+    return heading, cell
 
 
 def _percent(value: float) -> str:
     return units.percent(value, 1)
 
 
-def _signed(value: float) -> str:
+def _signed_percent(value: float) -> str:
     return f"{100 * value:+z.1f} %"
 
 
@@ -277,12 +379,20 @@ def _score(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _whole(value: float) -> str:
+def _integer(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _places(by_rank: Sequence[Sequence[int]]) -> str:
-    """ "0-3 | 4-7": ranks' cores or memory nodes, ranges as `taskset` writes them; for the first ranks only."""
+def _cores_by_rank(used: ResourceFigures) -> str:
+    return _numbers_by_rank([rank.cores for rank in used.by_rank])
+
+
+def _numa_nodes_by_rank(used: ResourceFigures) -> str:
+    return _numbers_by_rank([rank.numa_nodes or () for rank in used.by_rank])
+
+
+def _numbers_by_rank(by_rank: Sequence[Sequence[int]]) -> str:
+    """Return the cores or memory nodes of each of the first ranks: "0-3 | 4-7" for two ranks."""
     texts = [_ranges(numbers) for numbers in by_rank[:_MOST_RANKS_NAMED]]
     if not any(texts):
         return units.UNKNOWN
@@ -292,12 +402,17 @@ def _places(by_rank: Sequence[Sequence[int]]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """ "0-3,6": as `taskset` writes them."""
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in units.runs_of(numbers))
+    """Return numbers as `taskset` writes them: "0-3,6" for 0, 1, 2, 3, 6."""
+    ranges = []
+    for consecutive in units.runs_of(numbers):
+        first = consecutive[0]
+        last = consecutive[-1]
+        ranges.append(f"{first}" if first == last else f"{first}-{last}")
+    return ",".join(ranges)
 
 
-def _straggler(straggler: Straggler | None) -> str:
-    """ "rank 3 in 92 % of steps, 21 % slower"."""
+def _straggler_text(straggler: Straggler | None) -> str:
+    """Return the rank that the others waited for: "rank 3 in 92 % of steps, 21 % slower"."""
     if straggler is None:
         return units.UNKNOWN
     text = f"rank {straggler.rank} in {units.percent(straggler.share_of_steps)} of steps"
@@ -307,7 +422,7 @@ def _straggler(straggler: Straggler | None) -> str:
 
 
 def _why_no_matmul_share(trial: TrialResult) -> str:
-    """Why the share of the measured matmul rate is unknown; empty where it is known."""
+    """Return why the share of the measured matmul rate is unknown; empty where it is known."""
     used = trial.resources
     if used is not None and used.share_of_matmul is not None:
         return ""
@@ -317,11 +432,11 @@ def _why_no_matmul_share(trial: TrialResult) -> str:
 
 
 def _unavailable(figure: str, reasons: Sequence[str]) -> list[str]:
-    """Say each reason once, with the number of trials for which it holds.
+    """Return a sentence on each reason, with the number of trials for which it holds.
 
     Args:
-        figure: what is unavailable.
-        reasons: why, a reason for each trial; empty where the figure is known.
+        figure: name of the unavailable figure.
+        reasons: for each trial why it lacks the figure; empty where the figure is known.
     """
     return [
         f"{figure}: unavailable in {reasons.count(reason)} of {len(reasons)} trials: {reason}."
@@ -334,14 +449,14 @@ NOTHING = "nothing"
 
 
 def traffic_table(analysis: Analysis) -> Table | None:
-    """What each trial sends in an optimizer step; None where no trial recorded it."""
+    """Return the table of what each trial sends in an optimizer step; None where no trial recorded it."""
     columns: list[TrialColumn] = [
-        ("collectives", _figure_of(_traffic, _collectives)),
-        ("logical (MB)", _figure_of(_traffic, lambda traffic: traffic.logical_bytes, times=1e-6)),
-        ("on the wire per rank (MB)", _figure_of(_traffic, lambda traffic: traffic.physical_bytes, times=1e-6)),
-        ("transfer (ms)", _figure_of(_traffic, lambda traffic: traffic.wire_seconds, times=1000.0)),
-        ("reached (MB/s)", _figure_of(_traffic, lambda traffic: traffic.bytes_per_second, times=1e-6)),
-        ("gradients in", _figure_of(_traffic, _gradients)),
+        _traffic_column("collectives", _collectives_text),
+        _traffic_column("logical (MB)", lambda traffic: traffic.logical_bytes, factor=1e-6),
+        _traffic_column("on the wire per rank (MB)", lambda traffic: traffic.physical_bytes, factor=1e-6),
+        _traffic_column("transfer (ms)", lambda traffic: traffic.wire_seconds, factor=1000.0),
+        _traffic_column("reached (MB/s)", lambda traffic: traffic.bytes_per_second, factor=1e-6),
+        _traffic_column("gradients in", _gradient_dtypes),
     ]
     traffics = [trial.traffic for trial in analysis.trials.values() if trial.traffic is not None]
     unavailable = _unavailable("Bytes", [traffic.reason for traffic in traffics])
@@ -354,16 +469,16 @@ def traffic_table(analysis: Analysis) -> Table | None:
     return grouped_table(analysis, "What an optimizer step sends", columns, _traffic, always=always, notes=notes)
 
 
-def _collectives(traffic: Traffic) -> str:
-    """ "2 all_reduce float32 + 1 broadcast int32"; the largest first."""
+def _collectives_text(traffic: Traffic) -> str:
+    """Return the collectives, those with the most bytes first: "2 all_reduce float32 + 1 broadcast int32"."""
     if traffic.calls is None:
         return units.UNKNOWN
     largest_first = sorted(traffic.sent, key=lambda message: message.logical_bytes or 0, reverse=True)
     return " + ".join(f"{message.calls} {message.operation} {message.dtype}" for message in largest_first) or NOTHING
 
 
-def _gradients(traffic: Traffic) -> str:
-    """ "bfloat16", or several with their shares."""
+def _gradient_dtypes(traffic: Traffic) -> str:
+    """Return the types in which gradients are sent: "bfloat16", or "bfloat16 (75 %) and float32 (25 %)"."""
     shares = traffic.gradient_dtypes
     if len(shares) < 2:
         return next(iter(shares), units.UNKNOWN)

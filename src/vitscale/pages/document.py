@@ -1,4 +1,7 @@
-"""The report as one document: five answers first, what they rest on folded below; each form lays out the same."""
+"""The report as one document: five answers first, and folded below them what they rest on.
+
+Every form of the report (page, Markdown, LaTeX) is made from this document.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.environments import RunEnvironment
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.pages import answers, detail_tables, methods, prediction_words, sentences
 from vitscale.pages.answers import bullets, engine_sentences
@@ -133,13 +137,13 @@ def _prediction_chart(analysis: Analysis, forecast: Forecast | None) -> doc.Figu
 
 
 def _section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
-    """Fold the blocks that are not None under a title; None where all are."""
+    """Return a folded section with the blocks that are not None; None where all are."""
     present = tuple(block for block in blocks if block is not None)
     return doc.Section(title, present, folded=True) if present else None
 
 
 def _every_configuration(analysis: Analysis) -> doc.Section | None:
-    """A table for each batch policy, below what the policy means."""
+    """Return a section with a table for each batch policy, below a sentence on what the policy means."""
     blocks: list[doc.Block] = []
     for mode, table in mode_tables(analysis).items():
         blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), table]
@@ -147,7 +151,7 @@ def _every_configuration(analysis: Analysis) -> doc.Section | None:
 
 
 def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | None:
-    """List the trials that have not run yet, then each that ended otherwise than completed or has a failed run."""
+    """Return a section on the trials that have not run yet, and on those that failed; None where there are none."""
     trials = list(analysis.trials.values())
     blocks: list[doc.Block] = []
     waiting = [trial_label(analysis, trial) for trial in trials if trial.outcome is None and not trial.failures]
@@ -162,7 +166,10 @@ def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | No
 
 
 def _failure_blocks(name: str, trial: TrialResult, results: Path | None) -> list[doc.Block]:
-    """Say why each run of a trial failed, with its log; empty for a trial that completed or has not run yet."""
+    """Return why each failed run of a trial failed, with its log; nothing for a trial without failures.
+
+    A trial that did not complete, and yet has no failed run, has a line with its outcome.
+    """
     if not trial.failures:
         is_well = trial.outcome in ("completed", None)
         return [] if is_well else [doc.Paragraph(f"{name}: {trial.outcome}.", "bad")]
@@ -181,12 +188,15 @@ def _failure_blocks(name: str, trial: TrialResult, results: Path | None) -> list
 
 
 def _path(results: Path | None, path_in_folder: str) -> str:
-    """The path of a file of the results folder, without control characters; relative where the folder is unknown."""
+    """Return the path of a file of the results folder, without control characters.
+
+    It is relative where the folder is unknown.
+    """
     return doc.plain(path_in_folder if results is None else str(results / path_in_folder))
 
 
 def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
-    """The parts of a step and of start-up; None without a run."""
+    """Return a section on the parts of a step and of start-up; None without a run."""
     trials = analysis.trials.values()
     if not any(trial.run_figures for trial in trials):
         return None
@@ -217,7 +227,7 @@ def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) 
 
 
 def _accuracy(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
-    """What training has learnt: charts, and a table for each batch policy; None where nothing is known."""
+    """Return a section on loss and accuracy: charts, and a table for each batch policy; None where none is known."""
     tables = [detail_tables.accuracy_table(analysis, curves) for curves in by_mode(analysis.curves).values()]
     blocks = [figures.get("training"), figures.get("accuracy"), *tables]
     if not any(blocks):
@@ -242,7 +252,7 @@ def _resources(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Sec
 
 
 def _engine_against_engine(analysis: Analysis) -> doc.Section | None:
-    """Curves that differ in one thing, and the bytes that each engine sends."""
+    """Return a section on curves that differ in one thing, and on the bytes that each engine sends."""
     tables = comparison_tables(analysis)
     meaning = (
         "How many times as fast an epoch is as that of one curve, at equal rank count, of curves that differ in one "
@@ -276,7 +286,7 @@ def _prediction_and_advice(
 
 
 def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[doc.Block | None]:
-    """What is predicted: how well it was predicted before, the chart, the tables, and what they rest on."""
+    """Return the blocks on predictions: how well such predictions did, the chart, tables, and what they rest on."""
     tables, notes = prediction_tables(forecast)
     basis = (
         *notes,
@@ -294,7 +304,7 @@ def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[do
 
 
 def _advice_sentences(advice: Advice) -> list[str]:
-    """ "Fastest: ddp on 8 ranks: 3.2 h, predicted.": one for each answer."""
+    """Return a sentence on each answer of the advice: "Fastest: ddp on 8 ranks: 3.2 h, predicted."."""
     texts = []
     for answer in advice.answers:
         question = advised.question(advice, answer).capitalize()
@@ -304,12 +314,15 @@ def _advice_sentences(advice: Advice) -> list[str]:
 
 
 def _every_run(analysis: Analysis, results: Path | None) -> doc.Section | None:
-    """A table with a row for each run, grouped by trial; None without a run."""
+    """Return a section with a row for each run, grouped by trial; None without a run."""
     measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     if not measured:
         return None
-    step_unit = units.time_unit(run.step_seconds for trial in measured for run in trial.run_figures)
-    epoch_unit = units.time_unit(run.epoch_seconds for trial in measured for run in trial.run_figures)
+    all_runs: list[RunFigures] = []
+    for trial in measured:
+        all_runs += trial.run_figures
+    step_unit = units.time_unit(run.step_seconds for run in all_runs)
+    epoch_unit = units.time_unit(run.epoch_seconds for run in all_runs)
     columns = [
         doc.Column("repeat"), doc.Column("timed steps"), doc.Column("step", step_unit.sign),
         doc.Column("epoch", epoch_unit.sign), doc.Column("images/s"), doc.Column("start-up", "s"),
@@ -335,7 +348,7 @@ def _every_run(analysis: Analysis, results: Path | None) -> doc.Section | None:
 
 
 def _environment(analysis: Analysis) -> doc.Section | None:
-    """A table for each environment in which the study's trials ran, with the number of its trials."""
+    """Return a section with a table for each environment in which trials ran, with the number of its trials."""
     environments = [trial.environment.without_clock for trial in analysis.trials.values() if trial.environment]
     tables = [_environment_table(environment, trials) for environment, trials in Counter(environments).items()]
     return _section("Environment", tables or [doc.Paragraph("No completed run has recorded its environment.")])
@@ -360,7 +373,7 @@ def _environment_table(environment: RunEnvironment, trials: int) -> doc.Table:
 
 
 def _reproduce(analysis: Analysis) -> doc.Section | None:
-    """How to get these results again: the study's text without secrets, the command, and versions."""
+    """Return a section on how to reproduce the results: the study's text without secrets, the command, versions."""
     study = without_secrets(analysis.study)
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
     blocks: list[doc.Block] = [doc.Paragraph(_how_to_reproduce(study)), doc.Code(tuple(study.text.splitlines()))]

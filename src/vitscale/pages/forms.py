@@ -1,4 +1,7 @@
-"""The forms that a report is written in, and which of them a file's name means; light, for all that comes first."""
+"""The forms (formats) of a report, and the form that the end of a file's name stands for.
+
+The module imports little, because it is needed before anything else is.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class ReportFiles(NamedTuple):
 
 
 def report_files(formats: Sequence[str], output: Path | None) -> ReportFiles:
-    """Return the forms that are asked for, each once; where none is named, the one that the file's name means.
+    """Return the requested forms, each once; where none is named, the one that the end of the file's name stands for.
 
     Raises:
         RequestError: the file's name means no form, it is one file for several forms, or results are read from it.
@@ -91,12 +94,12 @@ def _holds_results(folder: Path, name: str) -> bool:
 
 
 def _suffix(output: Path | None) -> str:
-    """The end of a file's name in small letters; empty for a folder that exists, or without a file."""
+    """Return the end of a file's name in small letters; empty for a folder that exists, or without a file."""
     return "" if output is None or output.is_dir() else output.suffix.lower()
 
 
 def _form_of_suffix(suffix: str) -> str:
-    """The form that the end of a file's name means; html without an end.
+    """Return the form that the end of a file's name stands for; html without an end.
 
     Raises:
         RequestError: it means none.

@@ -1,4 +1,4 @@
-"""What an import says: the series that it made, what was assumed, what could not be used; the same as data."""
+"""The answer of `import`: its series, its assumptions, and what could not be used; as a document and as data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitscale.store.results import Curve
 
 
 def import_document(done: WrittenImport, results: Path, guessed_format: str = "") -> Document:
-    """A document with a row for each series, what was assumed, what could not be used, and the next step.
+    """Return a document with a row for each series, the assumptions, what could not be used, and the next step.
 
     Args:
         done: the import.
@@ -42,7 +42,7 @@ def import_document(done: WrittenImport, results: Path, guessed_format: str = ""
 
 
 def _series_table(done: WrittenImport) -> Table:
-    """A row for each series: its rank counts, runs, epochs and steps."""
+    """Return a table with a row for each series: its rank counts, runs, epochs and steps."""
     columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
     columns += map(Column, ("runs", "epochs", "steps"))
     rows = []
@@ -53,7 +53,7 @@ def _series_table(done: WrittenImport) -> Table:
 
 
 def _rank_table(done: WrittenImport) -> Table:
-    """A table that divides each rank's time by what its device did."""
+    """Return a table with the share of each rank's time in which its device computed, communicated, copied, idled."""
     parts = {"computes": "compute", "exposed communication": "exposed_communication", "copies": "copy", "idle": "idle"}
     columns = [Column("job", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
     rows = []
@@ -66,13 +66,16 @@ def _rank_table(done: WrittenImport) -> Table:
 
 
 def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Say of each job whose ranks wait for one rank for which, and how long. `ranks`: as in --json."""
+    """Return a sentence on each job whose ranks wait for one of them: for which one, and how long.
+
+    `ranks`: the objects of --json, in which the straggler of a job is the rank whose `straggler` is its own number.
+    """
     sentences = []
     for straggler in ranks:
         if straggler["rank"] != straggler["straggler"]:
             continue
-        others = [rank for rank in ranks if rank["job"] == straggler["job"] and rank is not straggler]
-        mean_wait = fmean(rank["wait_seconds_per_step"] for rank in others)
+        waiting = [rank for rank in ranks if rank["job"] == straggler["job"] and rank is not straggler]
+        mean_wait = fmean(rank["wait_seconds_per_step"] for rank in waiting)
         sentences.append(
             f"The ranks wait for rank {straggler['rank']} ({straggler['device'] or 'unknown GPU'}): "
             f"{units.seconds(mean_wait)} a step in the mean, "
@@ -82,15 +85,18 @@ def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _rank_counts(gpus: Sequence[int]) -> str:
-    """Counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
+    """Return counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
     ranges: list[str] = []
-    for run in units.runs_of(gpus):
-        ranges += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    for consecutive in units.runs_of(gpus):
+        if len(consecutive) > 2:
+            ranges.append(f"{consecutive[0]}-{consecutive[-1]}")
+        else:
+            ranges += map(str, consecutive)
     return ", ".join(ranges)
 
 
 def series_fields(done: WrittenImport) -> list[dict[str, Any]]:
-    """A JSON object for each series; epochs and steps are those of each run's first rank."""
+    """Return a JSON object for each series; epochs and steps are those of each run's first rank."""
     runs_by_trial: dict[str, list[LogRun]] = {}
     for imported in done.runs:
         runs_by_trial.setdefault(imported.header.trial_id, []).append(imported.run)
@@ -98,8 +104,9 @@ def series_fields(done: WrittenImport) -> list[dict[str, Any]]:
 
 
 def _one_series(done: WrittenImport, curve: Curve, runs_by_trial: Mapping[str, Sequence[LogRun]]) -> dict[str, Any]:
-    trial_ids = dict.fromkeys(point.trial_id for point in curve.points)
-    first_ranks = [run.ranks[0] for trial_id in trial_ids for run in runs_by_trial.get(trial_id, ())]
+    first_ranks = []
+    for trial_id in dict.fromkeys(point.trial_id for point in curve.points):
+        first_ranks += [run.ranks[0] for run in runs_by_trial.get(trial_id, ())]
     return {
         "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
         "mode": curve.mode,
@@ -111,7 +118,7 @@ def _one_series(done: WrittenImport, curve: Curve, runs_by_trial: Mapping[str, S
 
 
 def import_fields(done: WrittenImport, results: Path) -> dict[str, Any]:
-    """The import as JSON fields, with an object for each series."""
+    """Return the import as JSON fields, with an object for each series."""
     imported = done.study.imported
     return {
         "results": str(results),
@@ -126,7 +133,7 @@ def import_fields(done: WrittenImport, results: Path) -> dict[str, Any]:
 
 
 def _data(done: WrittenImport, results: Path) -> dict[str, list[Any]]:
-    """What a format tells beyond runs; where all ranks are there, also what each waited and transferred per step."""
+    """Return the format's own data; ranks, if it has any, with what each waited and transferred per step."""
     if not done.data.get("ranks"):
         return done.data
     breakdowns = {(run.header.trial_id, run.header.repeat): breakdown(run) for run in load(results).runs}
@@ -138,7 +145,7 @@ def _data(done: WrittenImport, results: Path) -> dict[str, list[Any]]:
 
 
 def _step_fields(rank: int, parts: Breakdown | None) -> dict[str, Any]:
-    """What a rank waited and transferred per step, and the rank that its run waits for; null where it is unknown."""
+    """Return the seconds that a rank waited and transferred per step, and its run's straggler; None where unknown."""
     seconds = parts.rank(rank).parts if parts is not None else {}
     straggler = parts.straggler if parts is not None else None
     fields = {f"{part}_seconds_per_step": seconds.get(part) for part in (*EXPOSED, "launch_gaps", "optimizer")}

@@ -1,7 +1,7 @@
-"""How a study was measured, in words for the methods section of a paper, and a reviewer's checklist of it.
+"""How a study was measured, in words for the methods section of a paper, and as a reviewer's checklist.
 
-Both rest on the records alone: they describe what these hold, and name what they lack. The checklist is the twelve
-rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15,
+Both are made from the records alone: they describe what these hold, and name what they lack. The checklist is the
+twelve rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15,
 doi 10.1145/2807591.2807644), in our words.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
-from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
+from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS, RunFigures
 from vitscale.base import program
 from vitscale.pages import sentences
 from vitscale.present import units
@@ -25,7 +25,7 @@ from vitscale.trial.trial import Trial
 
 Kept = Literal["yes", "in part", "no", "does not apply"]
 _FEWEST_TO_TEST = 8
-"""Fewest runs of a trial with which a test of their distribution finds anything."""
+"""Fewest runs of a trial for which a test of their distribution has any power."""
 _MOST_CURVES = 12
 _MOST_LEVELS = 20
 _MOST_VERSIONS = 30
@@ -33,7 +33,7 @@ _MOST_VERSIONS = 30
 
 @dataclass(frozen=True)
 class MethodRule:
-    """One rule, and how far these records keep it."""
+    """One rule, and whether the records of the study keep it."""
 
     number: int
     """1 to 12, as in the paper."""
@@ -84,7 +84,7 @@ def checklist(analysis: Analysis) -> tuple[MethodRule, ...]:
 
 
 def _measured(analysis: Analysis) -> list[TrialResult]:
-    """Return the trials with a completed run, which are what everything here is about."""
+    """Return the trials with a completed run: all others are left out of this section."""
     return [result for result in analysis.trials.values() if result.run_figures]
 
 
@@ -92,9 +92,9 @@ def _measured(analysis: Analysis) -> list[TrialResult]:
 
 
 def paragraph(analysis: Analysis) -> str:
-    """Describe what was run, on which hardware, how often, and how figures come of it.
+    """Return sentences on what was run, on which hardware, how often, and how the figures were made.
 
-    What no record holds is said to be "not recorded".
+    Facts that no record holds are "not recorded".
     """
     measured = _measured(analysis)
     if not measured:
@@ -113,7 +113,7 @@ def paragraph(analysis: Analysis) -> str:
 
 
 def _configurations(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
-    """ "vit-ti16 on synthetic (32 pixels a side) in fp32: ddp;"."""
+    """Return models, data, precisions and engines: "vit-ti16 on synthetic (32 pixels a side) in fp32: ddp;"."""
     models = dict.fromkeys(_model(result.trial) for result in measured)
     data = dict.fromkeys(_data(result.trial) for result in measured)
     precisions = dict.fromkeys(result.trial.train.precision for result in measured)
@@ -122,7 +122,7 @@ def _configurations(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
 
 
 def _hardware(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
-    """ "1 and 2 ranks on 1 host; devices: Example CPU; batch policy: weak."."""
+    """Return "1 and 2 ranks on 1 host; devices: Example CPU; batch policy: weak."."""
     ranks = sorted({result.trial.world.size for result in measured})
     rank_noun = "rank" if ranks == [1] else "ranks"
     hosts = sorted({result.trial.world.nodes for result in measured})
@@ -146,7 +146,7 @@ def _origin(analysis: Analysis) -> str:
 
 
 def _timing(measured: Sequence[TrialResult]) -> str:
-    """Describe which steps were timed, and what one run counts for."""
+    """Return sentences on which steps were timed, and by which figure a run counts as one observation."""
     steps = [run.timed_steps for result in measured for run in result.run_figures]
     if not any(steps):
         has_epochs = any(result.epoch_costs for result in measured)
@@ -177,7 +177,7 @@ def _model(trial: Trial) -> str:
 
 
 def _data(trial: Trial) -> str:
-    """Name the data with the size of its images, which is unknown for a script and for an unknown model."""
+    """Return the name of the data with the size of its images, which is unknown for a script or an unknown model."""
     if trial.data.name == script.NAME:
         return "images of its own"
     name = "images that are not named" if trial.data.name == "unknown" else trial.data.name
@@ -187,7 +187,7 @@ def _data(trial: Trial) -> str:
 
 
 def _range(counts: Iterable[int]) -> str:
-    """ "3", or "1 to 6" of counts that differ; there is at least one."""
+    """Return the range of one or more counts: "1 to 6", or "3" where all are equal."""
     rising = sorted(counts)
     if rising[0] == rising[-1]:
         return f"{rising[0]:,}"
@@ -195,7 +195,7 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _intervals(measured: Sequence[TrialResult]) -> str:
-    """Name the interval over runs, and how many trials have one."""
+    """Return a clause on the interval over runs, and on how many trials have one."""
     repeated = sum(len(result.run_figures) > 1 for result in measured)
     if not repeated:
         return "no interval, for no trial was repeated"
@@ -232,7 +232,7 @@ def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
 
 
 def _base_case_of_curve(analysis: Analysis, curve: CurveResult) -> str:
-    """ "ddp (weak): 1 rank, 12.8 s an epoch"."""
+    """Return the baseline of a curve: "ddp (weak): 1 rank, 12.8 s an epoch"."""
     name = f"{curve.name} ({curve.mode})"
     if curve.baseline is None:
         return f"{name}: no base case"
@@ -292,7 +292,7 @@ def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
 
 
 def _speedups_beside_baseline(curve: CurveResult) -> int:
-    """Count the speedups of a curve; that of the baseline, which is 1, is none."""
+    """Return the number of speedups of a curve, without that of its baseline, which is 1."""
     return sum(point.speedup is not None and point != curve.baseline for point in curve.points)
 
 
@@ -324,12 +324,12 @@ def _normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     if not p_by_trial:
         return _Verdict("no", untested, "runs with epoch times that differ")
     tested = len(p_by_trial)
-    name, least = min(p_by_trial.items(), key=lambda item: item[1])
-    corrected = min(1.0, least * tested)
+    name, smallest_p = min(p_by_trial.items(), key=lambda item: item[1])
+    corrected_p = min(1.0, smallest_p * tested)  # Bonferroni
     evidence = (
-        f"Shapiro and Wilk's test on logarithms of {counted(tested, 'trial')}: least p = {corrected:.2g} ({name})."
+        f"Shapiro and Wilk's test on logarithms of {counted(tested, 'trial')}: least p = {corrected_p:.2g} ({name})."
     )
-    if corrected < 0.05:
+    if corrected_p < 0.05:
         missing = "an interval that does not take runs to be normal: that trial's is not to be relied on"
         return _Verdict("no", evidence, missing)
     fewer = len(measured) - tested
@@ -338,9 +338,9 @@ def _normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
 
 
 def _p_of_normal_logarithms(results: Iterable[TrialResult]) -> dict[str, float]:
-    """Trial's name -> p of Shapiro and Wilk's test that logarithms of its runs' epoch times are normal.
+    """Return trial's name -> p of Shapiro and Wilk's test that logarithms of its runs' epoch times are normal.
 
-    Trials of fewer than `_FEWEST_TO_TEST` epoch times, and those whose times are all equal, have no test.
+    Trials with fewer than `_FEWEST_TO_TEST` epoch times, or with equal ones only, are left out.
     """
     import numpy as np
     from scipy.stats import shapiro
@@ -367,7 +367,7 @@ def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
 
 
 def _centre(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
-    runs = [run for result in measured for run in result.run_figures]
+    runs = _all_runs(measured)
     with_tails = sum(run.step_seconds_p99 is not None for run in runs)
     slow_steps = sum(len(run.slow.set_aside) for run in runs)
     evidence = (
@@ -379,6 +379,13 @@ def _centre(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
         return _Verdict("yes", evidence)
     kept: Kept = "in part" if with_tails else "no"
     return _Verdict(kept, evidence, f"{FEWEST_FOR_TAILS} timed steps in {counted(without_tails, 'run')}")
+
+
+def _all_runs(measured: Sequence[TrialResult]) -> list[RunFigures]:
+    runs: list[RunFigures] = []
+    for result in measured:
+        runs += result.run_figures
+    return runs
 
 
 def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
@@ -398,7 +405,7 @@ def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
 
 
 def _levels(analysis: Analysis, measured: Sequence[TrialResult]) -> list[tuple[str, list[str]]]:
-    """Return (swept field, its different values in order of first use), and at last the rank counts."""
+    """Return pairs of a swept field and its distinct values in order of first use; the last is that of rank counts."""
     values_by_field: dict[str, dict[str, None]] = {}
     for curve in analysis.curves:
         for field, value in curve.labels.items():
@@ -432,11 +439,11 @@ _SETUP_GAPS: dict[str, Callable[[TrialResult], bool]] = {
     "the driver of the GPUs": _lacks_driver,
     "the revision of the code (git)": _lacks_revision,
 }
-"""What a record may lack of the setup -> whether it does; without an environment only that is missing."""
+"""Part of the setup -> whether a trial's records lack it. Without an environment, only the environment is missing."""
 
 
 def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
-    runs = [run for result in measured for run in result.run_figures]
+    runs = _all_runs(measured)
     models = [run.model for run in runs if run.model is not None]
     runs_by_synchronised = Counter(model.synchronised_timing for model in models)
     sources = dict.fromkeys(result.epoch_seconds_source for result in measured if result.epoch_seconds_source)

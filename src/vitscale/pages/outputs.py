@@ -1,4 +1,4 @@
-"""Writes each form of the report to its file, or to standard output if it is read or piped on.
+"""Writes each form of the report to its file, or to standard output.
 
 Notebooks get polars frames and charts instead (`vitscale.load("RESULTS")`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from vitscale.pages.methods import methods_section
 from vitscale.pages.tables import trial_label
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes
-from vitscale.present.document import Document, Figure
+from vitscale.present.document import Document, Figure, FigureView
 from vitscale.present.drawing import FIGURE_FORMATS, picture, pictures
 from vitscale.present.html import to_html
 from vitscale.present.unread import beginning_with_unread, unread_sentence
@@ -81,27 +81,36 @@ def package_figures(names: Sequence[str], reported: Reported) -> tuple[Figure, .
     """Return the figures that charts of other packages (`vitscale.charts`) draw of these results.
 
     Raises:
-        RequestError: no package offers one of the charts, one is broken, or its figure or a view of it has the name of
-            another: of two such pictures one would take the other's place.
+        RequestError: no package offers one of the charts, one is broken, or two charts draw pictures of the same name,
+            one of which would take the other's place.
     """
     if not names:
         return ()
-    owner_by_name: dict[str, str] = {}
+    owner_by_picture: dict[str, str] = {}
     for figure in charts(reported.analysis, reported.forecast, reported.advice).values():
-        owner_by_name |= dict.fromkeys(_picture_names(figure), "vitscale")
+        owner_by_picture |= dict.fromkeys(_picture_names(figure), "vitscale")
     figures = []
     for chart in dict.fromkeys(names):
         drawn = _drawn_by_package(chart, reported.analysis)
         if drawn is None:
             continue
-        package = f"chart {shown(chart)} ({target('chart', chart)})"
-        for name in sorted(_picture_names(drawn)):
-            if name in owner_by_name:
-                what = f"{package} draws {shown(name)}, which is the name of a picture of {owner_by_name[name]} too"
-                raise RequestError(what, next_step="Leave it out of --chart; its package has to name it otherwise")
-        owner_by_name |= dict.fromkeys(_picture_names(drawn), package)
+        owner = f"chart {shown(chart)} ({target('chart', chart)})"
+        _refuse_taken_names(drawn, owner, owner_by_picture)
+        owner_by_picture |= dict.fromkeys(_picture_names(drawn), owner)
         figures.append(drawn)
     return tuple(figures)
+
+
+def _refuse_taken_names(figure: Figure, owner: str, owner_by_picture: Mapping[str, str]) -> None:
+    """Refuse a figure with a picture whose name another figure's has.
+
+    Raises:
+        RequestError: there is such a picture.
+    """
+    for name in sorted(_picture_names(figure)):
+        if name in owner_by_picture:
+            message = f"{owner} draws {shown(name)}, which is the name of a picture of {owner_by_picture[name]} too"
+            raise RequestError(message, next_step="Leave it out of --chart; its package has to name it otherwise")
 
 
 def _drawn_by_package(chart: str, analysis: Analysis) -> Figure | None:
@@ -150,7 +159,7 @@ def write(
 def _write(
     reported: Reported, results: Path, formats: Sequence[str], output: Path | None, *, to_standard_output: bool
 ) -> list[Path]:
-    """Write forms that exist: first tables and texts in the order of `formats`, then pictures, then traces."""
+    """Write formats that exist: first tables and texts in the order of `formats`, then pictures, then traces."""
     places = _places(results, formats, output)
     written = []
     for kind in formats:
@@ -184,7 +193,7 @@ class _Places(NamedTuple):
 
 
 def _places(results: Path, formats: Sequence[str], output: Path | None) -> _Places:
-    """Return where files go without or with `output`, whose folder is made."""
+    """Return where files go: into the results folder, or where `output` says. The folder of `output` is made."""
     if output is None:
         return _Places(results, None, pictures=results / "figures", traces=results / "traces")
     makes_many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
@@ -218,7 +227,9 @@ def _write_tables(analysis: Analysis, kind: str, places: _Places) -> list[Path]:
 def _write_pictures(reported: Reported, kinds: Sequence[str], folder: Path) -> list[Path]:
     """Write each view of each figure in each of the picture formats `kinds`."""
     figures = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.package_figures)
-    views = [view for figure in figures for view in figure.views]
+    views: list[FigureView] = []
+    for figure in figures:
+        views += figure.views
     written = []
     for name, content in pictures(views, kinds):
         store.write_whole(folder / name, content, make_folder=True)
@@ -242,8 +253,8 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
             store.write_whole(path, content, make_folder=True)
             written.append(path)
     if not written:
-        what = "no run of these results explained a step, so there is none to draw"
-        raise RequestError(what, next_step="Run the study with measure.explain = true, or import traces")
+        message = "no run of these results explained a step, so there is none to draw"
+        raise RequestError(message, next_step="Run the study with measure.explain = true, or import traces")
     return written
 
 
@@ -275,16 +286,22 @@ def _rank_steps(run: Run, step: int) -> list[RankStep]:
     """Return one explained step on all ranks, in the order of the ranks."""
     from vitscale.profiles.step_trace import RankStep
 
-    line_by_rank = {rank.rank: line for rank in run.ranks for line in rank.explained if line.step == step}
-    seconds_ahead = dict(zip(line_by_rank, clocks_ahead(list(line_by_rank.values())), strict=True))
+    line_by_rank = {}
+    for rank_record in run.ranks:
+        for line in rank_record.explained:
+            if line.step == step:
+                line_by_rank[rank_record.rank] = line
+    clock_seconds_ahead = clocks_ahead(list(line_by_rank.values()))
+    seconds_ahead_by_rank = dict(zip(line_by_rank, clock_seconds_ahead, strict=True))
     parts_by_rank = lanes(run, step)
-    return [
-        RankStep(rank, line, parts_by_rank[rank], seconds_ahead[rank]) for rank, line in sorted(line_by_rank.items())
-    ]
+    rank_steps = []
+    for rank, line in sorted(line_by_rank.items()):
+        rank_steps.append(RankStep(rank, line, parts_by_rank[rank], seconds_ahead_by_rank[rank]))
+    return rank_steps
 
 
 def _about_run(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
-    """Return what the head of a trace says of its run, which an import reads again."""
+    """Return the head of a trace: the facts on its run, which an import of the trace reads again."""
     trial = result.trial
     train = trial.train
     is_batch_of_all_ranks = result.batch_known and not train.micro_batches
@@ -304,7 +321,7 @@ def _about_run(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, A
 
 
 def _series_name(analysis: Analysis, result: TrialResult) -> str | None:
-    """Return the name that tells a trial's series from others: its origin, or its curve's where there are several."""
+    """Return the origin of an imported trial, else the name of its curve where there are several curves; else None."""
     if result.trial.origin:
         return result.trial.origin
     curve, _ = analysis.curve_of(result.trial_id) or (None, None)
@@ -330,14 +347,14 @@ class Chart:
 
 
 class Charts(dict[str, Chart]):
-    """Name -> chart; for a wrong name the error has the nearest."""
+    """Name -> chart. The error for a wrong name has the most similar right one."""
 
     def __missing__(self, name: object) -> Chart:
         raise KeyError(str(unknown("chart", name, self)))
 
 
 class Frames:
-    """A results folder, read at once; each frame is worked out when it is first asked for."""
+    """A results folder that was read; each frame is worked out when it is first asked for."""
 
     def __init__(self, results: Results, *, combine_unlike: bool = False) -> None:
         """`combine_unlike`: as for `vitscale report`."""
@@ -360,8 +377,11 @@ class Frames:
 
     @cached_property
     def steps(self) -> polars.LazyFrame:
-        """A row for each optimizer step of each rank of each run, warm-up and profiled steps included: `trial`,
-        `repeat`, `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
+        """A row for each optimizer step of each rank of each run, warm-up and profiled steps included.
+
+        Its columns are `trial`, `repeat`, `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not recorded),
+        `warmup` and `window`.
+        """
         import polars  # starts threads, which a process must not have when it is forked
 
         columns = {
@@ -416,11 +436,11 @@ def _steps_frame(run: Run, rank: int, steps: Steps) -> polars.DataFrame:
 
 
 class UnreadWarning(UserWarning):
-    """Finished runs are missing from the frames, for they cannot be read."""
+    """Finished runs are missing from the frames, because they cannot be read."""
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """Loads results as frames and charts, each worked out when it is first asked for.
+    """Load results as frames and charts, each worked out when it is first asked for.
 
     Args:
         results: a results folder, or a bundle of it; `~` is the home folder.

@@ -1,4 +1,4 @@
-"""The answer of `predict`: one table of all series, the time to finish, and what the figures rest on; also as data."""
+"""The answer of `predict`: tables of all series, the time to finish, and what the figures rest on; also as data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LIKELY_ENOUGH = 0.05
 _UNSCALED = units.Unit(1.0, "")
 
 
-class _Shown(NamedTuple):
-    """A column, and its cell for each prediction."""
+class _PredictionColumn(NamedTuple):
+    """A column of a table of predictions, and the function that makes its cell for one of them."""
 
     column: Column
     cell: Callable[[Prediction], Cell]
@@ -52,7 +52,7 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
     Args:
         forecast: the predictions.
         finishes: the time to finish of each prediction; empty where that was not requested.
-        remarks: what stands before the answer.
+        remarks: blocks that stand before the answer.
     """
     predictions = forecast.predictions
     tables = [_table(forecast, _time_columns(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
@@ -87,7 +87,7 @@ def _has_figures(table: Table) -> bool:
 
 
 def _foundations(forecast: Forecast) -> Section:
-    """Return what the figures rest on: measurements, assumptions, the network, what is unavailable, and labels."""
+    """Return a section on what the figures rest on: measurements, assumptions, the network, and labels."""
     predictions = forecast.predictions
     sentences = (
         *_measured(forecast),
@@ -112,14 +112,14 @@ def _measured(forecast: Forecast) -> list[str]:
 
 def _table(
     forecast: Forecast,
-    columns: Sequence[_Shown],
+    columns: Sequence[_PredictionColumn],
     notes: Sequence[str] = (),
     title: str = "",
     folded: bool = False,
 ) -> Table:
-    """Return a row for each prediction, a group for each series; columns of which nothing is known are left out.
+    """Return a table with a row for each prediction, grouped by series, without columns of which nothing is known.
 
-    Where there is one series, its name is the title, unless another is given.
+    Where there is one series only, its name is the title, unless another is given.
     """
     series_by_name = {series.name: series for series in forecast.evidence.series}
     shown_names = prediction_words.names_with_engine(forecast.evidence)
@@ -129,11 +129,10 @@ def _table(
         series_title = _series_title(prediction, shown_name, series_by_name.get(prediction.series))
         cells = (Cell(f"{prediction.gpus:,}"), *(shown.cell(prediction) for shown in columns))
         rows_by_series.setdefault(series_title, []).append(cells)
-    if len(rows_by_series) == 1:
-        ((series_title, rows),) = rows_by_series.items()
-        title = title or series_title
-        rows_by_series = {"": rows}
     headings = (Column("ranks"), *(shown.column for shown in columns))
+    if len(rows_by_series) == 1:
+        ((only_series, rows),) = rows_by_series.items()
+        return table(headings, rows, title=title or only_series, notes=notes, folded=folded)
     return table(headings, rows_by_series, title=title, notes=notes, folded=folded)
 
 
@@ -145,7 +144,7 @@ def _series_title(prediction: Prediction, shown_name: str, series: Series | None
 
 
 def _estimate(estimate: Estimate | None, unit: units.Unit | None = None, *, with_bounds: bool = True) -> Cell:
-    """Return a figure with the interval of its mean.
+    """Return a cell with a figure and the interval of its mean.
 
     Args:
         estimate: the figure; None: unknown.
@@ -154,34 +153,35 @@ def _estimate(estimate: Estimate | None, unit: units.Unit | None = None, *, with
     """
     if estimate is None:
         return Cell(units.UNKNOWN)
-    unit = unit or units.time_unit([estimate.value])
+    shown_unit = unit or units.time_unit([estimate.value])
     is_certain = estimate.future_low == estimate.future_high
     bounds = ""
     if with_bounds and not is_certain:
-        bounds = units.bounds(estimate.low, estimate.high, unit.text)
-    return Cell(f"{unit.text(estimate.value)} {unit.sign}".strip(), bounds)
+        bounds = units.bounds(estimate.low, estimate.high, shown_unit.text)
+    return Cell(f"{shown_unit.text(estimate.value)} {shown_unit.sign}".strip(), bounds)
 
 
 def _part(estimate: Estimate | None) -> Cell:
-    """Return a part of a step, without its interval."""
+    """Return a cell with a part of a step, without its interval."""
     return _estimate(estimate, with_bounds=False)
 
 
 def _rare_part(estimate: Estimate | None) -> Cell:
-    """Return a part that most steps have none of: unknown where it is 0, so that its column is left out."""
+    """Return a cell with a part that few steps have: a dash where it is 0, so that a column of 0s is left out."""
     return _part(estimate if estimate is not None and estimate.value else None)
 
 
 def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
-    """Return the interval of one future run; `unit` as for `_estimate`."""
+    """Return a cell with the interval of one future run; `unit` as for `_estimate`."""
     if estimate is None or estimate.future_low == estimate.future_high:
         return Cell(units.UNKNOWN)
-    unit = unit or units.time_unit([estimate.value])
-    return Cell(f"{units.bounds(estimate.future_low, estimate.future_high, unit.text)} {unit.sign}".strip())
+    shown_unit = unit or units.time_unit([estimate.value])
+    interval = units.bounds(estimate.future_low, estimate.future_high, shown_unit.text)
+    return Cell(f"{interval} {shown_unit.sign}".strip())
 
 
 def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
-    """Return a figure without an interval."""
+    """Return a cell with a figure without its interval."""
     return Cell(units.UNKNOWN if estimate is None else form(estimate.value))
 
 
@@ -189,37 +189,37 @@ def _step_seconds(prediction: Prediction) -> Estimate | None:
     return known(prediction, "step_seconds")
 
 
-def _time_columns(predictions: Sequence[Prediction]) -> list[_Shown]:
+def _time_columns(predictions: Sequence[Prediction]) -> list[_PredictionColumn]:
     """Return the columns of the first table.
 
-    The interval of one run is that of the epoch; that of the step where the images are unknown; and that of images/s
-    where the batch is unknown too. Only the last is a reason to show images/s.
+    One of them is the interval of one run. It is that of the epoch time; where the images of an epoch are unknown, that
+    of the step time; where the batch is unknown too, that of images/s. Images/s have a column only in the last case.
     """
     has_epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
     has_rates_alone = not has_epochs and all("step_seconds" in prediction.reasons for prediction in predictions)
     if has_epochs:
-        one_run = _Shown(Column("epoch, one run"), lambda p: _one_run(p.epoch_seconds))
+        one_run = _PredictionColumn(Column("epoch, one run"), lambda p: _one_run(p.epoch_seconds))
     elif has_rates_alone:
-        one_run = _Shown(Column("images/s, one run"), lambda p: _one_run(p.images_per_second, _UNSCALED))
+        one_run = _PredictionColumn(Column("images/s, one run"), lambda p: _one_run(p.images_per_second, _UNSCALED))
     else:
-        one_run = _Shown(Column("step, one run"), lambda p: _one_run(_step_seconds(p)))
+        one_run = _PredictionColumn(Column("step, one run"), lambda p: _one_run(_step_seconds(p)))
     columns = [
-        _Shown(Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
-        _Shown(Column("step"), lambda p: _estimate(_step_seconds(p), with_bounds=not has_epochs)),
-        _Shown(Column("epoch"), lambda p: _estimate(p.epoch_seconds)),
+        _PredictionColumn(Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
+        _PredictionColumn(Column("step"), lambda p: _estimate(_step_seconds(p), with_bounds=not has_epochs)),
+        _PredictionColumn(Column("epoch"), lambda p: _estimate(p.epoch_seconds)),
     ]
     if has_rates_alone:
-        columns.append(_Shown(Column("images/s"), lambda p: _estimate(p.images_per_second, _UNSCALED)))
+        columns.append(_PredictionColumn(Column("images/s"), lambda p: _estimate(p.images_per_second, _UNSCALED)))
     return [
         *columns,
         one_run,
-        _Shown(Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
-        _Shown(Column("label", words=True), lambda p: Cell(p.label)),
+        _PredictionColumn(Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
+        _PredictionColumn(Column("label", words=True), lambda p: Cell(p.label)),
     ]
 
 
 def _rest(prediction: Prediction) -> Estimate | None:
-    """Return the time of a step that is in none of its parts; None where that is next to nothing."""
+    """Return the time of a step that is in none of its parts; None where it is negligible."""
     return known(prediction, "rest_seconds") if prediction_words.has_rest(prediction) else None
 
 
@@ -228,25 +228,25 @@ def _joules(joules: float) -> str:
 
 
 _STEP = [
-    _Shown(Column("images/s"), lambda p: _figure(p.images_per_second)),
-    _Shown(Column("speedup"), lambda p: _figure(p.speedup)),
-    _Shown(Column("compute"), lambda p: _part(known(p, "compute_seconds"))),
-    _Shown(Column("exposed wait"), lambda p: _part(known(p, "wait_seconds"))),
-    _Shown(Column("exposed wire"), lambda p: _part(known(p, "wire_seconds"))),
-    _Shown(Column("synchronised norm", narrow="sync. norm"), lambda p: _rare_part(known(p, "norm_seconds"))),
-    _Shown(Column("bubble"), lambda p: _rare_part(known(p, "bubble_seconds"))),
-    _Shown(Column("the rest"), lambda p: _rare_part(_rest(p))),
+    _PredictionColumn(Column("images/s"), lambda p: _figure(p.images_per_second)),
+    _PredictionColumn(Column("speedup"), lambda p: _figure(p.speedup)),
+    _PredictionColumn(Column("compute"), lambda p: _part(known(p, "compute_seconds"))),
+    _PredictionColumn(Column("exposed wait"), lambda p: _part(known(p, "wait_seconds"))),
+    _PredictionColumn(Column("exposed wire"), lambda p: _part(known(p, "wire_seconds"))),
+    _PredictionColumn(Column("synchronised norm", narrow="sync. norm"), lambda p: _rare_part(known(p, "norm_seconds"))),
+    _PredictionColumn(Column("bubble"), lambda p: _rare_part(known(p, "bubble_seconds"))),
+    _PredictionColumn(Column("the rest"), lambda p: _rare_part(_rest(p))),
 ]
 _RESOURCES = [
-    _Shown(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
-    _Shown(Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
-    _Shown(Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, _joules)),
-    _Shown(Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
+    _PredictionColumn(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
+    _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
+    _PredictionColumn(Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, _joules)),
+    _PredictionColumn(Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]
 
 
 def _finish_fields(finish: Finish) -> JsonObject:
-    """Return the time to finish beside its prediction; null where it is unavailable."""
+    """Return the JSON fields of a time to finish; None where it is unavailable."""
     return {
         **attributes(finish, "epochs", "work_seconds", "checkpoint_interval_seconds"),
         "finish_seconds": finish.wall_seconds,
@@ -258,7 +258,7 @@ def _finish_fields(finish: Finish) -> JsonObject:
 
 
 def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
-    """Return a row for each prediction; the notes say what all of it assumes.
+    """Return the table of times to finish, with a row for each prediction and notes on what they assume.
 
     Args:
         forecast: the predictions.
@@ -267,8 +267,8 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
     # Two predictions may be equal, so each is looked up by its identity.
     finish_by_id = {id(prediction): finish for prediction, finish in zip(forecast.predictions, finishes, strict=True)}
 
-    def column(heading: str, form: Callable[[Finish], str]) -> _Shown:
-        return _Shown(Column(heading), lambda prediction: Cell(form(finish_by_id[id(prediction)])))
+    def column(heading: str, form: Callable[[Finish], str]) -> _PredictionColumn:
+        return _PredictionColumn(Column(heading), lambda prediction: Cell(form(finish_by_id[id(prediction)])))
 
     columns = [
         column("epochs alone", lambda finish: units.seconds(finish.work_seconds)),
@@ -284,7 +284,7 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
 
 
 def _finish_notes(forecast: Forecast, finishes: Sequence[Finish]) -> tuple[str, ...]:
-    """Return what times to finish assume, and why some are unavailable; each once."""
+    """Return notes on what times to finish assume, and on why some are unavailable, each once."""
     # Assumptions about hosts differ with their number: those of the most hosts stand for all.
     assumption_by_part: dict[tuple[str, str], Assumption] = {}
     for prediction, finish in zip(forecast.predictions, finishes, strict=True):
@@ -299,13 +299,13 @@ def _finish_notes(forecast: Forecast, finishes: Sequence[Finish]) -> tuple[str, 
 
 
 def _wall_time(finish: Finish) -> str:
-    """Return the time to finish, which is never where failures are too many."""
+    """Return the time to finish; "never" where failures are too frequent for the work to end."""
     is_never = finish.wall_seconds is None and finish.work_seconds
     return _NEVER if is_never else units.seconds(finish.wall_seconds)
 
 
 def _finish_bounds(finish: Finish) -> str:
-    """Return the interval in the unit of its upper end, which may be never."""
+    """Return the interval of the time to finish, in the unit of its upper end; "never" for an end that is unknown."""
     if finish.work_seconds is None:
         return units.UNKNOWN
     if finish.low is None or finish.high is None:

@@ -28,7 +28,7 @@ _MIB = 2**20
 
 
 class _SeriesKey(NamedTuple):
-    """Predictions with this in common are one table."""
+    """Name and batch policy of a series, whose predictions are one table."""
 
     series: str
     mode: Mode
@@ -53,8 +53,8 @@ class PredictionTables(NamedTuple):
 def prediction_tables(forecast: Forecast) -> PredictionTables:
     """Return one table for each series, and the notes that hold for all series.
 
-    A row is a rank count; small in a cell stand the 90 % intervals of the mean and of one run. Notes say what is
-    assumed, which measurement would replace most of it, and what is unavailable.
+    A row is a rank count; a cell also has the 90 % intervals of the mean and of one run. Notes are on what is assumed,
+    which measurement would replace most of it, and what is unavailable.
     """
     by_series: dict[_SeriesKey, list[Prediction]] = {}
     for prediction in forecast.predictions:
@@ -69,10 +69,13 @@ def prediction_tables(forecast: Forecast) -> PredictionTables:
 
 
 def _shared_notes(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Return the notes that stand below each of the tables; none for a single table."""
+    """Return the notes that all tables have; none for a single table."""
     if len(tables) < 2:
         return ()
-    return tuple(note for note in tables[0].notes if all(note in other.notes for other in tables))
+    shared = list(tables[0].notes)
+    for other in tables:
+        shared = [note for note in shared if note in other.notes]
+    return tuple(shared)
 
 
 def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
@@ -100,13 +103,16 @@ def _series_named(name: str, forecast: Forecast) -> Series | None:
 
 
 def _title(prediction: Prediction, series: Series | None) -> str:
-    """Name a series, what the predictions change in it, and what it was measured at, as far as there is evidence."""
-    title = prediction_words.title(prediction.series, prediction.mode)
+    """Return the name of a series, what the predictions change in it, and where it was measured.
+
+    Where there is no evidence of the series, it is the name alone.
+    """
+    name = prediction_words.title(prediction.series, prediction.mode)
     if series is None:
-        return title
-    if changed := prediction_words.changed(prediction, series):
-        title = f"{title}; {changed}"
-    return f"{title}: {prediction_words.measured(series)}"
+        return name
+    changed = prediction_words.changed(prediction, series)
+    name_and_changes = f"{name}; {changed}" if changed else name
+    return f"{name_and_changes}: {prediction_words.measured(series)}"
 
 
 def _all_figures(predictions: Sequence[Prediction]) -> list[_Figures]:
@@ -138,29 +144,29 @@ def known(predicted: Prediction, field: str) -> Estimate | None:
 
 
 def _memory(sizes: Sequence[int | None]) -> _Figures:
-    """Return bytes of memory in GiB, or in MiB where the largest is below 1 GiB."""
+    """Return the column of memory in GiB, or in MiB where the largest is below 1 GiB."""
     largest = max((size for size in sizes if size is not None), default=0)
     unit = units.Unit(1 / _GIB, "GiB") if largest >= _GIB else units.Unit(1 / _MIB, "MiB")
     return _Figures(Column("memory", unit.sign), [Cell(unit.text(size)) for size in sizes])
 
 
 def _times(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
-    """Return times in one unit."""
+    """Return a column of times in one unit."""
     unit = _time_unit([estimate.value for estimate in estimates if estimate is not None])
     return _figures_in_unit(name, estimates, unit)
 
 
 def _time_unit(seconds: Sequence[float]) -> units.Unit:
-    """Return the unit in which the largest time reads best; over a wide range, the one in which the middle does."""
+    """Return the unit that suits the largest time; where times range widely, that of their geometric middle."""
     if not seconds or max(seconds) <= _WIDE_RANGE * min(seconds):
         return units.time_unit(seconds)
     return units.time_unit([math.sqrt(min(seconds) * max(seconds))])
 
 
 def _step_parts(predictions: Sequence[Prediction]) -> list[_Figures]:
-    """Return the parts of a step, all in one unit, so that the columns compare.
+    """Return a column for each part of a step, all in one unit, so that they can be compared.
 
-    Parts that most steps have none of are left out where no prediction has any.
+    Rare parts are left out where no prediction has any.
     """
 
     def estimates_of(field: str) -> list[Estimate | None]:
@@ -192,20 +198,20 @@ def _positive_values(estimates: Iterable[Estimate | None]) -> list[float]:
 
 
 def _energy(estimates: Sequence[Estimate | None]) -> _Figures:
-    """Return joules in the unit in which the largest reads best."""
+    """Return the column of energy in the unit that suits the largest."""
     largest = max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
     energy_unit = prediction_words.energy_unit(largest)
     return _figures_in_unit("energy/epoch", estimates, units.Unit(1 / energy_unit.joules, energy_unit.sign))
 
 
 def _figures_in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _Figures:
-    """Return figures that are given in a base unit (seconds, joules) in `unit`, which stands in the heading."""
+    """Return a column of figures, given in a base unit (seconds, joules), in `unit`, which its heading has."""
     scaled = [estimate.times(unit.factor) if estimate is not None else None for estimate in estimates]
     return _Figures(Column(name, unit.sign), _figures(name, scaled).cells)
 
 
 def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = units.number) -> _Figures:
-    """Return figures with the intervals of the mean and of one run; a dash for the unknown."""
+    """Return a column of figures with the intervals of the mean and of one run; a dash for unknown ones."""
     return _Figures(Column(name), [_estimate_cell(estimate, show) for estimate in estimates])
 
 

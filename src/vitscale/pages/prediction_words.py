@@ -1,4 +1,4 @@
-"""Predictions in words: what labels mean, what was assumed, what is unavailable, how well such predictions did."""
+"""Predictions in words: the meaning of labels, assumptions, unavailable figures, and how well such predictions did."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _UNKNOWN_ENGINE = engine_name(TrainSpec.model_construct(engine="unknown"))
 
 
 def measured(series: Series) -> str:
-    """Name the rank counts, hosts and traces of a series: "measured on 1, 2 and 4 ranks of 1 host"."""
+    """Return the rank counts, hosts and traces of a series: "measured on 1, 2 and 4 ranks, 1 host"."""
     counts = _counted(sorted({point.gpus for point in series.points}))
     rank_noun = "rank" if counts == "1" else "ranks"
     hosts = sorted({point.nodes for point in series.points})
@@ -98,9 +98,10 @@ def _has_one_rank_count(series: Series) -> bool:
 
 
 def names_with_engine(evidence: Evidence) -> dict[str, str]:
-    """Series -> its name with the engine that an option named, in the place of the one that its import did not tell.
+    """Return name of each series -> the name to show.
 
-    A series keeps its name where another series has the new one already.
+    It has the engine that an option named in the place of the unknown engine of an import, unless another series
+    already has that name.
     """
     names = {}
     for series in evidence.series:
@@ -118,7 +119,7 @@ def title(series: str, mode: Mode) -> str:
 
 
 def changed(prediction: Prediction, series: Series) -> str:
-    """Name what a prediction changes in the series that it continues: "with vit-b16, engine ddp"; empty for nothing."""
+    """Return what a prediction changes in the series that it continues: "with vit-b16, engine ddp"; "" for nothing."""
     measured_trial = series.points[-1].trial
     predicted_trial = prediction.trial
     changes = []
@@ -148,7 +149,7 @@ def _changed_training(predicted_trial: Trial, series: Series) -> list[str]:
 
 
 def has_rest(prediction: Prediction) -> bool:
-    """Whether more than next to nothing of a step is in none of its parts."""
+    """Whether a share of a step that is not negligible is in none of its parts."""
     rest = prediction.rest_seconds
     return rest is not None and abs(rest.value) > REST_TOLD * prediction.step_seconds.value
 
@@ -160,7 +161,7 @@ def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
 
 
 def network(evidence: Evidence) -> str:
-    """Name what is taken for the network inside a host and between hosts, and its sources."""
+    """Return a sentence on the network, inside a host and between hosts, that predictions rest on, with its sources."""
     inside = _link(evidence.network.inside, "inside a host")
     across = _link(evidence.network.across, "between hosts")
     return f"Network: {inside}; {across}."
@@ -185,26 +186,27 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
 
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
-    """Name the one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed.
+    """Return a sentence on the measurement that would narrow the intervals most; empty where nothing is assumed.
 
-    That is the measurement of the first assumption about steps, of the predictions that have one.
+    It is that of the first assumption about steps at the most ranks with one.
     """
-    for prediction in sorted(predictions, key=lambda prediction: prediction.gpus)[::-1]:
-        of_steps = [assumption for assumption in prediction.assumptions if assumption.part not in BESIDE_STEPS]
-        if of_steps:
-            return f"What would narrow it most: {of_steps[0].measurement}."
+    most_ranks_first = sorted(predictions, key=lambda prediction: prediction.gpus)[::-1]
+    for prediction in most_ranks_first:
+        for assumption in prediction.assumptions:
+            if assumption.part not in BESIDE_STEPS:
+                return f"What would narrow it most: {assumption.measurement}."
     return ""
 
 
 class _Gap(NamedTuple):
-    """Figures that are unavailable for the same reason, at the same rank counts, share one sentence."""
+    """A reason, and the rank counts at which figures are unavailable for it. Figures of one gap share a sentence."""
 
     reason: str
     gpus: tuple[int, ...]
 
 
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """Sentences on the figures that are unavailable, and why, one for each reason.
+    """Return sentences on the figures that are unavailable, and why, one for each reason.
 
     Example: "Energy and cost at 8 ranks: unavailable: no power was measured." The rank counts are left out where all
     predictions are affected.
@@ -223,7 +225,7 @@ def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
 
 
 def _gaps(field: str, predictions: Sequence[Prediction]) -> list[_Gap]:
-    """The reasons why one field is unavailable, each with the rank counts of the predictions that lack it."""
+    """Return the reasons why one field is unavailable, each with the rank counts of the predictions that lack it."""
     gpus_by_reason: dict[str, list[int]] = {}
     for prediction in predictions:
         if field in prediction.reasons:
@@ -236,10 +238,13 @@ def _counts(gpus: Sequence[int]) -> str:
 
 
 def _counted(gpus: Sequence[int]) -> str:
-    """Rank counts in rising order; three or more neighbours as a range: "1 to 4 and 8"."""
+    """Return rank counts in rising order, three or more consecutive ones as a range: "1 to 4 and 8"."""
     parts: list[str] = []
-    for run in runs_of(gpus):
-        parts += [f"{run[0]:,} to {run[-1]:,}"] if len(run) > 2 else [f"{count:,}" for count in run]
+    for consecutive in runs_of(gpus):
+        if len(consecutive) > 2:
+            parts.append(f"{consecutive[0]:,} to {consecutive[-1]:,}")
+        else:
+            parts += [f"{count:,}" for count in consecutive]
     return listed(parts, len(parts))
 
 
@@ -257,7 +262,7 @@ def scores(forecast: Forecast) -> tuple[str, ...]:
 
 
 def _all_scores(scores: Sequence[Score]) -> str:
-    """Sum up the scores of all series; a series counts by its runs."""
+    """Return a sentence on the scores of all series, each with the weight of its runs."""
     runs = sum(scored.runs for scored in scores)
     error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in scores) / runs
     inside = sum(scored.held for scored in scores)
@@ -268,10 +273,10 @@ def _all_scores(scores: Sequence[Score]) -> str:
 
 
 def score(scored: Score, mode: Mode | None = None) -> str:
-    """Say how far predictions from the smaller rank counts were off at the larger ones.
+    """Return sentences on how far predictions from the smaller rank counts were off at the larger ones.
 
-    Beside it stands the error of the simplest baseline, which takes a step to last as long on any number of ranks.
-    With a fixed global batch a rank's step shrinks, so that constant seconds per step are no baseline.
+    The second is on the error of the simplest prediction, that a step lasts as long on any number of ranks. It is left
+    out for a fixed global batch, where a rank's step shrinks.
     """
     held_out = _counts(scored.held_out_gpus)
     off = f"was off by {percent(scored.mean_absolute_percentage_error, 1)}"
@@ -304,7 +309,7 @@ def chance(value: float | None) -> str:
 
 
 def efficiency(value: float) -> str:
-    """Format an efficiency with two decimals; with two digits where two decimals say nothing any more."""
+    """Format an efficiency with two decimals; below 0.1 with two digits."""
     return share(value) if value >= 0.1 else number(value, 2)
 
 

@@ -21,17 +21,17 @@ _FIELD = "model.image_size"
 
 @dataclass(frozen=True)
 class AtSize:
-    """One trial of a series; None where unavailable."""
+    """One trial of a series, measured and by arithmetic; a field is None where it is unavailable."""
 
     image_size: int
     result: TrialResult
     tensor_bytes: int | None
     """One rank's tensors at their peak, by arithmetic."""
     forecast_bytes: int | None
-    """The measured peak that arithmetic expects: on a GPU the tensors; on a CPU, where all resident memory counts, also
-    what a rank typically takes beside them (`prediction.memory.forecast`)."""
+    """The peak to be measured, by arithmetic. On a GPU it is the tensors; on a CPU, where all resident memory counts,
+    it includes what a rank typically takes beside them (`prediction.memory.forecast`)."""
     by_flops_seconds: float | None
-    """Seconds of a step, by the next smaller image that was measured and the ratio of FLOPs."""
+    """Seconds of a step: those of the next smaller image size that was measured, times the ratio of FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class SizeSeries:
 
 def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
     """Return the series of a study, in the order of its curves; none where the size was not varied."""
-    trial_by_size_of: dict[_SeriesKey, dict[int, TrialResult]] = {}
+    trial_by_size_by_series: dict[_SeriesKey, dict[int, TrialResult]] = {}
     for curve, point, result in analysis.along(analysis.curves):
         if _FIELD in curve.labels:
             key = _SeriesKey(curve.mode, point.gpus, _name(curve, result))
-            trial_by_size_of.setdefault(key, {})[result.trial.model.image_size] = result
-    has_several_rank_counts = len({key.gpus for key in trial_by_size_of}) > 1
+            trial_by_size_by_series.setdefault(key, {})[result.trial.model.image_size] = result
+    has_several_rank_counts = len({key.gpus for key in trial_by_size_by_series}) > 1
     series = []
-    for key, trial_by_size in trial_by_size_of.items():
+    for key, trial_by_size in trial_by_size_by_series.items():
         if len(trial_by_size) > 1:
             name = f"{key.name}, {units.ranks(key.gpus)}" if has_several_rank_counts else key.name
             series.append(SizeSeries(name, key.mode, key.gpus, _points(trial_by_size)))
@@ -62,7 +62,7 @@ def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
 
 
 class _SeriesKey(NamedTuple):
-    """Trials with this in common differ in the size of images alone."""
+    """The properties that trials of one series have in common."""
 
     mode: Mode
     gpus: int
@@ -87,7 +87,7 @@ def _points(trial_by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
 
 
 def _measurable(tensor_bytes: int | None, result: TrialResult) -> int | None:
-    """Return the peak that is measured where tensors take so much; see `AtSize.forecast_bytes`."""
+    """Return the peak to be measured where tensors take `tensor_bytes` (`AtSize.forecast_bytes`)."""
     if tensor_bytes is None or result.trial.train.device == "cuda":
         return tensor_bytes
     overhead = LEFT_OUT["cpu"]
@@ -109,19 +109,24 @@ _TITLE = "Memory and time by image size"
 
 
 def resolution_table(analysis: Analysis) -> Table | None:
-    """Return a row per size of each series; None where the size was not varied."""
+    """Return a table with a row for each image size of each series; None where the size was not varied."""
     series = by_resolution(analysis)
     if not series:
         return None
-    points = [point for curve in series for point in curve.points]
+    points: list[AtSize] = []
+    for curve in series:
+        points += curve.points
     unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
+    groups = []
+    for curve in series:
+        groups.append(RowGroup(curve.name, tuple(_row(point, unit) for point in curve.points)))
     headings = (
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
     )  # fmt: skip
     return Table(
         columns=tuple(map(Column, headings)),
-        groups=tuple(RowGroup(curve.name, tuple(_row(point, unit) for point in curve.points)) for curve in series),
+        groups=tuple(groups),
         notes=(_forecast_note(points), _FLOPS_NOTE, *_unavailable_notes(points)),
         title=_TITLE,
         label="curve",
@@ -155,8 +160,9 @@ def _forecast_note(points: Sequence[AtSize]) -> str:
 
 
 def _unavailable_notes(points: Sequence[AtSize]) -> list[str]:
-    """Return a note on the trials whose memory cannot be forecast, with each reason once; none where there are none."""
-    reasons = [reason for point in points if (reason := unavailable(point.result.trial))]
+    """Return a note on the trials whose memory cannot be forecast, with each reason once; an empty list without any."""
+    reason_by_point = [unavailable(point.result.trial) for point in points]
+    reasons = [reason for reason in reason_by_point if reason]
     if not reasons:
         return []
     distinct_reasons = "; ".join(dict.fromkeys(reasons))
@@ -164,7 +170,7 @@ def _unavailable_notes(points: Sequence[AtSize]) -> list[str]:
 
 
 def as_json(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the series for the contract; unavailable is null."""
+    """Return the series as objects of the report's JSON; unavailable figures are None."""
     return [
         {
             "curve": series.name,

@@ -1,5 +1,4 @@
-"""Sentences and clauses that statements share: on the parts of a waterfall, on what intervals cover, on what explaining
-cost."""
+"""Sentences and clauses that statements share: on the parts of a waterfall, intervals, and the cost of explaining."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ MODE_MEANINGS: dict[Mode, str] = {
 }
 
 _WIDEST_UNSAID = 0.1
-"""Width of an efficiency's interval beyond which the interval stands beside it."""
+"""Width of an efficiency's interval up to which the interval is not printed."""
 
 
 def ranks_on_hosts(world: World) -> str:
-    """ "8", or "8 = 2 x 4" on two hosts, "7 = 1 x 4 + 3" on unequal ones."""
+    """Return ranks as hosts x ranks of a host: "8 = 2 x 4", or "7 = 1 x 4 + 3" on unequal hosts; "8" on one host."""
     if world.nodes == 1:
         return f"{world.size:,}"
     full_hosts, further_ranks = divmod(world.size, world.ranks_per_node)
@@ -47,19 +46,22 @@ def ranks_on_hosts(world: World) -> str:
 
 
 def certainty(interval: Estimate) -> str:
-    """ "95 % interval 0.88 to 0.95", or why there is none that decides anything."""
+    """Return "95 % interval 0.88 to 0.95", or why there is no interval, or only one of too few runs."""
     if interval.low is None or interval.high is None or interval.note:
         return interval.note or ONE_RUN
     return f"95 % interval {ratio_interval(interval)}"
 
 
 def ratio_interval(interval: Estimate) -> str:
-    """ "0.88 to 0.95": the ends of a ratio's interval, with digits enough to show their side of 1."""
+    """Return the ends of a ratio's interval: "0.88 to 0.95", with enough digits to show their sides of 1."""
     return f"{ratio_end(interval.low)} to {ratio_end(interval.high)}"
 
 
 def reached_of_ideal(split: Waterfall) -> str:
-    """ "8 ranks reach 72 % of ideal", or "measured at" where runs are too few, with why it may be another figure."""
+    """Return "8 ranks reach 72 % of ideal", with "measured at" for "reach" where runs are too few.
+
+    Where the interval is wide or missing, it follows in brackets.
+    """
     verb = "reach" if _decides(split.interval) else "measured at"
     return f"{ranks(split.gpus)} {verb} {100 * (split.efficiency or 0.0):.0f} % of ideal{_doubt(split.interval)}"
 
@@ -70,7 +72,7 @@ def _decides(interval: Estimate | None) -> bool:
 
 
 def _doubt(interval: Estimate | None) -> str:
-    """Return in brackets why a figure is not to be relied on; empty where nothing speaks against it."""
+    """Return in brackets a wide interval, or why there is no interval; empty for a narrow one of enough runs."""
     if interval is None or interval.low is None or interval.high is None:
         return " (one run: too few to tell)"
     is_wide = interval.high - interval.low > _WIDEST_UNSAID
@@ -88,9 +90,9 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
 
 
 def explaining_cost(analysis: Analysis) -> str:
-    """Say by how much explaining slowed its steps.
+    """Return a sentence on how much slower explained steps were than others.
 
-    Empty where no step was explained, or none could be compared with a step that was not.
+    Return "" where no step was explained, or none could be compared with a step that was not.
     """
     breakdowns = _breakdowns(analysis)
     slowdowns = [_whole_percent(breakdown.overhead) for breakdown in breakdowns if breakdown.overhead is not None]
@@ -118,7 +120,7 @@ def _whole_percent(share: float) -> int:
 
 
 def _percent_range(percents: Sequence[int]) -> str:
-    """ "2 to 7 %", or "7 %" where all are the same; 0 is "less than 1 %"."""
+    """Return the range of some percents: "2 to 7 %", or "7 %" where all are equal; "less than 1 %" where all are 0."""
     if max(percents) == 0:
         return "less than 1 %"
     if min(percents) == max(percents):
@@ -127,7 +129,7 @@ def _percent_range(percents: Sequence[int]) -> str:
 
 
 def equality(analysis: Analysis) -> str:
-    """Say how near the losses of trials that compute the same are; empty where no trial agrees with another.
+    """Return a sentence on how close the losses of trials that compute the same are; "" where no trial agrees.
 
     Example: "Equality: over the first 10 steps the losses of 3 trials are those of a trial that must compute the same,
     within 3.1e-07; 1 drifts."
@@ -155,9 +157,11 @@ def _drifting(trials: Iterable[TrialResult]) -> str:
 
 
 def _compared_steps(trials: Iterable[TrialResult]) -> int:
-    """Return over how many first steps losses are compared: `STEPS`, or as many as the longest run has."""
-    longest = max((len(run.loss_by_step.step) for trial in trials for run in trial.run_figures), default=STEPS)
-    return min(STEPS, longest)
+    """Return the number of first steps whose losses are compared: `STEPS`, or as many as the longest run has."""
+    lengths = []
+    for trial in trials:
+        lengths += [len(run.loss_by_step.step) for run in trial.run_figures]
+    return min(STEPS, max(lengths, default=STEPS))
 
 
 class _PlaceSpread(NamedTuple):
@@ -168,21 +172,21 @@ class _PlaceSpread(NamedTuple):
 
 
 def scope(analysis: Analysis) -> str:
-    """Say what intervals over runs do not cover: how allocations or hosts differ.
+    """Return a sentence on how times differ between allocations or hosts, or that intervals do not cover this.
 
-    Empty where no trial was repeated, or this is unknown.
+    Return "" where no trial was repeated, or nothing is known of it.
     """
-    repeated = [
-        trial for trial in analysis.trials.values() if len(trial.run_figures) > 1 and trial.environment is not None
-    ]
+    repeated = []
+    for trial in analysis.trials.values():
+        if len(trial.run_figures) > 1 and trial.environment is not None:
+            repeated.append(trial)
     if not repeated:
         return ""
     kind = _allocation_or_host(repeated)
-    differing = [
-        _PlaceSpread(trial.name, trial.components)
-        for trial in repeated
-        if trial.components is not None and trial.components.clustered
-    ]
+    differing = []
+    for trial in repeated:
+        if trial.components is not None and trial.components.clustered:
+            differing.append(_PlaceSpread(trial.name, trial.components))
     if differing:
         return _differing_places(differing, len(repeated), kind)
     if all(len(trial.allocations) == 1 for trial in repeated):
@@ -192,7 +196,7 @@ def scope(analysis: Analysis) -> str:
 
 
 def _allocation_or_host(trials: Iterable[TrialResult]) -> Literal["allocation", "host"]:
-    """Return what the runs of trials may share: a scheduler's allocation, or their hosts where no rank recorded one."""
+    """Return "allocation" where a run recorded that of its scheduler, else "host": what runs of a trial may share."""
     for trial in trials:
         if any(environment.allocation for environment in environments(trial.recorded_runs[0])):
             return "allocation"
@@ -200,10 +204,10 @@ def _allocation_or_host(trials: Iterable[TrialResult]) -> Literal["allocation", 
 
 
 def _differing_places(differing: Sequence[_PlaceSpread], trials: int, kind: Literal["allocation", "host"]) -> str:
-    """Say how far times differ between allocations or hosts, and what an interval makes of it.
+    """Return a sentence on how far times differ between allocations or hosts, and how intervals account for it.
 
     Args:
-        differing: those of `trials` repeated trials for which this was found.
+        differing: the repeated trials whose times differ so.
         trials: number of repeated trials.
         kind: what differs.
     """
@@ -217,7 +221,7 @@ def _differing_places(differing: Sequence[_PlaceSpread], trials: int, kind: Lite
 
 
 def multiplicity(analysis: Analysis) -> str:
-    """Say how many comparisons were made, and what that means for verdicts; empty where there are fewer than 2."""
+    """Return a sentence on the number of comparisons and its effect on verdicts; "" for fewer than 2."""
     count = pairs_tested(analysis.comparisons)
     if count < 2:
         return ""
@@ -229,17 +233,17 @@ def multiplicity(analysis: Analysis) -> str:
 
 
 def corrected_p(value: float | None) -> str:
-    """ "p = 0.08 after correction"; empty where there is no test."""
+    """Return "p = 0.08 after correction"; "" without a test."""
     return f"p = {value:.2g} after correction" if value is not None else ""
 
 
 class _FactorWords(NamedTuple):
-    """What a factor of the efficiency stands for, in a sentence such as "8 points are the transfer"."""
+    """Words for a factor of the efficiency in a sentence such as "8 points are the transfer"."""
 
     taking: str
-    """Where it takes points: "the transfer"."""
+    """Words where it takes points: "the transfer"."""
     gaining: str
-    """Where it gains some: "a shorter transfer"."""
+    """Words where it gains points: "a shorter transfer"."""
 
 
 _IN_WORDS = {
@@ -269,7 +273,7 @@ _MOST_NAMED = 4
 
 
 class _Contribution(NamedTuple):
-    """What one factor takes from the efficiency."""
+    """The points that one factor takes from the efficiency."""
 
     points: int
     """In whole percent of the ideal; below 0 where it gains some."""
@@ -280,10 +284,10 @@ class _Contribution(NamedTuple):
 
 
 def contributions(waterfall: Waterfall) -> tuple[str, ...]:
-    """Return the largest contributions of at least a point as clauses, largest first, at most four and the rest in one.
+    """Return a clause on each of the four largest contributions of at least a point, and one on all others together.
 
-    Their numbers and the efficiency, all in whole percent, add up to 100: at an efficiency of 0.72 "17 points (12 to
-    21) are the transfer", "8 are waiting for data", "3 are other things".
+    Their numbers and the efficiency, all in whole percent, add up to 100. Example for an efficiency of 0.72: "17 points
+    (12 to 21) are the transfer", "8 are waiting for data", "3 are other things".
     """
     if waterfall.efficiency is None:
         return ()
@@ -295,27 +299,31 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
 
 
 def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Contribution]:
-    """Return the named contributions, largest first, and those of all other factors in one, rounded together."""
-    by_size = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
-    large = [factor for factor in by_size if abs(factor.points) >= 0.01 and factor.name != "other"]
-    named = large[:_MOST_NAMED]
-    other_points = sum(factor.points for factor in waterfall.factors if factor not in named)
-    exact = [*(100 * factor.points for factor in named), 100 * other_points]
-    *rounded, rounded_other = whole(exact, total=100 - round(100 * efficiency))
-    of_named = []
-    for factor, points in zip(named, rounded, strict=True):
-        what = _factor_in_words(waterfall, factor.name, takes_points=points > 0)
-        of_named.append(_Contribution(points, what, _bounds(factor, takes_points=points > 0)))
-    return [*of_named, _Contribution(rounded_other, _OTHER)]
+    """Return the largest contributions, largest first, and those of all other factors in one.
+
+    All are rounded to whole percent so that, with the efficiency, they add up to 100.
+    """
+    largest_first = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
+    large = [factor for factor in largest_first if abs(factor.points) >= 0.01 and factor.name != "other"]
+    listed_factors = large[:_MOST_NAMED]
+    other_points = sum(factor.points for factor in waterfall.factors if factor not in listed_factors)
+    exact_percents = [100 * factor.points for factor in listed_factors]
+    *rounded, rounded_other = whole([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
+    contributions_of_listed = []
+    for factor, points in zip(listed_factors, rounded, strict=True):
+        takes_points = points > 0
+        words = _factor_in_words(waterfall, factor.name, takes_points=takes_points)
+        contributions_of_listed.append(_Contribution(points, words, _bounds(factor, takes_points=takes_points)))
+    return [*contributions_of_listed, _Contribution(rounded_other, _OTHER)]
 
 
 def loss_in_words(waterfall: Waterfall, factor: Factor) -> str:
-    """Return what a factor that takes points stands for: "the transfer"."""
+    """Return the words for a factor that takes points: "the transfer"."""
     return _OTHER if factor.name == "other" else _factor_in_words(waterfall, factor.name, takes_points=True)
 
 
 def points_interval(factor: Factor) -> str:
-    """ "12 to 21", the interval of the points that a factor takes; empty where it is narrower than a point."""
+    """Return the interval of the points that a factor takes: "12 to 21"; "" where it is narrower than a point."""
     return _bounds(factor, takes_points=True).strip(" ()")
 
 
@@ -332,21 +340,28 @@ def _bounds(factor: Factor, *, takes_points: bool) -> str:
 
 
 def whole(values: Sequence[float], total: int) -> list[int]:
-    """Return whole numbers that add up to `total`, each within 1 of its value: the largest remainders are rounded up.
+    """Return whole numbers that add up to `total`, each within 1 of its value.
+
+    All are rounded down, and then those with the largest remainders up, as many as `total` lacks. Example: 1.6, 2.3 and
+    0.1 with a total of 4 give 2, 2 and 0.
 
     Args:
         values: at least one, their sum within 0.5 of `total`.
         total: the sum of the result.
     """
     rounded = [math.floor(value) for value in values]
-    by_remainder = sorted(range(len(values)), key=lambda index: rounded[index] - values[index])
-    for index in by_remainder[: total - sum(rounded)]:
+    largest_remainder_first = sorted(range(len(values)), key=lambda index: rounded[index] - values[index])
+    lacking = total - sum(rounded)
+    for index in largest_remainder_first[:lacking]:
         rounded[index] += 1
     return rounded
 
 
 def _clause(contribution: _Contribution, *, with_unit: bool) -> str:
-    """ "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding"."""
+    """Return a contribution as a clause.
+
+    Examples: "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding".
+    """
     points = abs(contribution.points)
     verb = "is" if points == 1 else "are"
     unit = ""
@@ -370,7 +385,7 @@ def _factor_in_words(waterfall: Waterfall, name: str, *, takes_points: bool) -> 
 
 
 def _waiting(straggler: Straggler | None) -> str:
-    """ "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
+    """Return "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
     if straggler is None:
         return "waiting for the slowest rank"
     clauses = []

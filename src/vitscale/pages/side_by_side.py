@@ -1,7 +1,8 @@
 """The answer of `vitscale compare`: results side by side (`vitscale.analysis.counterparts`), as a document and as data.
 
-Beside each verdict stands what these runs could have shown, so that "no significant difference" is not read as "equal",
-and what to do next where nothing is decided.
+A pair is a trial of the first results and its counterpart in others. Beside each verdict stands the smallest slowdown
+that the runs could have shown, so that "no significant difference" is not read as "equal", and what to do next where
+nothing is decided.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from vitscale.present.unread import Unread
 SAME_RUNS = "the same runs"
 _NO_TIMES = "no times"
 _LARGEST_SHOWN = 10.0
-"""Slowdown, as a share, beyond which percent say no more."""
+"""Largest slowdown, as a share, that is printed in percent; larger ones are "over 1000 %"."""
 
 
 class Compared(NamedTuple):
     """Results that were compared, and the limit of the comparison."""
 
     first: str
-    """Name of those that the others are compared with."""
+    """Name of the results that the others are compared with."""
     pairs: Sequence[Pair]
     limit: float | None
     """Share by which a trial may be slower; None: no limit was named."""
@@ -44,23 +45,30 @@ class Compared(NamedTuple):
 
     @classmethod
     def of(cls, named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair], limit: float | None) -> Compared:
-        """Return the comparison of (name, results), the first of which the others are compared with.
+        """Return the comparison of results.
 
         Args:
-            named_results: the results.
+            named_results: names and results; the others are compared with the first.
             pairs: their pairs (`analysis.counterparts.side_by_side`).
             limit: as the field.
         """
-        first_name = named_results[0][0]
+        first_name, *other_names = [name for name, _ in named_results]
         sessions = []
-        for other_name, _ in named_results[1:]:
-            sentence = _sessions(first_name, other_name, pairs)
+        for other_name in other_names:
+            sentence = _separate_sessions_sentence(first_name, other_name, pairs)
             if sentence:
                 sessions.append(sentence)
         unread: list[Unread] = []
         for name, analysis in named_results:
             unread += [file._replace(results=name) for file in analysis.unread]
-        return cls(first_name, pairs, limit, unmatched(named_results, pairs), sessions, unread)
+        return cls(
+            first=first_name,
+            pairs=pairs,
+            limit=limit,
+            missing=unmatched(named_results, pairs),
+            sessions=sessions,
+            unread=unread,
+        )
 
     @property
     def is_failed(self) -> bool:
@@ -69,12 +77,15 @@ class Compared(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a trial is neither, or has no counterpart, or runs that cannot be read could change it."""
+        """Whether it is open for some trial if it is slower than the limit.
+
+        That is so where a pair is undecided, a trial has no counterpart, or runs cannot be read.
+        """
         return "undecided" in self._gates or bool(self.missing) or bool(self.unread)
 
     @property
     def _gates(self) -> list[Gate]:
-        """Each pair's answer to the limit; none without a limit."""
+        """The verdict of each pair on the limit; empty without a limit."""
         return [] if self.limit is None else [pair.gate(self.limit) for pair in self.pairs]
 
 
@@ -85,7 +96,7 @@ def compared_document(compared: Compared) -> Document:
         *(f"differs everywhere: {difference}" for difference in shared),
         *compared.missing,
         *compared.sessions,
-        *_alternated(compared.pairs),
+        *_sentences_on_rounds(compared.pairs),
         *next_steps(compared.pairs, compared.limit),
     ]
     blocks: list[Block] = [Paragraph(_summary(compared), "strong")]
@@ -96,14 +107,20 @@ def compared_document(compared: Compared) -> Document:
 
 
 def _shared_differences(pairs: Sequence[Pair]) -> list[str]:
-    """Return what differs in every pair, beside the times."""
+    """Return the differences beside the times that all pairs have."""
     if not pairs:
         return []
-    return [difference for difference in pairs[0].differs if all(difference in pair.differs for pair in pairs)]
+    shared = list(pairs[0].differs)
+    for pair in pairs:
+        shared = [difference for difference in shared if difference in pair.differs]
+    return shared
 
 
 def _pairs_table(compared: Compared, shared: Sequence[str]) -> Table:
-    """Return a row for each pair, grouped by results; `shared` is told elsewhere, and in no row."""
+    """Return a table with a row for each pair, grouped by results.
+
+    Its rows leave out the differences in `shared`, which stand above the table.
+    """
     limit = compared.limit
     rows_by_results: dict[str, list[Row]] = {}
     for pair in compared.pairs:
@@ -119,11 +136,11 @@ def _pairs_table(compared: Compared, shared: Sequence[str]) -> Table:
     always = [column.name for column in columns]
     columns.append(Column("shown from"))
     columns.append(Column("differs besides", words=True, narrow=None))
-    return table(columns, rows_by_results, notes=_notes(compared.pairs, limit), always=always)
+    return table(columns, rows_by_results, notes=_table_notes(compared.pairs, limit), always=always)
 
 
-def _notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
-    """Return what the columns and verdicts of the table mean; nothing on a column in which no trial has a value."""
+def _table_notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
+    """Return notes on the meaning of the columns and verdicts; none on a column without a value."""
     notes = []
     if any(pair.measured is not None and not pair.same_runs for pair in pairs):
         notes.append("time for the same images over that of the first results, with the 95 % interval over runs")
@@ -137,7 +154,10 @@ def _notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
 
 
 def _summary(compared: Compared) -> str:
-    """ "4 trials compared with base: 3 faster, 1 no times; 0 slower than 5 % for certain, 1 undecided"."""
+    """Return how many pairs have which verdict.
+
+    Example: "4 trials compared with base: 3 faster, 1 no times; 0 slower than 5 % for certain, 1 undecided".
+    """
     count_by_verdict = Counter(map(_verdict, compared.pairs))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in count_by_verdict.items())
     summary = f"{counted(len(compared.pairs), 'trial')} compared with {compared.first}: {counts}"
@@ -155,15 +175,15 @@ def _verdict(pair: Pair) -> str:
 
 
 def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
-    cells = [Cell(pair.curve), Cell(str(pair.gpus)), _time(pair), Cell(_verdict(pair))]
+    cells = [Cell(pair.curve), Cell(str(pair.gpus)), _time_ratio_cell(pair), Cell(_verdict(pair))]
     if limit is not None:
         cells.append(Cell(pair.gate(limit)))
     differences = [difference for difference in pair.differs if difference not in shared]
-    return (*cells, Cell(_slowdown(_smallest_shown(pair, limit))), Cell("; ".join(differences)))
+    return (*cells, Cell(_slowdown_text(_smallest_shown(pair, limit))), Cell("; ".join(differences)))
 
 
-def _time(pair: Pair) -> Cell:
-    """Return the ratio of the times; where there is none, what became of the trial."""
+def _time_ratio_cell(pair: Pair) -> Cell:
+    """Return the ratio of the two times; where a time is missing, the outcome of the trial that has none."""
     if pair.same_runs:
         return Cell(number(1.0))
     if pair.measured is None:
@@ -178,7 +198,7 @@ def _smallest_shown(pair: Pair, limit: float | None) -> float | None:
     return pair.smallest_slower if limit is None else pair.smallest_failed(limit)
 
 
-def _slowdown(share: float | None) -> str:
+def _slowdown_text(share: float | None) -> str:
     """Return a slowdown in percent; a dash where it is unknown."""
     if share is None:
         return UNKNOWN
@@ -189,63 +209,100 @@ def _slowdown(share: float | None) -> str:
 
 
 def next_steps(pairs: Sequence[Pair], limit: float | None) -> list[str]:
-    """Return sentences on the smallest slowdown that these runs show, and on the repeats that show or decide more."""
+    """Return sentences on the smallest slowdown that these runs show, and on the repeats that show or decide more.
+
+    Return none where no pair has times on both sides.
+    """
     measured_pairs = [pair for pair in pairs if pair.measured is not None]
     if not measured_pairs:
         return []
-    return [_power(measured_pairs, limit), *_further_repeats(measured_pairs, limit)]
+    return [_shown_slowdown_sentence(measured_pairs, limit), *_further_repeats(measured_pairs, limit)]
 
 
-def _power(pairs: Sequence[Pair], limit: float | None) -> str:
-    """Say which slowdown these runs would have shown."""
-    smallest = [shown for pair in pairs if (shown := _smallest_shown(pair, limit)) is not None]
-    if not smallest:
+def _shown_slowdown_sentence(pairs: Sequence[Pair], limit: float | None) -> str:
+    """Return a sentence on the slowdown that these runs would have shown."""
+    smallest_by_pair = [_smallest_shown(pair, limit) for pair in pairs]
+    known = [slowdown for slowdown in smallest_by_pair if slowdown is not None]
+    if not known:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
-    if min(smallest) > _LARGEST_SHOWN:
+    if min(known) > _LARGEST_SHOWN:
         return f"these runs differ too much to show even a slowdown of {rough_percent(_LARGEST_SHOWN)}"
-    by_trial = f" ({_slowdown(max(smallest))} in the least steady trial)" if len(smallest) > 1 else ""
+    least_steady = f" ({_slowdown_text(max(known))} in the least steady trial)" if len(known) > 1 else ""
     outcome = "is reported" if limit is None else "fails"
     return (
-        f"a slowdown of {_slowdown(min(smallest))} or more {outcome} in 4 of 5 cases with these runs{by_trial}; a "
-        "smaller one may be missed"
+        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
+        "a smaller one may be missed"
     )
 
 
-class _Step(NamedTuple):
-    """What further repeats are for."""
+class _RepeatsNeeded(NamedTuple):
+    """The repeats on each side that serve a purpose."""
 
     purpose: str
+    """ "to report 5 % as slower in 4 of 5 cases"."""
     repeats: int | None
     """None: more than are advised."""
 
 
 def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
-    """Return the repeats that report a slowdown of the limit as slower, and that decide what is undecided.
+    """Return one sentence that advises further repeats; an empty list where these runs are enough.
 
-    None where these runs are enough. `pairs` are those with times.
+    Further repeats serve to report a slowdown of the limit as slower, and to decide the undecided pairs.
+
+    Example: "next: to report 5 % as slower in 4 of 5 cases, measure.repeats = 12 on each side".
+
+    Args:
+        pairs: pairs with times.
+        limit: the limit, as a share.
     """
-    if any(min(side.runs for side in pair.measured.sides) < 2 for pair in pairs if pair.measured is not None):
+    if any(_has_single_run(pair) for pair in pairs):
         return [f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"]
-    steps = [step for step in (_step_to_show(pairs, limit), _step_to_decide(pairs, limit)) if step is not None]
-    within_reach = [f"{step.purpose}, measure.repeats = {step.repeats} on each side" for step in steps if step.repeats]
-    out_of_reach = [step.purpose for step in steps if step.repeats is None]
-    if out_of_reach:
-        spread = f"takes more than {MOST_REPEATS} repeats at this spread of runs"
-        within_reach.append(f"{', and '.join(out_of_reach)} {spread}: look first for what makes them differ")
-    return [f"next: {'; '.join(within_reach)}"] if within_reach else []
+    needs_or_none = (_repeats_to_show(pairs, limit), _repeats_to_decide(pairs, limit))
+    needs = [need for need in needs_or_none if need is not None]
+    if not needs:
+        return []
+    return [f"next: {_advice_on_repeats(needs)}"]
 
 
-def _step_to_show(pairs: Sequence[Pair], limit: float | None) -> _Step | None:
-    """Return the repeats that report a slowdown of the limit, or of the usual one; None where these runs do."""
+def _has_single_run(pair: Pair) -> bool:
+    """Whether a side of a pair with times has one run only."""
+    return pair.measured is not None and any(side.runs < 2 for side in pair.measured.sides)
+
+
+def _advice_on_repeats(needs: Sequence[_RepeatsNeeded]) -> str:
+    """Return the advised repeats for each purpose; then the purposes that take more repeats than are advised."""
+    clauses = []
+    unaffordable_purposes = []
+    for need in needs:
+        if need.repeats is None:
+            unaffordable_purposes.append(need.purpose)
+        else:
+            clauses.append(f"{need.purpose}, measure.repeats = {need.repeats} on each side")
+    if unaffordable_purposes:
+        clauses.append(
+            f"{', and '.join(unaffordable_purposes)} takes more than {MOST_REPEATS} repeats at this spread of runs: "
+            "look first for what makes them differ"
+        )
+    return "; ".join(clauses)
+
+
+def _repeats_to_show(pairs: Sequence[Pair], limit: float | None) -> _RepeatsNeeded | None:
+    """Return the repeats with which a slowdown of the limit, or of the usual one, is reported as slower.
+
+    Return None where these runs are enough.
+    """
     target = USUAL_LIMIT if limit is None else limit
     if all(pair.smallest_slower is not None and pair.smallest_slower <= target for pair in pairs):
         return None
     purpose = f"to report {rough_percent(target)} as slower in 4 of 5 cases"
-    return _Step(purpose, _most([pair.repeats_to_show(target) for pair in pairs]))
+    return _RepeatsNeeded(purpose, _largest_or_none([pair.repeats_to_show(target) for pair in pairs]))
 
 
-def _step_to_decide(pairs: Sequence[Pair], limit: float | None) -> _Step | None:
-    """Return the repeats that decide which trials are slower than the limit; None where all are decided."""
+def _repeats_to_decide(pairs: Sequence[Pair], limit: float | None) -> _RepeatsNeeded | None:
+    """Return the repeats that decide which trials are slower than the limit.
+
+    Return None where all are decided, or without a limit.
+    """
     if limit is None:
         return None
     undecided = [pair for pair in pairs if pair.gate(limit) == "undecided"]
@@ -255,44 +312,50 @@ def _step_to_decide(pairs: Sequence[Pair], limit: float | None) -> _Step | None:
         f"to decide {counted(len(undecided), 'undecided trial')} (equal ones within {rough_percent(limit)}, "
         f"{rough_percent(2 * limit)} fails)"
     )
-    return _Step(purpose, _most([pair.repeats_to_decide(limit) for pair in undecided]))
+    return _RepeatsNeeded(purpose, _largest_or_none([pair.repeats_to_decide(limit) for pair in undecided]))
 
 
-def _most(repeats: Sequence[int | None]) -> int | None:
-    """Return the most repeats that a trial takes; None where one takes more than are advised."""
+def _largest_or_none(repeats: Sequence[int | None]) -> int | None:
+    """Return the largest number of repeats; None where one is None (more than are advised), or there are none."""
     advised = [count for count in repeats if count is not None]
-    return max(advised) if advised and len(advised) == len(repeats) else None
+    if len(advised) < len(repeats):
+        return None
+    return max(advised, default=None)
 
 
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-def _alternated(pairs: Sequence[Pair]) -> list[str]:
-    """Return a sentence on runs that were made in turn; none where none were."""
-    rounds = [pair.measured.rounds for pair in pairs if pair.measured is not None and pair.measured.rounds]
-    if not rounds:
+def _sentences_on_rounds(pairs: Sequence[Pair]) -> list[str]:
+    """Return a sentence on pairs whose runs alternated in time, if there are any; else an empty list."""
+    round_counts = [pair.measured.rounds for pair in pairs if pair.measured is not None and pair.measured.rounds]
+    if not round_counts:
         return []
-    count = counted(min(rounds), "round")
-    return [f"run in turn ({count}): compared round by round, so that what changes between sessions cancels"]
+    fewest = counted(min(round_counts), "round")
+    return [f"run in turn ({fewest}): compared round by round, so that what changes between sessions cancels"]
 
 
-def _sessions(first: str, other: str, pairs: Sequence[Pair]) -> str:
-    """Say when two results were run, where that was one after the other and not in turn; else empty."""
+def _separate_sessions_sentence(first: str, other: str, pairs: Sequence[Pair]) -> str:
+    """Return a sentence on when two results were run, if all runs of one came after all of the other; else ""."""
     not_in_turn = [
         pair for pair in pairs if pair.results == other and pair.measured is not None and not pair.measured.rounds
     ]
-    of_first = span([pair.first for pair in not_in_turn])
-    of_other = span([pair.other for pair in not_in_turn])
-    if of_first is None or of_other is None:
+    first_span = span([pair.first for pair in not_in_turn])
+    other_span = span([pair.other for pair in not_in_turn])
+    if first_span is None or other_span is None:
         return ""
-    overlap = of_first.began < of_other.ended and of_other.began < of_first.ended
-    if overlap:
+    do_overlap = first_span.began < other_span.ended and other_span.began < first_span.ended
+    if do_overlap:
         return ""
-    days = {_day(moment) for moment in (*of_first, *of_other)}
-    form = _TIME_OF_DAY if len(days) == 1 else _DAY
-    on_day = f"on {days.pop()} " if len(days) == 1 else ""
+    days = {_day(moment) for moment in (*first_span, *other_span)}
+    if len(days) == 1:
+        form = _TIME_OF_DAY
+        on_day = f"on {days.pop()} "
+    else:
+        form = _DAY
+        on_day = ""
     return (
-        f"{on_day}{first} was run {_when(of_first, form)}, {other} {_when(of_other, form)} (UTC), not in turn: "
+        f"{on_day}{first} was run {_when(first_span, form)}, {other} {_when(other_span, form)} (UTC), not in turn: "
         "sessions usually differ by 2 to 3 %, which no interval here holds; vitscale compare --run alternates"
     )
 
@@ -306,7 +369,10 @@ def _day(unix_seconds: float) -> str:
 
 
 def _when(session: RoundSpan, form: str) -> str:
-    """ "from 09:10 to 09:40", "at 09:10", "from 2026-11-20 to 2026-11-21" or "on 2026-11-20": in UTC."""
+    """Return when a session was, in UTC, as times of day or as days, as `form` says.
+
+    Examples: "from 09:10 to 09:40", "at 09:10", "from 2026-11-20 to 2026-11-21", "on 2026-11-20".
+    """
     begin = time.strftime(form, time.gmtime(session.began))
     end = time.strftime(form, time.gmtime(session.ended))
     if begin != end:

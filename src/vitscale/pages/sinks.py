@@ -1,8 +1,8 @@
 """Results in the tracker that a group already uses: TensorBoard, MLflow and Weights & Biases, by their own clients.
 
-Each run becomes a run there, with its trial's fields as parameters, its figures as a summary, loss and seconds by step,
-and what was learned by epoch. The tracker decides where it is kept (MLFLOW_TRACKING_URI, WANDB_MODE=offline). A run
-that is there already is left as it is.
+Each run becomes a run there. Its parameters are the fields of its trial, its summary its figures, and its curves the
+loss and seconds by step and the accuracy by epoch. The tracker decides where the run is kept (MLFLOW_TRACKING_URI,
+WANDB_MODE=offline). A run that the tracker already has is left as it is.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _FIGURES = (
     "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds", "startup_seconds",
     "peak_bytes",
 )  # fmt: skip
-_LEFT_OUT = ("log", "modes", "loss", "held_out_accuracy")
-"""Columns of a run that are neither parameters nor figures here: the curves have them."""
+"""Columns of a run that are its figures; the other columns are its parameters."""
+_SKIPPED_COLUMNS = ("log", "modes", "loss", "held_out_accuracy")
+"""Columns of a run that are neither parameters nor figures here."""
 _MOST_CHARACTERS = 250
 """Longest value of a parameter: MLflow's limit for what any of its stores takes."""
 _MLFLOW_BATCH = 1000
 """Most metrics that MLflow takes at once."""
 _LONGEST_REASON = 300
+"""Most characters of a client's error that are repeated."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +45,25 @@ class TrackedRun:
     """A run as a tracker shows it."""
 
     key: str
-    """The same for the same run of the same study, wherever its results lie."""
+    """Identifier of the run of the study. It does not depend on the folder of the results, so sending twice is seen."""
     study: str
     name: str
     parameters: Mapping[str, str]
     figures: Mapping[str, float]
     curves: Mapping[int, Mapping[str, float]]
-    """Step -> the values that belong to it, by name, in the order of steps."""
+    """Step -> its values by name, in the order of steps: {0: {"step_seconds": 0.1, "loss": 2.3}, ...}."""
     started_unix_seconds: float
 
 
 class SentRuns(NamedTuple):
-    """How many runs a tracker got."""
+    """Number of runs that a tracker was sent, and that it had before."""
 
     sent: int
     there_already: int
 
 
 def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
-    """Yield every completed run that counts in the figures."""
+    """Yield every completed run from which figures were made."""
     runs: list[Run] = []
     for result in analysis.trials.values():
         runs += result.recorded_runs
@@ -70,27 +72,39 @@ def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
 
 
 def _tracked_run(study_name: str, row: Mapping[str, Any], run: Run) -> TrackedRun:
-    """Return a run for trackers; `row` are its columns in the report's table of runs."""
-    # Results of others may have any name, and the name becomes a folder's.
-    study = re.sub(r"[^A-Za-z0-9_-]+", "-", study_name).strip("-")[:100] or "study"
+    """Return a run for trackers. `row`: its columns in the report's table of runs."""
+    study = _folder_name(study_name)
     started = run.outcome.started_unix_seconds
     identity = f"{study} {run.header.folder} {started}"
-    values = {name: value for name, value in row.items() if name not in _LEFT_OUT and value is not None}
+    values = {name: value for name, value in row.items() if value is not None}
+    parameters = {}
+    for name, value in values.items():
+        if name not in _FIGURES and name not in _SKIPPED_COLUMNS:
+            parameters[name] = str(value)[:_MOST_CHARACTERS]
     return TrackedRun(
         key=hashlib.sha256(identity.encode()).hexdigest()[:16],
         study=study,
         name=f"{row['curve']}, {row['gpus']} ranks, repeat {run.header.repeat + 1}",
-        parameters={name: str(value)[:_MOST_CHARACTERS] for name, value in values.items() if name not in _FIGURES},
+        parameters=parameters,
         figures={name: float(values[name]) for name in _FIGURES if name in values},
         curves=_curves(run),
         started_unix_seconds=started,
     )
 
 
-def _curves(run: Run) -> dict[int, dict[str, float]]:
-    """Return curves of rank 0, or of the first recorded rank: losses of its own micro-batches, seconds of its steps.
+def _folder_name(study_name: str) -> str:
+    """Return the name of a study as one that a folder may have, for results of others may have any name.
 
-    What was learned in an epoch stands at the epoch's last step.
+    Example: "x" for "../../x".
+    """
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", study_name).strip("-")[:100] or "study"
+
+
+def _curves(run: Run) -> dict[int, dict[str, float]]:
+    """Return the loss and the seconds of each step of rank 0, or of the first recorded rank.
+
+    The loss is that of the rank's own micro-batches. The figures of an epoch, such as its held-out accuracy, are among
+    the values of the epoch's last step.
     """
     if not run.ranks:
         return {}
@@ -105,46 +119,61 @@ def _curves(run: Run) -> dict[int, dict[str, float]]:
         last_step_by_epoch[epoch] = step
     for line in run.ranks[0].epochs:
         if line.epoch in last_step_by_epoch:
-            curves[last_step_by_epoch[line.epoch]] |= _learned(line)
+            curves[last_step_by_epoch[line.epoch]] |= _epoch_values(line)
     return dict(sorted(curves.items()))
 
 
-def _learned(line: EpochLine) -> dict[str, float]:
+def _epoch_values(line: EpochLine) -> dict[str, float]:
+    """Return the loss and accuracies of an epoch that are known, by name."""
     values = {name: getattr(line, name) for name in LEARNED}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def send(kind: str, analysis: Analysis, folder: Path) -> SentRuns:
-    """Send every run to a tracker.
+    """Send every run to a tracker, except those that it already has.
 
     Args:
-        kind: one of `SINKS`.
+        kind: one of `SINKS`, which is also the name of its client's module.
         analysis: the results.
         folder: where TensorBoard's files go; the others have places of their own.
 
     Raises:
-        RequestError: its client is not installed, or refuses.
+        RequestError: the client is not installed, or it raised an error of any kind.
     """
-    try:
-        client = importlib.import_module(kind)
-    except ImportError as error:
-        what = f"the client of {kind} is not installed ({error.name or kind})"
-        raise RequestError(what, next_step=f"Run {install_command('track')}") from None
+    client = _imported_client(kind)
+    send_run = SINKS[kind]
     try:
         runs = list(tracked_runs(analysis))
-        are_sent = [SINKS[kind](client, run, folder) for run in runs]
+        sent = [run for run in runs if send_run(client, run, folder)]
     except Exception as error:  # whatever a client raises is one message: no network, no key, a full disk
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise RequestError(f"{kind} does not take the runs: {lines[0][:_LONGEST_REASON]}") from error
-    sent = are_sent.count(True)
-    return SentRuns(sent, there_already=len(runs) - sent)
+        raise RequestError(f"{kind} does not take the runs: {_first_line(error)}") from error
+    return SentRuns(sent=len(sent), there_already=len(runs) - len(sent))
 
 
-# Each of these sends one run, and returns whether it did: False where the run is there already.
+def _imported_client(kind: str) -> Any:
+    """Return the module of a tracker's client.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        return importlib.import_module(kind)
+    except ImportError as error:
+        message = f"the client of {kind} is not installed ({error.name or kind})"
+        raise RequestError(message, next_step=f"Run {install_command('track')}") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of an error's first line; the error's type where it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:_LONGEST_REASON] if lines else type(error).__name__[:_LONGEST_REASON]
+
+
+# Each of these sends one run and returns True. Where the tracker has the run, it sends nothing and returns False.
 
 
 def _tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
-    """Write a folder of event files for the run, with its parameters as a text."""
+    """Write a folder of event files for the run. Its parameters are a table in a text."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -172,7 +201,7 @@ def _tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
 
 
 def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
-    """Make a run in the study's experiment; metrics go in batches, as its own client sends them."""
+    """Make a run in the experiment of its study; metrics go in batches, as the client sends them itself."""
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name(run.study)
     experiment_id = client.create_experiment(run.study) if experiment is None else experiment.experiment_id
@@ -189,7 +218,7 @@ def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
         unix_seconds += values_by_name["step_seconds"]
         step_ms = int(unix_seconds * 1000)
         for name, value in values_by_name.items():
-            # A metric has one name: the mean of the run is not a point of its curve.
+            # Without "curve/" the mean step_seconds of the run, a figure, would be a point of the curve.
             metrics.append(mlflow.entities.Metric(f"curve/{name}", value, step_ms, step))
     for start in range(0, len(metrics), _MLFLOW_BATCH):
         client.log_batch(run_id, metrics=metrics[start : start + _MLFLOW_BATCH])
@@ -198,7 +227,7 @@ def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
 
 
 def _wandb(wandb: Any, run: TrackedRun, folder: Path) -> bool:
-    """Make a run in the study's project; its key is its id there, so that sending it again makes no second run."""
+    """Make a run in the project of its study. Its key is the id there, so that sending it twice makes one run."""
     with wandb.init(
         project=run.study,
         id=run.key,
@@ -221,4 +250,4 @@ SINKS: Mapping[str, Callable[[Any, TrackedRun, Path], bool]] = {
     "mlflow": _mlflow,
     "wandb": _wandb,
 }
-"""Name of a client's module -> what sends a run to it."""
+"""Name of a client's module -> the function that sends a run to it."""

@@ -1,12 +1,11 @@
-"""The statements of the first screen, in tables: each with its sentence, and the condition on which it is said.
+"""The statements of the first screen, in tables: each has a sentence, and the condition under which it is made.
 
 A table answers one question about one subject, such as how a curve scales. Its rows are tried from the top, and the
-first whose condition holds is said. The page, the terminal, Markdown, LaTeX and JSON take these sentences from here.
-
-The condition of a row also holds only where those above it do not: it need not exclude them again.
+first one whose condition holds makes its statement. So a condition need not exclude those of the rows above. The page,
+the terminal, Markdown, LaTeX and JSON take these sentences from here.
 
 Conditions are about figures with 95 % intervals over runs (`Estimate`); a figure of fewer than 3 runs decides nothing.
-The interval that a statement rests on stands beside it.
+A statement contains the interval that it rests on.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from vitscale.present.estimate import Estimate
 
 Facts = TypeVar("Facts")
 _ONE_POINT = 0.01
-"""A loss below a point of 100 is none worth a sentence."""
+"""Loss of efficiency below which no sentence is made."""
 _MOST_LISTED = 3
-"""Number of things that cannot be told apart of which each is named."""
+"""Most things without a significant difference that are each named; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Statement(Generic[Facts]):
-    """A row of a table: a sentence about facts of one kind, and the condition on which it is said."""
+    """A row of a table: a sentence about facts of one kind, and the condition under which it is made."""
 
     name: str
     needs: str
-    """What must be true, in words."""
+    """The condition in words."""
     holds: Callable[[Facts], bool]
-    """Whether that is so, given that it is not so of the rows above."""
+    """Whether the condition holds, given that those of the rows above do not."""
     words: Callable[[Facts], str]
-    """The sentence; empty where nothing is to be said."""
+    """Returns the sentence; empty where none is needed."""
     cell: Callable[[Facts], str] = lambda _: units.UNKNOWN
-    """The same in a cell of the terminal's table."""
+    """Returns a few words in its place, for a cell of the terminal's table."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Claim(Generic[Facts]):
 
 
 def claim(table: Sequence[Statement[Facts]], facts: Facts) -> Claim[Facts]:
-    """Return the claim of the first row of a table whose condition holds; the last row of each table holds always."""
+    """Return the claim of the first row of a table whose condition holds; that of the last row always does."""
     return next(Claim(statement, facts) for statement in table if statement.holds(facts))
 
 
@@ -97,7 +96,10 @@ class Scaling:
 
     @property
     def figures(self) -> str:
-        """ "95 % interval 1.19 to 2.17; efficiency 0.80, 0.60 to 1.08": what "faster" rests on comes first."""
+        """The speedup's interval, on which "faster" rests, and the efficiency.
+
+        Example: "95 % interval 1.19 to 2.17; efficiency 0.80, 0.60 to 1.08".
+        """
         efficiency = units.share(self.efficiency.value)
         return f"{certainty(self.speedup)}; efficiency {efficiency}, {ratio_interval(self.efficiency)}"
 
@@ -123,7 +125,9 @@ def _weak_scaling(scaling: Scaling) -> str:
 
 
 def _pace(pattern: str) -> Callable[[Scaling], str]:
-    """Return words of `SCALING`: "{times} as fast as {base}" gives "ddp: 2 ranks are 1.6x as fast as 1 (...)."
+    """Return a function that makes the sentence of a row of `SCALING`.
+
+    Example: "{times} as fast as {base}" gives "ddp: 2 ranks are 1.6x as fast as 1 (...)."
 
     Args:
         pattern: the pace, with {times} for the speedup and {base} for the ranks of the baseline.
@@ -169,7 +173,8 @@ SCALING: tuple[Statement[Scaling], ...] = (
 # --- Why not better? ------------------------------------------------------------------------------------------------
 
 
-def _place(waterfall: Waterfall) -> str:
+def _trial_of_waterfall(waterfall: Waterfall) -> str:
+    """Return "ddp on 8 ranks (weak)"."""
     return f"{waterfall.curve} on {units.ranks(waterfall.gpus)} ({waterfall.mode})"
 
 
@@ -179,8 +184,8 @@ def _percent_of_ideal(waterfall: Waterfall) -> str:
 
 
 def _reached_of_ideal(waterfall: Waterfall) -> str:
-    """ "ddp on 8 ranks (weak) is at 72 % of ideal (95 % interval 68 to 77 %)"."""
-    measured = f"{_place(waterfall)} is at {_percent_of_ideal(waterfall)}"
+    """Return "ddp on 8 ranks (weak) is at 72 % of ideal (95 % interval 68 to 77 %)"."""
+    measured = f"{_trial_of_waterfall(waterfall)} is at {_percent_of_ideal(waterfall)}"
     interval = waterfall.interval
     if interval is None or interval.low is None or interval.high is None:
         return measured
@@ -190,7 +195,7 @@ def _reached_of_ideal(waterfall: Waterfall) -> str:
 
 
 def largest_part(waterfall: Waterfall) -> Factor:
-    """The factor that takes most points of the efficiency."""
+    """Return the factor that takes the most points of the efficiency."""
     return max(waterfall.factors, key=lambda factor: factor.points)
 
 
@@ -205,15 +210,15 @@ def is_loss_established(waterfall: Waterfall) -> bool:
 
 
 def takes_most(waterfall: Waterfall) -> bool:
-    """Whether the largest part is significantly more than all other parts that lose something together."""
+    """Whether the largest part is significantly larger than the sum of all other parts that lose something."""
     largest = largest_part(waterfall)
-    losing = [factor for factor in waterfall.factors if factor.points > 0]
-    excess = largest.less([factor for factor in losing if factor is not largest])
+    other_losses = [factor for factor in waterfall.factors if factor.points > 0 and factor is not largest]
+    excess = largest.less(other_losses)
     return excess is not None and excess.side_of(0.0) == "above"
 
 
 def parts_as_large(waterfall: Waterfall) -> tuple[Factor, ...]:
-    """The largest part, and those that are not significantly smaller and take a point or more; the largest first."""
+    """Return the largest part, and the parts of a point or more that are not significantly smaller, largest first."""
     largest = largest_part(waterfall)
     as_large = [largest]
     for factor in sorted(waterfall.factors, key=lambda factor: -factor.points):
@@ -226,7 +231,7 @@ def parts_as_large(waterfall: Waterfall) -> tuple[Factor, ...]:
 
 
 def _part_in_words(waterfall: Waterfall, factor: Factor) -> str:
-    """ "waiting for rank 3 (straggler wait: 17 points, 12 to 21)"."""
+    """Return "waiting for rank 3 (straggler wait: 17 points, 12 to 21)"."""
     bounds = sentences.points_interval(factor)
     within = f", {bounds}" if bounds else ""
     return f"{sentences.loss_in_words(waterfall, factor)} ({factor.name}: {100 * factor.points:.0f} points{within})"
@@ -237,7 +242,7 @@ def _largest_part_in_words(waterfall: Waterfall) -> str:
 
 
 def _parts_in_words(waterfall: Waterfall) -> str:
-    """The largest parts: "A, B or C", "A, B, C or 2 more". There are two or more."""
+    """Return the parts that are as large as the largest: "A, B or C", "A, B, C or 2 more". They are two or more."""
     as_large = parts_as_large(waterfall)
     words = [_part_in_words(waterfall, factor) for factor in as_large[:_MOST_LISTED]]
     if len(as_large) > _MOST_LISTED:
@@ -246,7 +251,7 @@ def _parts_in_words(waterfall: Waterfall) -> str:
 
 
 def _loss_cell(waterfall: Waterfall) -> str:
-    """ "16 % wire", "21 % straggler wait (for rank 1)"."""
+    """Return the largest part: "16 % wire", "21 % straggler wait (for rank 1)"."""
     largest = largest_part(waterfall)
     loss = f"{100 * largest.points:.0f} % {largest.name}"
     if largest.name == "straggler wait" and waterfall.straggler is not None:
@@ -255,9 +260,8 @@ def _loss_cell(waterfall: Waterfall) -> str:
 
 
 def _loss_of_few_runs(waterfall: Waterfall) -> str:
-    measured = (
-        f"{_place(waterfall)} was measured at {_percent_of_ideal(waterfall)}, in too few runs to establish a loss"
-    )
+    trial = _trial_of_waterfall(waterfall)
+    measured = f"{trial} was measured at {_percent_of_ideal(waterfall)}, in too few runs to establish a loss"
     return f"{measured}; the largest part measured is {_largest_part_in_words(waterfall)}."
 
 
@@ -325,14 +329,17 @@ LOSS: tuple[Statement[Waterfall], ...] = (
 
 
 def _is_undecided(figure: Estimate | None) -> bool:
-    """Whether a ratio of enough runs may as well be 1: its interval holds 1, and more than the value itself."""
+    """Whether a ratio of enough runs may as well be 1: its interval holds 1, and has a width."""
     if figure is None or _has_few_runs(figure):
         return False
     return figure.low != figure.high and figure.side_of(1.0) is None
 
 
 def _all_parts_in_words(waterfall: Waterfall) -> str:
-    """ "8 ranks reach 72 % of ideal: 20 points wire; 8 points straggler wait."; else the first clause alone."""
+    """Return "8 ranks reach 72 % of ideal: 20 points are the transfer; 8 are waiting for data.".
+
+    Without a contribution of a point or more it is the first clause alone.
+    """
     reached = sentences.reached_of_ideal(waterfall)
     contributions = "; ".join(sentences.contributions(waterfall))
     return f"{reached}: {contributions}." if contributions else f"{reached}."
@@ -366,7 +373,7 @@ WATERFALL: tuple[Statement[Waterfall], ...] = (
         _all_parts_in_words,
     ),
 )
-"""All parts of one waterfall, below its picture and in JSON."""
+"""The statement on all parts of one waterfall, below its picture and in JSON."""
 
 
 @dataclass(frozen=True)
@@ -375,20 +382,21 @@ class WorstLoss:
 
     waterfall: Waterfall
     rivals: tuple[Waterfall, ...]
-    """The others on as many ranks whose efficiency is not significantly higher."""
+    """The other waterfalls on as many ranks whose efficiency is not significantly higher."""
 
     @property
     def loss(self) -> str:
-        """The sentence on what it loses."""
+        """The sentence on the loss of this waterfall."""
         return claim(LOSS, self.waterfall).text
 
 
 def is_lower(first: Estimate, second: Estimate) -> bool:
     """Whether one ratio is significantly below another, from their intervals alone.
 
-    Distances to the ends that face each other are squared and added, on logarithms: the method of variance estimates
+    It is where log(second / first) exceeds the root of the sum of two squares, on logarithms: of the distance from
+    `first` to its upper end, and of that from `second` to its lower end. This is the method of variance estimates
     recovery (Zou & Donner, "Construction of confidence limits about effect measures", Statistics in Medicine 27, 2008,
-    1693-1702). Where both rest on the same baseline, this claims less than it could.
+    1693-1702). Where both ratios have the same baseline, it finds fewer differences than there are.
     """
     if _has_few_runs(first) or _has_few_runs(second):
         return False
@@ -401,7 +409,7 @@ def is_lower(first: Estimate, second: Estimate) -> bool:
 
 
 def worst_loss(waterfalls: Sequence[Waterfall]) -> WorstLoss | None:
-    """The lowest efficiency at the most ranks; None where no efficiency is known."""
+    """Return the waterfall of the lowest efficiency at the most ranks; None where no efficiency is known."""
     with_efficiency = [waterfall for waterfall in waterfalls if waterfall.efficiency is not None]
     if not with_efficiency:
         return None
@@ -456,7 +464,7 @@ WORST: tuple[Statement[WorstLoss], ...] = (
 
 @dataclass(frozen=True)
 class BaselineLoss:
-    """What the baseline of a trial loses already, beside what that trial loses."""
+    """The loss of a trial's baseline, and that of the trial itself."""
 
     parts: str
     """ "ddp, 1 rank: 80 % of a step is waiting for data."; empty where it loses nothing."""
@@ -467,14 +475,17 @@ class BaselineLoss:
 
     @property
     def is_more(self) -> bool:
-        """Whether the baseline significantly loses more than the trial does on top: the intervals lie apart."""
+        """Whether the baseline loses significantly more than the trial does on top: the intervals do not overlap."""
         if _has_few_runs(self.idle_share) or _has_few_runs(self.loss):
             return False
         return self.idle_share.ends.low > self.loss.ends.high
 
 
 _MUCH_IDLE = 0.1
-"""Share of the baseline's step in which nothing is computed, from which its efficiency of 1 is not left unsaid."""
+"""Share of the baseline's step in which nothing is computed, from which its own loss is stated.
+
+(Efficiencies are relative to the baseline, so that its own is 1 whatever it loses.)
+"""
 
 BASELINE: tuple[Statement[BaselineLoss], ...] = (
     Statement(
@@ -520,7 +531,7 @@ class BestTrial:
 
     @property
     def named_rivals(self) -> str:
-        """ "ddp, 1 rank; deepspeed, 2 ranks; 3 more": names that hold commas."""
+        """The rivals with semicolons, because their names have commas: "ddp, 1 rank; deepspeed, 2 ranks; 3 more"."""
         names = [*self.rivals[: self.most_named]]
         if len(self.rivals) > self.most_named:
             names.append(f"{len(self.rivals) - self.most_named} more")
@@ -553,12 +564,12 @@ FASTEST: tuple[Statement[BestTrial], ...] = (
         lambda choice: f"{choice.title}: {choice.trial}. Not told apart from it: {choice.named_rivals}.",
     ),
 )
-"""Also of costs: "cheapest" for "fastest"."""
+"""They hold for costs too, with "cheapest" for "fastest"."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The time of a trial that was chosen, as measured and as it will be: texts in one unit."""
+    """The time of the chosen trial as measured, and as it is to be expected, as texts in one unit."""
 
     measured: str
     corrected: str
@@ -594,14 +605,14 @@ EXPECTATION: tuple[Statement[Expectation | None], ...] = (
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """How many epochs a training must have for the trial of the shortest epoch to end first, start-up included."""
+    """The epochs from which on the trial of the shortest epoch ends first, start-up included."""
 
     epochs: int | None
     """Fewest whole epochs from which on it ends first; None where a start-up is unknown."""
     other: str
     """The trial that ends first before that."""
     startup: str
-    """ "113 ms", its start-up; with whose it is, where that is not that of a command of its own."""
+    """Its start-up, "113 ms"; where its ranks are forks, which start sooner, words that say so follow."""
 
 
 LENGTH: tuple[Statement[TrainingLength], ...] = (
@@ -628,7 +639,7 @@ LENGTH: tuple[Statement[TrainingLength], ...] = (
 
 
 def _with_policy_and_ranks(words: Callable[[CurveComparison], str]) -> Callable[[CurveComparison], str]:
-    """Return the words on a pair with their place before them: "strong-micro, 2 ranks: {words}."."""
+    """Return a function that puts batch policy and ranks before the words on a pair: "strong-micro, 2 ranks: ..."."""
     return lambda compared: f"{compared.mode}, {units.ranks(compared.gpus)}: {words(compared)}."
 
 
@@ -683,7 +694,10 @@ PAIR: tuple[Statement[CurveComparison], ...] = (
 
 
 def _several_pairs(against: AgainstReference) -> str:
-    """ "weak, 8 ranks, against ddp: faster: deepspeed (1.12x, 1.05 to 1.20) / no significant difference: ..."."""
+    """Return a sentence on several curves against a reference, grouped by verdict.
+
+    Example: "weak, 8 ranks, against ddp: faster: deepspeed (1.12x, 1.05 to 1.20) / no significant difference: ...".
+    """
     by_verdict: dict[ComparisonVerdict, list[str]] = {}
     for other in against.others:
         result = other.result
@@ -713,7 +727,7 @@ class Trust:
 
     @property
     def counts(self) -> str:
-        """ "2 warnings (unstable, drift), 4 notes"."""
+        """Warnings and notes in words: "2 warnings (unstable, drift), 4 notes"."""
         kinds = units.listed(kind.replace("-", " ") for kind in dict.fromkeys(self.warnings))
         warnings = units.counted(len(self.warnings), "warning")
         if self.warnings:
@@ -722,7 +736,7 @@ class Trust:
 
     @property
     def few_runs(self) -> str:
-        """What too few runs leave open; empty where there are 3 of each."""
+        """A clause that intervals need 3 runs; empty where every trial has them."""
         if self.fewest_runs is None or self.fewest_runs >= 3:
             return ""
         return f"; intervals need 3 runs of a trial, the fewest here are {self.fewest_runs}"

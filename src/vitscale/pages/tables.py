@@ -53,7 +53,10 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
     for curve in curves:
         rows = [_point_row(analysis.trials[point.trial_id], curve, point, figures) for point in curve.points]
         groups.append(RowGroup(curve.name, tuple(rows)))
-    notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
+    notes = []
+    for curve in curves:
+        if curve.baseline is None:
+            notes.append(_note_without_baseline(analysis, curve))
     if any(map(_has_masks, trials)):
         notes.append("Held-out accuracy of segmentation is that of pixels.")
     notes += start_up_notes(trials)
@@ -107,7 +110,7 @@ def _has_masks(trial: TrialResult) -> bool:
 
 
 def _point_row(trial: TrialResult, curve: CurveResult, point: ScalingPoint, figures: Sequence[_PointColumn]) -> Row:
-    """Return the row of one point of a curve; a trial without figures has its outcome in their place."""
+    """Return the row of one point of a curve; a trial without figures has its outcome in place of them."""
     ranks = Cell(sentences.ranks_on_hosts(trial.trial.world))
     batch = Cell(batch_text(trial))
     if not trial.run_figures:
@@ -118,10 +121,8 @@ def _point_row(trial: TrialResult, curve: CurveResult, point: ScalingPoint, figu
     return tuple(Cell(cell.text, cell.bounds, "baseline") for cell in cells) if is_baseline else cells
 
 
-def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
-    """Return why a curve has no baseline; empty where it has one."""
-    if curve.baseline is not None:
-        return ""
+def _note_without_baseline(analysis: Analysis, curve: CurveResult) -> str:
+    """Return a note on why a curve has no baseline."""
     trials = [analysis.trials[point.trial_id] for point in curve.points]
     if any(trial.drifts for trial in trials):
         return f"{curve.name}: no baseline, for no trial of it has completed without drifting."
@@ -140,13 +141,13 @@ def _p95(trial: TrialResult) -> float | None:
 
 
 def _runs_and_steps(trial: TrialResult) -> str:
-    """ "3 x 60": runs, and the timed steps of the shortest; for logs of whole epochs the runs alone."""
+    """Return the number of runs and the timed steps of the shortest: "3 x 60"; "3" where only epochs were recorded."""
     steps = min((run.timed_steps for run in trial.run_figures), default=0)
     return f"{len(trial.run_figures)} x {steps}" if steps else str(len(trial.run_figures))
 
 
 def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
-    """Return the epoch from barrier to barrier, and how many epochs of all runs are behind it."""
+    """Return the epoch time from barrier to barrier, and the number of epochs that it is the mean of."""
     if trial.elapsed_epoch_seconds is None:
         return Cell(units.UNKNOWN)
     return Cell(unit.text(trial.elapsed_epoch_seconds.value), str(trial.elapsed_epochs))
@@ -161,14 +162,20 @@ def speedup_cell(trial: TrialResult, point: ScalingPoint) -> Cell:
 
 
 def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Cell:
-    """Return a figure with its interval, if it has one of enough runs; a dash for the unknown."""
+    """Return a cell with a figure and its interval, or with a dash for None.
+
+    An interval of too few runs, which has a note, is left out.
+    """
     if interval is None:
         return Cell(units.UNKNOWN)
     return Cell(text(interval.value), "" if interval.note else interval.bounds(text))
 
 
 def batch_text(result: TrialResult) -> str:
-    """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation; or "48 = (20 + 4) x 2"."""
+    """Return the global batch as ranks x micro-batch x accumulation: "64 = 2 x 16 x 2".
+
+    Where ranks have unequal micro-batches, these are added: "48 = (20 + 4) x 2".
+    """
     if not result.batch_known:
         return units.UNKNOWN
     train = result.trial.train
@@ -209,13 +216,16 @@ _FORK_IMPORTS_SECONDS = 0.5
 
 
 def starts_as_forks(trial: TrialResult) -> bool:
-    """Whether its start-up was measured of forks: the local launcher starts new processes where it cannot fork."""
+    """Whether a trial's ranks started as forks of a process that had imported everything.
+
+    The local launcher forks where it can, and else starts new processes, whose imports take longer.
+    """
     imports = trial.startup.get("imports")
     return started_as_forks(trial.trial) and imports is not None and imports < _FORK_IMPORTS_SECONDS
 
 
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
-    """Return a note on start-ups that are those of forks; none where there are none."""
+    """Return a note that start-ups are those of forks; an empty list where no trial's is."""
     return [f"Start-up is that of {FORKED_RANKS}."] if any(map(starts_as_forks, trials)) else []
 
 
@@ -229,7 +239,7 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
 
 
 def _batch_label(result: TrialResult, curve: CurveResult | None) -> str:
-    """Return the batch of a rank, ", micro-batch 16 x 2"; empty where the curve's name has it."""
+    """Return the batch of a rank as the end of a trial's name: ", micro-batch 16 x 2"; "" where the curve names it."""
     train = result.trial.train
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
     if train.micro_batches:
@@ -240,7 +250,7 @@ def _batch_label(result: TrialResult, curve: CurveResult | None) -> str:
 
 
 class _ReferenceKey(NamedTuple):
-    """Comparisons with this in common are one table."""
+    """The fields that all comparisons of one table have in common."""
 
     mode: Mode
     varies: str
@@ -250,9 +260,9 @@ class _ReferenceKey(NamedTuple):
 
 
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
-    """Return how many times as fast as one reference each curve trains an epoch.
+    """Return tables of how many times as fast as a reference curve the other curves train an epoch.
 
-    There is a table for each batch policy and each field in which curves differ.
+    There is one for each batch policy and each field in which curves differ.
     """
     by_reference: dict[_ReferenceKey, list[AgainstReference]] = {}
     for against in against_references(analysis.curves, analysis.trials, analysis.comparisons):
@@ -262,14 +272,18 @@ def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
 
 
 def _comparison_table(key: _ReferenceKey, members: Sequence[AgainstReference]) -> Table:
-    """Return a row for each curve, the fastest at the most ranks first, and a column for each rank count."""
+    """Return a table with a row for each curve and a column for each rank count.
+
+    The curves are in the order of the comparisons at the most ranks, the fastest first.
+    """
     rank_counts = sorted({member.gpus for member in members})
-    by_curve: dict[str, dict[int, CurveComparison]] = {}
-    for member in sorted(members, key=lambda member: -member.gpus):
-        for other in member.others:
-            by_curve.setdefault(other.first, {})[member.gpus] = other
+    comparisons_by_curve: dict[str, dict[int, CurveComparison]] = {}
+    most_ranks_first = sorted(members, key=lambda member: -member.gpus)
+    for member in most_ranks_first:
+        for comparison in member.others:
+            comparisons_by_curve.setdefault(comparison.first, {})[member.gpus] = comparison
     rows = []
-    for curve, comparison_by_ranks in by_curve.items():
+    for curve, comparison_by_ranks in comparisons_by_curve.items():
         cells = [_comparison_cell(comparison_by_ranks.get(count)) for count in rank_counts]
         rows.append((Cell(curve), *cells))
     columns = (Column("curve", words=True), *(Column(units.ranks(count)) for count in rank_counts))
@@ -299,45 +313,61 @@ def grouped_table(
     always: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> Table | None:
-    """Return one row per trial, ranks and batch first, grouped by curve; None where there is no trial to show.
+    """Return a table with a row for each trial, grouped by curve; each row begins with ranks and batch.
+
+    Return None where it would have no row, or no column but ranks and batch.
 
     Args:
         analysis: the trials.
         title: title of the table.
-        columns: columns; those without a single known cell are left out, unless they are in `always`.
-        is_shown: whether a trial is in the table, or the record of it that the table shows: None leaves it out.
-        curves: curves whose trials are shown, all by default; a trial that lies on several stands with the first.
-        always: headings that stay even if nothing is known; a table with any is never folded.
+        columns: the columns. One without a single known cell is left out, unless it is in `always`.
+        is_shown: returns a true value for a trial that has a row: usually the record that the table shows.
+        curves: curves whose trials are shown; all by default. A trial of several curves has its row under the first.
+        always: headings of columns that stay even if nothing is known. A table with any is never folded.
         notes: sentences below the table.
     """
-    curves = analysis.curves if curves is None else curves
-    groups: dict[str, list[Row]] = {}
-    passed: set[str] = set()
+    shown_curves = analysis.curves if curves is None else curves
+    rows_by_group = _rows_by_group(analysis, shown_curves, columns, is_shown)
+    if not rows_by_group:
+        return None
+    leading_headings = ("ranks", "batch")
+    headings = [*leading_headings, *(heading for heading, _ in columns)]
+    is_long = sum(len(rows) for rows in rows_by_group.values()) > _LONG
+    grouped = table(
+        columns=[Column(heading) for heading in headings],
+        rows=rows_by_group,
+        title=title,
+        notes=notes,
+        folded=is_long and not always,
+        always=(*leading_headings, *always),
+        label="curve",
+    )
+    has_figures = len(grouped.columns) > len(leading_headings)
+    return grouped if has_figures else None
+
+
+def _rows_by_group(
+    analysis: Analysis,
+    curves: Sequence[CurveResult],
+    columns: Sequence[TrialColumn],
+    is_shown: Callable[[TrialResult], object],
+) -> dict[str, list[Row]]:
+    """Return the label of each curve with a row -> its rows, as `grouped_table` shows them."""
+    rows_by_group: dict[str, list[Row]] = {}
+    earlier_trials: set[str] = set()
     for number, curve in enumerate(curves, start=1):
         rows: list[Row] = []
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
-            if point.trial_id not in passed and is_shown(trial):
-                rows.append((Cell(f"{point.gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in columns)))
-        passed |= {point.trial_id for point in curve.points}
+            if point.trial_id not in earlier_trials and is_shown(trial):
+                cells = [cell_of(trial) for _, cell_of in columns]
+                rows.append((Cell(f"{point.gpus:,}"), Cell(batch_text(trial)), *cells))
+        earlier_trials |= {point.trial_id for point in curve.points}
         if rows:
             name = _group_name(curve, curves)
-            groups[f"{name} ({number})" if name in groups else name] = rows
-    if not groups:
-        return None
-    first = ("ranks", "batch")
-    is_long = sum(map(len, groups.values())) > _LONG
-    grouped = table(
-        columns=[Column(heading) for heading in (*first, *(heading for heading, _ in columns))],
-        rows=groups,
-        title=title,
-        notes=notes,
-        folded=is_long and not always,
-        always=(*first, *always),
-        label="curve",
-    )
-    has_figures = len(grouped.columns) > len(first)
-    return grouped if has_figures else None
+            label = f"{name} ({number})" if name in rows_by_group else name
+            rows_by_group[label] = rows
+    return rows_by_group
 
 
 def _group_name(curve: CurveResult, curves: Sequence[CurveResult]) -> str:

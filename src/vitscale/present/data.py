@@ -40,9 +40,10 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
 
 
 def envelope(verb: str, content: Mapping[str, Any]) -> str:
-    """Return `{"vitscale": verb, "version": n, "program": "0.1.0+3fa9c1d2e4b5", ...content}` as text.
+    """Return the JSON text `{"vitscale": verb, "version": n, "program": "0.1.0+3fa9c1d2e4b5", ...content}`.
 
-    `program` is the vitscale that wrote it (`base.program`). Null: unavailable, or what JSON cannot express.
+    `program` is the version of vitscale that wrote it (`base.program`). Numbers that JSON cannot express, NaN and
+    infinity, become null.
 
     Raises:
         ValueError: the content has a field of the envelope's own.
@@ -54,20 +55,20 @@ def envelope(verb: str, content: Mapping[str, Any]) -> str:
     fields = {**head, **content}
     try:
         text = json.dumps(fields, allow_nan=False)
-    except ValueError:  # a number that JSON does not know
-        text = json.dumps(finite(fields), allow_nan=False)
+    except ValueError:  # NaN or infinity is somewhere in it: they are replaced only then, for that takes time
+        text = json.dumps(nonfinite_as_null(fields), allow_nan=False)
     # json.dumps would indent in Python, ten times as slowly.
     return msgspec.json.format(text, indent=1) + "\n"
 
 
 def dotted(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Return objects in objects as one, each value under its dotted key.
+    """Return nested objects as one flat object with dotted keys.
 
     Example: {"train": {"engine": "ddp"}} gives {"train.engine": "ddp"}.
 
     Args:
-        content: the outer object.
-        within: what each key begins with: "train." for an object under the key "train".
+        content: the nested objects.
+        within: a prefix of all keys: "train." for the object under the key "train".
     """
     flat: dict[str, Any] = {}
     for key, value in content.items():
@@ -78,14 +79,17 @@ def dotted(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     return flat
 
 
-def finite(value: Any) -> Any:
-    """Return `value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
+def nonfinite_as_null(value: Any) -> Any:
+    """Return a copy of `value` with None in place of NaN and infinity, at any depth.
+
+    Keys become text and tuples become lists, as in JSON.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): nonfinite_as_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [nonfinite_as_null(item) for item in value]
     return value
 
 
@@ -107,9 +111,9 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
 
 
 def attributes(of: object | None, *names: str, prefix: str = "") -> dict[str, Any]:
-    """Return attributes of an object under their names behind `prefix`, an empty text as null.
+    """Return the attributes of an object as fields of JSON, each under `prefix` and its name.
 
-    All are null where there is no object.
+    An empty text becomes None. Without an object (`of` is None) all are None.
     """
     fields: dict[str, Any] = {}
     for name in names:
@@ -119,7 +123,7 @@ def attributes(of: object | None, *names: str, prefix: str = "") -> dict[str, An
 
 
 def estimates(of: object | None, *names: str) -> dict[str, float | None]:
-    """Return estimates of an object under their names (`estimate_fields`); all null where there is no object."""
+    """Return the fields of several estimates of an object (`estimate_fields`); all None without an object."""
     fields: dict[str, float | None] = {}
     for name in names:
         fields |= estimate_fields(name, None if of is None else getattr(of, name))
@@ -127,11 +131,11 @@ def estimates(of: object | None, *names: str) -> dict[str, float | None]:
 
 
 def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Return `name`, `name_low` and `name_high`: null where the figure is unavailable, or its interval."""
+    """Return the fields `name`, `name_low` and `name_high` of an estimate; None where a number is unavailable."""
     if estimate is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return {
-        name: finite(estimate.value),
-        f"{name}_low": finite(estimate.low),
-        f"{name}_high": finite(estimate.high),
+        name: nonfinite_as_null(estimate.value),
+        f"{name}_low": nonfinite_as_null(estimate.low),
+        f"{name}_high": nonfinite_as_null(estimate.high),
     }

@@ -148,7 +148,7 @@ class Table:
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """(the group's label, the row) of each row, in order."""
+        """Pairs (label of the group, row), in order."""
         for group in self.groups:
             for row in group.rows:
                 yield group.label, row
@@ -169,13 +169,13 @@ class FigureView:
     name: str
     """Name of its file, without the ending."""
     choices: Mapping[str, ControlOption]
-    """Control ("measure") to the option that shows this view."""
+    """Name of a control ("measure") -> its option that shows this view."""
     title: str
     subtitle: str
     spec: Mapping[str, Any] = field(hash=False)
     """Vega-Lite of one plot, without title and theme; `datasets.rows` are the rows of the table."""
     columns: Mapping[str, str] = field(hash=False)
-    """Field of a row to the heading of its column."""
+    """Field of a row -> the heading of its column."""
     summary: str
     """Its message, in a sentence or two."""
 
@@ -225,7 +225,7 @@ class Figure:
 
     @property
     def controls(self) -> dict[str, tuple[ControlOption, ...]]:
-        """Control -> its options, of the controls that have several."""
+        """Name of a control -> its options; without controls that have one option only."""
         options_by_control: dict[str, dict[str, ControlOption]] = {}
         for view in self.views:
             for control, option in view.choices.items():
@@ -267,42 +267,54 @@ def table(
     always: Sequence[str] = (),
     label: str = "",
 ) -> Table:
-    """Return a table without the columns of which nothing is known, that is of empty texts and dashes alone.
+    """Return a table without its empty columns: those with nothing but empty texts and dashes.
 
     Args:
-        columns: the headings.
-        rows: texts or cells, one for each column; or the label of each group -> its rows.
+        columns: the columns.
+        rows: rows of texts or cells, one for each column; or the label of each group of rows -> its rows.
         title: title of the table.
         notes: sentences below the table.
         folded: whether the table opens only on request.
-        always: names of columns that stay even if nothing is known of them.
+        always: names of columns that stay even if they are empty.
         label: the heading above the groups' labels.
     """
     rows_by_label = rows if isinstance(rows, Mapping) else {"": rows}
-    groups = [RowGroup(name, tuple(map(_cells, group_rows))) for name, group_rows in rows_by_label.items()]
-    shown = [
-        index
-        for index, column in enumerate(columns)
-        if column.name in always or any(_is_known(group, index) for group in groups)
-    ]
-    shown_groups = []
-    for group in groups:
-        shown_rows = tuple(tuple(row[index] for index in shown) for row in group.rows)
-        shown_groups.append(RowGroup(group.label, shown_rows))
-    return Table(tuple(columns[index] for index in shown), tuple(shown_groups), tuple(notes), folded, title, label)
+    groups = []
+    for group_label, group_rows in rows_by_label.items():
+        groups.append(RowGroup(group_label, tuple(_cells(row) for row in group_rows)))
+    shown_columns = []
+    for index, column in enumerate(columns):
+        if column.name in always or any(_has_value(group, index) for group in groups):
+            shown_columns.append(index)
+    return Table(
+        columns=tuple(columns[index] for index in shown_columns),
+        groups=tuple(_with_columns(group, shown_columns) for group in groups),
+        notes=tuple(notes),
+        folded=folded,
+        title=title,
+        label=label,
+    )
 
 
 def _cells(row: Sequence[Cell | str]) -> Row:
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
 
 
-def _is_known(group: RowGroup, index: int) -> bool:
-    """Whether a row of the group has a figure or word in the column of that index."""
+def _has_value(group: RowGroup, index: int) -> bool:
+    """Whether a row of the group has anything but an empty text or a dash in the column with this index."""
     return any(row[index].text not in ("", UNKNOWN) for row in group.rows)
 
 
+def _with_columns(group: RowGroup, indices: Sequence[int]) -> RowGroup:
+    """Return the group with the columns of these indices alone."""
+    rows = []
+    for row in group.rows:
+        rows.append(tuple(row[index] for index in indices))
+    return RowGroup(group.label, tuple(rows))
+
+
 def plain(text: str) -> str:
-    """Return `text` on one line, control characters shown rather than obeyed: a user's name cannot move a cursor.
+    """Return `text` on one line, with its control characters written out, so that a user's name cannot move a cursor.
 
     Example: "a\\tb" with a tab is "a b", and an escape character is "\\x1b".
     """

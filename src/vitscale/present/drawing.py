@@ -34,7 +34,7 @@ _EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
 def _theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
-    """A Vega-Lite configuration from four colours."""
+    """Return a Vega-Lite configuration with these four colours."""
     return {
         "background": background,
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
@@ -109,9 +109,8 @@ _LONGEST_TEXT = 400
 def drawable(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a spec whose texts can be drawn, whoever wrote them.
 
-    What is no letter is written as terminals get it (`printable`): a picture is XML, which has no place for most
-    control characters, and the library ends the process over one. Of long texts the two ends stay; texts that differ
-    still do.
+    Control characters are written out as on terminals (`printable`): a picture is XML, which forbids most of them, and
+    the library ends the process over one. Long texts keep their two ends. Texts that differ still differ.
     """
     texts = _DrawableTexts()
     return {key: _with_drawable_texts(value, texts) for key, value in spec.items()}
@@ -167,10 +166,10 @@ _beside: list[subprocess.Popen[bytes]] = []
 
 
 def draw_beside() -> None:
-    """Start a process that draws the next page's figures, where there is a core for it.
+    """Start a process that draws the figures of the next page, where a second core is free for it.
 
-    For a program that makes one page: the library's first picture takes half a second, which this process has for other
-    things. Whoever makes several draws them without it (`stills`), and waits for that once.
+    It is for a program that makes one page, which can do other work during the half second that the library's first
+    picture takes. Further pages are drawn without such a process (`stills`).
     """
     if _beside or len(usable_cores()) < 2:
         return
@@ -197,7 +196,7 @@ def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
             specs_pipe.write(json.dumps(specs).encode())
 
     def drawn() -> Sequence[str]:
-        """The other process's SVGs; where it has failed, drawn here, so that errors are those of `still`."""
+        """Return the SVGs of the other process; where it failed, draw them here, which raises the errors of `still`."""
         with contextlib.suppress(ValueError), process:
             answer: Sequence[str] = json.loads(process.stdout.read() if process.stdout else b"")
             return answer
@@ -207,7 +206,7 @@ def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
 
 
 def still(spec: Mapping[str, Any]) -> str:
-    """Draw a spec as SVG for a page: without words for each mark, which the figure beside it has as a table."""
+    """Return a spec as SVG for a page, without a text for each mark: the page has the rows as a table."""
     import vl_convert
 
     drawn: str = vl_convert.vegalite_to_svg({**drawable(spec), "config": _STILL}, vl_version=VEGA_LITE)

@@ -18,9 +18,9 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and the interval in which it lies at `level`; `low` and `high` are None where there is no interval.
+    """A value, and the interval in which it lies with the confidence `level`.
 
-    With bounds, a note says why they still decide nothing (too few runs); without bounds, why there are none.
+    `low` and `high` are None where there is no interval.
     """
 
     value: float
@@ -30,18 +30,21 @@ class Estimate:
     of: Literal["the mean", "a future run"] = "the mean"
     """What lies in the interval with that confidence."""
     note: str = ""
+    """Why there is no interval, or why the interval decides nothing (too few runs); empty for a sound interval."""
     future_low: float | None = None
-    """Lower end of where one run still to be made will lie, at the same level; only for an estimate of the mean."""
+    """Lower end of the interval in which one future run will lie, at the same level; only for an estimate of the mean.
+    """
     future_high: float | None = None
+    """Upper end of that interval."""
 
     def times(self, factor: float) -> Estimate:
         """Return the same in another unit: every number multiplied by a positive exact `factor`."""
         return self._with_numbers(lambda number: number * factor)
 
     def into(self, amount: float) -> Estimate:
-        """Return `amount` divided by this figure, such as bytes by seconds. Both positive; the ends change places.
+        """Return `amount` divided by this figure, such as bytes by seconds. Both must be positive.
 
-        An end of 0 is unknown in the result.
+        The low end of the result comes from the high end of this figure. An end of 0 gives an unknown end.
         """
         swapped = replace(
             self,
@@ -53,7 +56,7 @@ class Estimate:
         return swapped._with_numbers(lambda number: amount / number)
 
     def _with_numbers(self, change: Callable[[float], float]) -> Estimate:
-        """Return the same with the value and each end that there is changed."""
+        """Return a copy with `change` applied to the value and to each end that is not None."""
         changed: dict[str, Any] = {}
         for name in ("value", "low", "high", "future_low", "future_high"):
             number = getattr(self, name)
@@ -80,7 +83,7 @@ class Estimate:
 
     @property
     def future_ends(self) -> Ends:
-        """The ends of where one run still to be made will lie.
+        """The ends of the interval in which one future run will lie.
 
         Raises:
             ValueError: there is no such interval.

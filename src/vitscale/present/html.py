@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from vitscale.present import document as doc
 from vitscale.present import drawing
-from vitscale.present.data import finite
+from vitscale.present.data import nonfinite_as_null
 from vitscale.present.units import unbroken
 
 _HERE = Path(__file__).parent
@@ -289,7 +289,7 @@ def _scripts(shown: Sequence[doc.Figure]) -> _Scripts:
         "figures": {figure.name: _figure_data(figure) for figure in shown},
         "themes": {"light": drawing.LIGHT, "dark": drawing.DARK},
     }
-    packed_data = gzip.compress(json.dumps(finite(data), allow_nan=False).encode(), 9, mtime=0)
+    packed_data = gzip.compress(json.dumps(nonfinite_as_null(data), allow_nan=False).encode(), 9, mtime=0)
     packed_library = drawing.library()
     our_script = (_HERE / "page.js").read_text(encoding="utf-8")
     elements = [

@@ -14,7 +14,10 @@ _ESCAPED = {
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "\N{EN DASH}": r"\textendash{}", "\N{MINUS SIGN}": "$-$",
     "\N{DEGREE SIGN}": r"\textdegree{}", "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
-"""In brackets: what a line break before it would take for its own."""
+"""Characters with a meaning in LaTeX -> how they are written literally.
+
+Brackets and stars are in braces, because a line break (\\\\) before them would take them for its own options.
+"""
 _WIDTH = 110
 _LONG = 40
 """Letters of a cell of words above which its column has lines of its own."""
@@ -111,19 +114,21 @@ def _alignments(table: doc.Table) -> str:
     Columns of long words have their share of the letters of a line, by the longest cell of each column. Rows in which a
     cell spans several columns do not count for it.
     """
-    longest = [0] * len(table.columns)
+    longest_by_column = [0] * len(table.columns)
     for _, row in table.rows:
-        if all(cell.spans == 1 for cell in row):
-            longest = [max(letters, len(str(cell))) for letters, cell in zip(longest, row, strict=True)]
-    line = sum(longest)
+        has_spans = any(cell.spans != 1 for cell in row)
+        if not has_spans:
+            for position, cell in enumerate(row):
+                longest_by_column[position] = max(longest_by_column[position], len(str(cell)))
+    line_letters = sum(longest_by_column)
     types = []
-    for column, letters in zip(table.columns, longest, strict=True):
+    for column, letters in zip(table.columns, longest_by_column, strict=True):
         if not column.words:
             types.append("r")
         elif letters <= _LONG:
             types.append("l")
         else:
-            types.append(rf"p{{{letters / line:.2f}\linewidth}}")
+            types.append(rf"p{{{letters / line_letters:.2f}\linewidth}}")
     return "".join(types)
 
 

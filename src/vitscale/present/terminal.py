@@ -27,21 +27,25 @@ _LONGEST_NAMES = 40
 
 @dataclass(frozen=True)
 class _Part:
-    """The lines of one block, and how they may be shortened."""
+    """The lines of one block, and how they may be shortened.
+
+    The lines are, in this order: `before` lines of headings, the lines of the units (such as rows of a table or
+    findings), `notes` lines of notes, and an empty line.
+    """
 
     name: str
-    """Name to show where it is left out."""
+    """Name to show where the part is left out."""
     lines: tuple[Text, ...]
     units: tuple[int, ...] = ()
-    """Numbers of lines of the things in it that stand or go as a whole, in order; empty: the block is not cut."""
+    """Number of lines of each unit. A unit is left out as a whole; without units the part is not cut."""
     before: int = 0
-    """Number of lines before those: a heading."""
+    """Number of lines before the units."""
     notes: int = 0
-    """Number of lines after those, before the empty one: the first to go."""
+    """Number of lines of notes after the units, which are left out first."""
     unit_names: tuple[str, ...] = ()
-    """What to call each of `units` where it is left out; empty: they are only counted."""
+    """Name of each unit, to show where it is left out; empty: left-out units are only counted."""
     more: int = 0
-    """Number of further things that are not in `lines`: those before them are too many already, so it is cut."""
+    """Number of further units that were not laid out in `lines`, because the part will be cut before them."""
 
     def without_notes(self) -> _Part:
         """Return the part without the lines of its notes."""
@@ -55,7 +59,7 @@ class _Part:
 
 
 def redraws(console: Console) -> bool:
-    """Whether what moves can be shown. In an editor's shell (TERM=dumb) no cursor moves, and rich shows nothing."""
+    """Whether the console can redraw lines, as for a progress bar. An editor's shell (TERM=dumb) cannot."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -97,10 +101,10 @@ def _last_lines(document: doc.Document, width: int) -> list[Text]:
 
 
 class _Summary:
-    """A document of which the last parts are cut, then left out and named, until it has few enough lines."""
+    """A document that is shortened until it has few enough lines: its last parts are cut, then left out and named."""
 
     def __init__(self, head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], width: int) -> None:
-        """`folded`: names of what only --verbose shows."""
+        """`folded`: names of the parts that only --verbose shows."""
         self._head = head
         self._parts = parts
         self._last = last
@@ -109,8 +113,8 @@ class _Summary:
         self._left_out: list[str] = []
 
     def lines(self) -> list[Text]:
-        """Return all lines, with one that names what is left out."""
-        return [*self._head, *_part_lines(self._parts), *self._more(), *self._last]
+        """Return all lines, with one that names the parts that are left out."""
+        return [*self._head, *_part_lines(self._parts), *self._left_out_line(), *self._last]
 
     def shorten_to(self, most_lines: int) -> None:
         """Cut parts until there are at most `most_lines`, or only the first part is left."""
@@ -139,7 +143,8 @@ class _Summary:
         self._parts.append(_cut(part, shown=len(part.units)) if part.more else part)
         return False
 
-    def _more(self) -> list[Text]:
+    def _left_out_line(self) -> list[Text]:
+        """Return the line (wrapped) that names what only --verbose shows; none where all is shown."""
         names = dict.fromkeys([*self._left_out, *self._folded])
         if not names:
             return []
@@ -152,10 +157,13 @@ def _part_lines(parts: Iterable[_Part]) -> Iterator[Text]:
 
 
 def _shortened(part: _Part, excess_lines: int) -> _Part | None:
-    """Return the part with at least that many lines fewer and a line that says so; None where too little is left."""
+    """Return the part without its last units, with at least that many lines fewer; None where too little is left.
+
+    A line in place of the units says how many they are.
+    """
+    lines_to_cut = excess_lines + 1  # for the new line
     shown = list(part.units)
-    all_lines = sum(part.units)
-    while shown and all_lines - sum(shown) < excess_lines + 1:
+    while shown and sum(part.units) - sum(shown) < lines_to_cut:
         shown.pop()
     if not shown or sum(shown) < _FEWEST_LINES:
         return None
@@ -163,18 +171,19 @@ def _shortened(part: _Part, excess_lines: int) -> _Part | None:
 
 
 def _cut(part: _Part, shown: int) -> _Part:
-    """Return the part with the first `shown` of its units, and a line that says how many more there are."""
-    end = part.before + sum(part.units[:shown])
-    after = part.lines[part.before + sum(part.units) :]
+    """Return the part with the first `shown` of its units, and a line that says how many more it has."""
+    shown_end = part.before + sum(part.units[:shown])
+    units_end = part.before + sum(part.units)
     names = _first_names(part.unit_names[shown:])
     which = f" ({names})" if names else ""
     hidden = len(part.units) - shown + part.more
-    more = Text(f"  ... {hidden:,} more with --verbose{which}", "dim")
-    return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
+    count_line = Text(f"  ... {hidden:,} more with --verbose{which}", "dim")
+    lines = (*part.lines[:shown_end], count_line, *part.lines[units_end:])
+    return _Part(part.name, lines, before=part.before)
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Return as many different names as stand on a line: "bucket-memory, not-json, ..."."""
+    """Return as many of the distinct names as fit on a line: "bucket-memory, not-json, ..."."""
     distinct = list(dict.fromkeys(names))
     shown: list[str] = []
     for name in distinct:
@@ -187,7 +196,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _folded_names(blocks: Sequence[doc.Block]) -> Iterator[str]:
-    """Yield the names of what only --verbose shows."""
+    """Yield the titles of folded sections and tables, which only --verbose shows."""
     for block in blocks:
         if isinstance(block, doc.Section | doc.Table) and block.folded:
             yield doc.plain(block.title)
@@ -225,10 +234,10 @@ def _block_parts(block: doc.Block, width: int, *, verbose: bool, most_lines: int
 
 
 def _under_heading(parts: Iterable[_Part], title: str) -> Iterator[_Part]:
-    """Yield the parts of a section, the first one under the section's heading, which a section of no parts lacks."""
+    """Yield the parts of a section, the first one with the section's heading; nothing for a section without parts."""
     for number, part in enumerate(parts):
-        part = replace(part, unit_names=())  # in a section, findings that are cut are only counted
-        yield part.titled(title) if number == 0 else part
+        without_names = replace(part, unit_names=())  # in a section, findings that are cut are only counted
+        yield without_names.titled(title) if number == 0 else without_names
 
 
 def _table(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Part]:
@@ -236,13 +245,16 @@ def _table(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Pa
     pieces = table_lines(table, width, most_lines)
     title = doc.plain(table.title)
     name = title or "a table"
-    notes = tuple(Text(line, "dim") for note in table.notes for line in _indented(note, width))
+    notes: list[Text] = []
+    for note in table.notes:
+        notes += _styled(_indented(note, width), "dim")
     row_count = sum(len(group.rows) for group in table.groups)
     for number, piece in enumerate(pieces):
         is_first = number == 0
         heading = (Text(title, "bold"),) if is_first and table.title else ()
         head = (*heading, *piece.head)
-        piece_notes = notes if number == len(pieces) - 1 else ()
+        is_last = number == len(pieces) - 1
+        piece_notes = notes if is_last else []
         yield _Part(
             name if is_first else f"{name}, continued",
             (*head, *itertools.chain.from_iterable(piece.rows), *piece_notes, Text("")),
@@ -293,7 +305,7 @@ def _findings(findings: Sequence[doc.Finding], width: int, *, verbose: bool) -> 
 
 
 def _finding_lines(finding: doc.Finding, width: int, *, with_source: bool) -> list[Text]:
-    """Return severity, kind and key on a line; then what is there, what to do, and the source."""
+    """Return the lines of a finding: severity, kind and key on one; then its message, its advice and its source."""
     head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
     head.append(f"  {doc.plain(finding.kind)}", "bold")
     if finding.about.key:

@@ -1,4 +1,7 @@
-"""A table in columns of text: figures whole and on the right, words wrapped, and what does not fit shown elsewhere."""
+"""A table in columns of text: figures stand on the right and are never broken, words stand on the left and are wrapped.
+
+Columns that do not fit are left out, or go into a further table below.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class LaidTable:
     """The lines of a table."""
 
     head: tuple[Text, ...]
-    """Values that are the same in all rows, the headings, and a rule."""
+    """Lines above the rows: columns with one value in all rows, the headings, and a rule."""
     rows: tuple[tuple[Text, ...], ...]
     """Lines of each row; a row with wrapped words has several."""
 
@@ -44,12 +47,12 @@ class _Extent(NamedTuple):
 
 
 class _WidthBounds(NamedTuple):
-    """How wide a column, or the labels of the groups, can be."""
+    """The least and the most width of a column, or of the labels of the groups."""
 
     narrowest: int
-    """The heading, and a whole figure, or words that are wrapped."""
+    """Width for the heading and whole figures; words are wrapped as far as they may be."""
     natural: int
-    """No text is wrapped."""
+    """Width at which no text is wrapped."""
 
 
 class _LaidCell(NamedTuple):
@@ -63,7 +66,7 @@ class _LaidCell(NamedTuple):
 
 @dataclass(frozen=True)
 class _Measured:
-    """A table and the extent of its texts. Each text is looked at once, however often widths are worked out."""
+    """A table and the extents of its columns, which are worked out once, however often widths are."""
 
     table: Table
 
@@ -82,12 +85,15 @@ class _Measured:
     @cached_property
     def extents(self) -> tuple[_Extent, ...]:
         """The extent of each column."""
-        different = map(set, self.texts)
-        return tuple(_Extent(max(map(cell_len, texts), default=0), _longest_word(texts)) for texts in different)
+        extents = []
+        for column_texts in self.texts:
+            distinct = set(column_texts)
+            extents.append(_Extent(max(map(cell_len, distinct), default=0), _longest_word(distinct)))
+        return tuple(extents)
 
 
 def table_lines(table: Table, width: int, most_lines: int | None = None) -> tuple[LaidTable, ...]:
-    """Lay out a table within `width` columns; as several, one below the other, where one cannot hold all figures.
+    """Return a table in lines within `width`; as several tables, below one another, where one cannot hold all figures.
 
     A table that is too wide is changed in this order. Words are wrapped, and columns stand closer. Columns without a
     narrow heading are left out, and then those with one value in all rows; such a value is shown once, above. What
@@ -96,13 +102,30 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
     Args:
         table: the table.
         width: columns of the terminal.
-        most_lines: rows that begin below this many lines of rows are not laid out. All rows decide the widths, and what
-            is the same in all. None: all rows are laid out.
+        most_lines: rows that begin below this many lines of rows are not laid out, although they count for the widths,
+            and for the values that are the same in all rows. None: all rows are laid out.
     """
     if not table.columns:
         return ()
+    shortened = _without_dispensable(_Measured(table), width)
+    pieces = [_laid(piece, width, most_lines) for piece in _split(shortened.measured, width)]
+    if shortened.constants:
+        above = tuple(Text(line) for line in textwrap.wrap(f"in all: {', '.join(shortened.constants)}", width))
+        pieces[0] = replace(pieces[0], head=(*above, *pieces[0].head))
+    return tuple(pieces)
+
+
+class _Shortened(NamedTuple):
+    """A table without the columns that it can do without."""
+
+    measured: _Measured
+    constants: list[str]
+    """Heading and value of each left-out column that has one value in all rows: "engine ddp"."""
+
+
+def _without_dispensable(measured: _Measured, width: int) -> _Shortened:
+    """Return the table without dispensable columns, of which no more are left out than it takes to fit."""
     constants: list[str] = []
-    measured = _Measured(table)
     while not _fits(measured, width):
         position = _dispensable(measured)
         if position is None:
@@ -112,22 +135,19 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
             if value not in (UNKNOWN, ""):
                 constants.append(f"{plain(measured.table.columns[position].heading)} {value}")
         measured = _without(measured, position)
-    pieces = [_laid(piece, width, most_lines) for piece in _split(measured, width)]
-    if constants:
-        above = tuple(Text(line) for line in textwrap.wrap(f"in all: {', '.join(constants)}", width))
-        pieces[0] = replace(pieces[0], head=(*above, *pieces[0].head))
-    return tuple(pieces)
+    return _Shortened(measured, constants)
 
 
 def _dispensable(measured: _Measured) -> int | None:
-    """Return the position of the column to leave out next; None where all but the first must stay.
+    """Return the position of the column to leave out next; None where no further column may go.
 
-    The last column without a narrow heading goes, first where it is constant; then the last constant one of any.
+    Columns go in this order, and of equal ones the last first: columns without a narrow heading that have one value in
+    all rows; other columns without a narrow heading; other columns with one value in all rows. The first column stays.
     """
     columns = measured.table.columns
-    positions = range(len(columns) - 1, 0, -1)
-    optional = [position for position in positions if columns[position].narrow is None]
-    constant = [position for position in positions if _is_constant(measured, position)]
+    last_first = range(len(columns) - 1, 0, -1)
+    optional = [position for position in last_first if columns[position].narrow is None]
+    constant = [position for position in last_first if _is_constant(measured, position)]
     optional_and_constant = [position for position in optional if position in constant]
     candidates = [*optional_and_constant, *optional, *constant]
     return candidates[0] if candidates else None
@@ -164,17 +184,19 @@ def _row_without(row: Row, position: int) -> Row:
 
 
 def _split(measured: _Measured, width: int) -> Iterator[_Measured]:
-    """Yield the table, or several of as many columns as fit, each with the first."""
-    while not _fits(measured, width) and len(measured.table.columns) > 2:
-        piece = measured
+    """Yield the table where it fits, else several with as many of its columns as fit, each with the first column."""
+    remaining = measured
+    while not _fits(remaining, width) and len(remaining.table.columns) > 2:
+        piece = remaining
         while not _fits(piece, width) and len(piece.table.columns) > 2:
             piece = _without(piece, len(piece.table.columns) - 1)
         yield piece
         for _ in piece.table.columns[1:]:
-            measured = _without(measured, 1)
-        if len(measured.table.columns) == 1:
+            remaining = _without(remaining, 1)
+        has_only_first_column = len(remaining.table.columns) == 1
+        if has_only_first_column:
             return
-    yield measured
+    yield remaining
 
 
 def _fits(measured: _Measured, width: int, gap: int = _NARROW_GAP) -> bool:
@@ -187,7 +209,7 @@ def _total(widths: Sequence[int], gap: int) -> int:
 
 
 def _gap(measured: _Measured, width: int) -> int:
-    """Return the gap between columns: the wide one where no word is wrapped for it."""
+    """Return the gap between columns: the wide one, unless words would be wrapped for it, or columns not fit."""
     columns = len(measured.table.columns)
     for gap in (_WIDE_GAP, _NARROW_GAP):
         if sum(_widths(measured, _UNLIMITED, gap)) + gap * columns <= width:
@@ -238,15 +260,16 @@ def _label_bounds(table: Table) -> _WidthBounds:
 def _widths(measured: _Measured, width: int, gap: int) -> list[int]:
     """Return the widths of the labels, if any, and of each column, within `width` where that is possible.
 
-    Columns from the left get of the spare width as much as they need.
+    All get their narrowest width. What is spare goes to the columns from the left, to each as much as it needs.
     """
     bounds = _width_bounds(measured)
     spare = width - _total([column.narrowest for column in bounds], gap)
     widths = []
     for column in bounds:
-        more = max(0, min(spare, column.natural - column.narrowest))
-        widths.append(column.narrowest + more)
-        spare -= more
+        wanted = column.natural - column.narrowest
+        extra = max(0, min(spare, wanted))
+        widths.append(column.narrowest + extra)
+        spare -= extra
     return widths
 
 

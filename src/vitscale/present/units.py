@@ -21,6 +21,7 @@ NOT_FINITE = "not finite"
 
 KEPT = "\N{NO-BREAK SPACE}"
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
+"""The blank in "12 ms", "7 %", "64 =" and "= 2"."""
 _ALMOST = 0.9995
 """Share of a unit from which a value is shown as 1.00 of it, not as 1,000 of the unit below."""
 
@@ -33,7 +34,7 @@ class Unit:
     sign: str
 
     def text(self, value: float | None) -> str:
-        """`value`, given in the base unit, without the sign: for a column that says it once."""
+        """Return `value`, given in the base unit, as text without the sign: for a column whose heading has it."""
         return UNKNOWN if value is None else number(value * self.factor)
 
 
@@ -57,6 +58,7 @@ _DECIMAL = tuple(
 
 
 def _unit_of(value: float, scale: tuple[tuple[float, Unit], ...]) -> Unit:
+    """Return the largest unit of a scale that `value`, in the base unit, reaches."""
     return next(unit for least, unit in reversed(scale) if value >= _ALMOST * least)
 
 
@@ -67,7 +69,7 @@ def _largest(values: Iterable[float | None], otherwise: float) -> float:
 
 
 def time_unit(values: Iterable[float | None]) -> Unit:
-    """The unit in which the largest of some times in seconds reads best: "s" below 10 minutes, "min" below 2 hours.
+    """Return the unit that suits the largest of some times in seconds: "s" below 10 minutes, "min" below 2 hours.
 
     It is at least a millisecond: columns of times are never in microseconds.
     """
@@ -75,7 +77,10 @@ def time_unit(values: Iterable[float | None]) -> Unit:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, whole thousands in full, no exponent for everyday sizes; a dash for the unknown."""
+    """Return a number with three significant digits: "0.0123", "1.50", "12,346"; a dash for the unknown.
+
+    Whole thousands are in full. Only numbers below 0.0001, and from 10^10 on, have an exponent.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -88,7 +93,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time: "85.0 us", "12.0 ms", "120 s", "15.0 min", "2.50 h", "3.00 d"."""
+    """Return a time: "85.0 us", "12.0 ms", "120 s", "15.0 min", "2.50 h", "3.00 d"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     unit = _unit_of(abs(value), _TIMES) if value else Unit(1.0, "s")
@@ -96,7 +101,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes: "512 B", "4 MiB" where it is whole, "11.8 GiB"."""
+    """Return a number of bytes: "512 B", "4 MiB" where it is whole, "11.8 GiB"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     unit = _unit_of(abs(value), _SIZES)
@@ -105,7 +110,7 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None, sign: str) -> str:
-    """An amount per second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
+    """Return an amount per second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     unit = _unit_of(abs(value), _DECIMAL)
@@ -113,7 +118,7 @@ def rate(value: float | None, sign: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """A ratio (speedup, efficiency) with two decimals, or three digits where two decimals hide it: "0.97", "0.0034"."""
+    """Return a ratio (speedup, efficiency) with two decimals: "0.97"; below 0.095 with two digits: "0.0034"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return number(value, 2) if 0 < abs(value) < 0.095 else f"{value:,.2f}"
@@ -123,7 +128,10 @@ _MOST_DECIMALS = 12
 
 
 def ratio_end(value: float | None) -> str:
-    """The end of a ratio's interval, as `share`, with as many decimals as show its side of 1: 0.995 is "0.995"."""
+    """Return the end of a ratio's interval as `share` does, with more decimals where it would be "1.00" but is not 1.
+
+    Example: "0.998" for 0.998.
+    """
     text = share(value)
     if value is None or value == 1 or text != "1.00":
         return text
@@ -135,7 +143,7 @@ def ratio_end(value: float | None) -> str:
 
 
 def percent(value: float | None, decimals: int = 0) -> str:
-    """A share in percent: "7 %"; "<1 %" for a share above 0 that would be shown as 0 %."""
+    """Return a share in percent: "7 %"; "<1 %" for a share above 0 that would be shown as 0 %."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     least = 10.0**-decimals
@@ -143,14 +151,14 @@ def percent(value: float | None, decimals: int = 0) -> str:
 
 
 def rough_percent(value: float) -> str:
-    """A share in percent with two digits: "0.12 %", "2 %", "14 %"; "under 0.01 %" for any smaller share above 0."""
+    """Return a share in percent with two digits: "0.12 %", "2 %", "14 %"; "under 0.01 %" for smaller ones above 0."""
     if 0 < abs(value) < 1e-4:
         return "under 0.01 %"
     return f"{100 * value:.0f} %" if abs(value) >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def relative(difference: float | None) -> str:
-    """A relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
+    """Return a relative difference: "1.0 %", "3.1e-07"; "not finite" where a loss is not."""
     if difference is None:
         return UNKNOWN
     if not math.isfinite(difference):
@@ -161,17 +169,17 @@ def relative(difference: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """An amount in the currency that the price was given in."""
+    """Return an amount of money, without its currency."""
     return number(value)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """ "1 rank", "8 ranks", "1,024 ranks", "2 batches": a count and what is counted."""
+    """Return a count and its noun: "1 rank", "8 ranks", "1,024 ranks", "2 batches"."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def ranks_time(device: str, unit: str = "hours") -> str:
-    """What the time of all ranks together is counted in: "GPU-hours"; "rank-hours" where ranks compute on a CPU.
+    """Return the name of a unit of the time of all ranks together: "GPU-hours", or "rank-hours" on a CPU.
 
     Args:
         device: cuda or cpu, as `TrainSpec.device` has it.
@@ -181,7 +189,7 @@ def ranks_time(device: str, unit: str = "hours") -> str:
 
 
 def rank_time_unit(hours: Iterable[float | None], device: str, *, short: bool = False) -> Unit:
-    """The unit of `ranks_time` in which the largest of some hours of all ranks together reads best.
+    """Return the unit of `ranks_time` that suits the largest of some hours of all ranks together.
 
     Seconds below 10 minutes, minutes below 2 hours, else hours; for a column that says its unit once.
 
@@ -213,29 +221,29 @@ _RANK_TIMES = (
 
 
 def rank_time(hours: float | None, device: str) -> str:
-    """Time of all ranks together: "0.269 rank-seconds", "25.0 GPU-minutes", "12.0 GPU-hours"."""
+    """Return the time of all ranks together: "0.269 rank-seconds", "25.0 GPU-minutes", "12.0 GPU-hours"."""
     unit = rank_time_unit([hours], device)
     return f"{unit.text(hours)} {unit.sign}"
 
 
 def ranks(count: int) -> str:
-    """ "1 rank", "8 ranks"."""
+    """Return "1 rank", "8 ranks"."""
     return counted(count, "rank")
 
 
 def bounds(low: float | None, high: float | None, form: Callable[[float], str] = number) -> str:
-    """ "1.90-2.05" with a dash between; empty where an end is unknown. `form` is that of the value."""
+    """Return an interval: "1.90-2.05" with an en dash; empty where an end is unknown. `form`: prints the value."""
     form = form_of_ends(form)
     return "" if low is None or high is None else f"{form(low)}{DASH}{form(high)}"
 
 
 def form_of_ends(form: Callable[[float], str]) -> Callable[[float], str]:
-    """The form of an interval's ends where `form` is that of the value: `ratio_end` for ratios, else the same."""
+    """Return the function that prints the ends of an interval whose value `form` prints: `ratio_end` for `share`."""
     return ratio_end if form is share else form
 
 
 def listed(things: Iterable[object], most: int = 8) -> str:
-    """ "a, b and c"; of many things the first `most` "and 4 more"; of no things "none"."""
+    """Return a list in words: "a, b and c"; of more than `most` things "a, b and 4 more"; of no things "none"."""
     texts = [str(thing) for thing in things]
     if len(texts) > most:
         texts = [*texts[:most], f"{len(texts) - most:,} more"]
@@ -247,7 +255,7 @@ def listed(things: Iterable[object], most: int = 8) -> str:
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """The different numbers in rising order, neighbours together: 4, 1, 2 are [[1, 2], [4]]."""
+    """Return the distinct numbers in rising order, consecutive ones in one list: [[1, 2], [4]] for 4, 1, 2."""
     runs: list[list[int]] = []
     for number_ in sorted(set(numbers)):
         if runs and number_ == runs[-1][-1] + 1:
@@ -258,5 +266,5 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def unbroken(text: str) -> str:
-    """`text` with each number kept on one line with its unit, by no-break spaces."""
+    """Return `text` with no-break spaces between numbers and their units, so that both stay on one line."""
     return _NUMBER_AND_UNIT.sub(KEPT, text)

@@ -1,4 +1,7 @@
-"""Loss and accuracy: by epoch, by global batch and by ranks, and what a target accuracy takes."""
+"""Loss and accuracy: by epoch, by global batch and by ranks, and what a target accuracy takes.
+
+A family is the curves of the results that differ only in batch size; its name leaves the batch size out.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _AFTER_WHOLE_EPOCHS = "after the last whole epoch"
 _UNFINISHED = ", the epoch unfinished"
 _DOTTED = [2, 3]
 _FURTHEST_NOISE = 8
-"""A noise scale further than this factor from the batches is only told in words: drawn, it would squeeze them."""
+"""A noise scale further than this factor from the batches is only named in words: drawn, it would squeeze them."""
 _MOST_STEPS_DRAWN = 200
 TrainingFigure = Literal["loss", "accuracy"]
 
@@ -41,7 +44,10 @@ class _CourseOfTraining(NamedTuple):
 
 
 def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Draw loss and accuracy by epoch, a view for each batch policy and rank count; of one epoch the loss by step."""
+    """Draw loss and accuracy by epoch, a view for each batch policy and rank count.
+
+    Where no trial has a second epoch, draw the loss by optimizer step.
+    """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
         for course in _courses(analysis, mode_curves):
@@ -52,15 +58,19 @@ def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
 
 
 def _courses(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_CourseOfTraining]:
-    """What to draw by epoch; where no figure has a second epoch, the loss by step."""
+    """Return loss and accuracy by epoch, without one that has no second epoch; where none has, the loss by step."""
     figures: tuple[TrainingFigure, ...] = ("loss", "accuracy")
-    courses = [_CourseOfTraining(figure, "epoch", by_epoch(analysis, curves, figure)) for figure in figures]
-    with_epochs = [course for course in courses if any(row["x"] > 1 for row in course.rows)]
-    return with_epochs or [_CourseOfTraining("loss", "optimizer step", by_step(analysis, curves))]
+    courses = []
+    for figure in figures:
+        rows = by_epoch(analysis, curves, figure)
+        has_second_epoch = any(row["x"] > 1 for row in rows)
+        if has_second_epoch:
+            courses.append(_CourseOfTraining(figure, "epoch", rows))
+    return courses or [_CourseOfTraining("loss", "optimizer step", by_step(analysis, curves))]
 
 
 def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
-    """Rows of a figure on training and held-out images, per epoch; epochs count from 1."""
+    """Return a row for each epoch and split of the images on which the figure is known; epochs count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
         for epoch in trial.epochs:
@@ -78,12 +88,12 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: Training
 
 
 def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """Rows of the training loss per optimizer step, for evenly spaced steps of each trial; steps count from 1."""
+    """Return a row with the training loss of each of at most 200 evenly spaced steps of a trial; steps count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
-        known = [(step, loss) for step, loss in trial.loss_by_step if loss is not None]
-        stride = max(1, math.ceil(len(known) / _MOST_STEPS_DRAWN))
-        for step, loss in known[::stride]:
+        known_losses = [(step, loss) for step, loss in trial.loss_by_step if loss is not None]
+        stride = max(1, math.ceil(len(known_losses) / _MOST_STEPS_DRAWN))
+        for step, loss in known_losses[::stride]:
             row = {"series": curve.name, "gpus": point.gpus, "x": step + 1, "split": "train"}
             rows.append(row | {"value": loss, "shown": f"{loss:.4g}"})
     return rows
@@ -118,12 +128,15 @@ def _training_view(mode: Mode, course: _CourseOfTraining, gpus: int) -> FigureVi
 
 
 def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plot:
-    """Draw a line for each curve, solid on training images and dashed on held-out ones; adds `weight` to the rows."""
+    """Draw a line for each curve, solid on training images and dashed on held-out ones.
+
+    The rows get a field `weight`, the width of their line.
+    """
     figure, x_title, rows = course
     names = axes.series_names(rows)
     last_x = max(int(row["x"]) for row in rows)
     multiples = range(0, last_x + 1, max(1, round(last_x / 5)))
-    ticks = sorted({1, *multiples} - {0})
+    ticks = sorted({1, *multiples} - {0})  # 1, 2, 4, 6, 8, 10 of 10 epochs
     x = axes.quantity("x", x_title, axis={"values": ticks, "format": "d", "grid": False}, scale={"nice": False})
     is_accuracy = figure == "accuracy"
     y_axis = {"format": "%" if is_accuracy else "~r", "tickCount": 5}
@@ -147,12 +160,12 @@ def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plo
 
 
 def _later_series(name: str, names: Sequence[str]) -> int:
-    """Number of series that are drawn after one."""
+    """Return the number of series that are drawn after the named one."""
     return len(names) - 1 - names.index(name)
 
 
 def _training_summary(course: _CourseOfTraining, split: str, gpus: int, *, is_unfinished: bool) -> str:
-    """ "Held-out loss at epoch 3 on 2 ranks: 0.31 to 0.34."."""
+    """Return the range of a figure over the curves at the end: "Held-out loss at epoch 3 on 2 ranks: 0.31 to 0.34."."""
     last_x = max(int(row["x"]) for row in course.rows)
     values = sorted(row["value"] for row in course.rows if row["x"] == last_x and row["split"] == split)
     if not values:
@@ -167,7 +180,10 @@ def _training_summary(course: _CourseOfTraining, split: str, gpus: int, *, is_un
 
 
 def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Draw held-out accuracy by global batch and by ranks where these vary; what a target took where it was reached."""
+    """Draw held-out accuracy by global batch and by ranks, each where it varies.
+
+    Where a target accuracy was reached, also draw the seconds and images that it took.
+    """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
         rows = accuracies(analysis, mode_curves)
@@ -180,7 +196,7 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
 
 
 class _Along(NamedTuple):
-    """What the points of a view are placed along."""
+    """The horizontal axis of a view: global batch or ranks."""
 
     field: Literal["batch", "gpus"]
     title: str
@@ -216,17 +232,19 @@ def _target_views(mode: Mode, rows: Sequence[axes.ChartRow]) -> list[FigureView]
 
 
 def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
-    """How far all trials of these curves can be compared."""
+    """Return the most images and the most seconds that all trials of these curves reached."""
     trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
     courses = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
     return common_reach(course for course in courses if course is not None)
 
 
 def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """One row per trial and panel with an accuracy; equal images only where trials differ in their images."""
-    limits = reach(analysis, curves)
-    if not unequal_images(analysis, curves):
-        limits = replace(limits, images=None)
+    """Return a row for each trial and panel with an accuracy.
+
+    The panels are the end of training, equal images (where trials were trained on different numbers), equal seconds.
+    """
+    common = reach(analysis, curves)
+    limits = common if unequal_images(analysis, curves) else replace(common, images=None)
     end_panel = _end_panel(analysis, curves)
     rows = []
     for row, trial in _trial_rows(analysis, curves):
@@ -249,16 +267,26 @@ class _Panel(NamedTuple):
 
 
 def _panels(trial: TrialResult, course: Convergence, end_panel: str, limits: Reach) -> list[_Panel]:
-    """The accuracies of a trial at the end and within `limits`, whose images or seconds may be None."""
-    last = trial.last_epoch
-    is_end_known = last is not None and (last.complete or end_panel == AT_THE_END)
-    end = last.held_out_accuracy if last is not None and is_end_known else None
-    panels = [_Panel(end_panel, end, *_range_over_runs(trial))]
+    """Return the accuracies of a trial: at the end, and after the images and seconds of `limits` that are not None."""
+    over_runs = _range_over_runs(trial)
+    end = _Panel(end_panel, _accuracy_at_end(trial, end_panel), over_runs.lowest, over_runs.highest)
+    panels = [end]
     if limits.images is not None:
         panels.append(_Panel(images_panel(limits.images), accuracy_at_images(course, limits.images)))
     if limits.seconds is not None:
         panels.append(_Panel(seconds_panel(limits.seconds), accuracy_at_seconds(course, limits.seconds)))
     return panels
+
+
+def _accuracy_at_end(trial: TrialResult, end_panel: str) -> float | None:
+    """Return the held-out accuracy after the last epoch; None where it is unknown.
+
+    It is also unknown after a part of an epoch, where the panel is of whole epochs.
+    """
+    last = trial.last_epoch
+    if last is None or not (last.complete or end_panel == AT_THE_END):
+        return None
+    return last.held_out_accuracy
 
 
 def _panel_fields(panel: _Panel, index: int) -> axes.ChartRow:
@@ -284,7 +312,7 @@ class _TrialRow(NamedTuple):
 
 
 def _trial_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_TrialRow]:
-    """The trials along some curves, each with its series: the curve without its batch size."""
+    """Return the trials along some curves, each with the fields of its rows; `series` is the family."""
     trial_rows = []
     for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
@@ -302,7 +330,10 @@ def _trial_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_Tria
 
 
 def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
-    """The moment of an accuracy at the end: what a part of an epoch after the last whole one changed is unknown."""
+    """Return the title of the panel of the end of training.
+
+    Where a run went on for a part of an epoch, it says that the accuracy is that after the last whole epoch.
+    """
     for curve in curves:
         for point in curve.points:
             for run in analysis.trials[point.trial_id].run_figures:
@@ -312,30 +343,31 @@ def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
 
 
 def images_panel(images: int) -> str:
-    """ "after 3,072 images"."""
+    """Return "after 3,072 images"."""
     return f"after {images:,} images"
 
 
 def seconds_panel(seconds: float) -> str:
-    """ "after 12.8 s of training"."""
+    """Return "after 12.8 s of training"."""
     return f"after {units.seconds(seconds)} of training"
 
 
 def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """The median gradient noise scale of each family's trials, where any is known."""
-    by_family: dict[str, dict[str, float]] = {}
+    """Return a row with the median gradient noise scale of each family's trials, where any is known."""
+    scale_by_family_and_trial: dict[str, dict[str, float]] = {}
     for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
         if course is not None and course.noise_scale_images is not None:
-            by_family.setdefault(row["series"], {})[trial.trial_id] = course.noise_scale_images.value
+            scale_by_trial = scale_by_family_and_trial.setdefault(row["series"], {})
+            scale_by_trial[trial.trial_id] = course.noise_scale_images.value
     return [
         {"series": family, "batch": statistics.median(scales.values()), "trials": len(scales)}
-        for family, scales in by_family.items()
+        for family, scales in scale_by_family_and_trial.items()
     ]
 
 
 def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
-    """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
+    """Return a row with the seconds and a row with the images that each trial took to reach the target accuracy."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
@@ -365,7 +397,7 @@ def _target_fields(
 
 
 def reached(trial: TrialResult) -> str:
-    """ "2 of 3 runs"; a dash where no target was set."""
+    """Return how many runs reached the target accuracy: "2 of 3 runs"; a dash where no target was set."""
     course = trial.convergence
     if course is None or course.target_accuracy is None:
         return units.UNKNOWN
@@ -374,21 +406,21 @@ def reached(trial: TrialResult) -> str:
 
 
 class _Range(NamedTuple):
-    """The lowest and the highest value of some runs; both None of one run alone."""
+    """The lowest and the highest value over runs; both None where one run alone has a value."""
 
     lowest: float | None = None
     highest: float | None = None
 
 
 def _range_over_runs(trial: TrialResult) -> _Range:
-    """The range of the accuracy over runs, at the end of their training."""
+    """Return the range of the accuracy over runs, at the end of their training."""
     accuracies_at_end = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
     known = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
     return _Range(min(known), max(known)) if len(known) > 1 else _Range()
 
 
 def unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
-    """Whether some runs trained on more images than others; if not, the end is at equal images."""
+    """Whether some runs trained on more images than others. If not, accuracies at the end are at equal images."""
     image_counts: set[int] = set()
     for curve in curves:
         for point in curve.points:
@@ -405,37 +437,34 @@ def _accuracy_view(
     rows: Sequence[axes.ChartRow],
     noise: Sequence[axes.ChartRow],
 ) -> FigureView:
-    """Draw a line per family and rank count where batches are swept, else per family; by ranks a line per curve.
+    """Draw the accuracies of trials, or what a target accuracy took.
 
     Args:
         mode: the batch policy.
-        along: what the points are placed along.
+        along: the horizontal axis (`_line_fields` says which points a line joins).
         measure: "target-seconds", "target-images" or "accuracy-" and a number.
         rows: the points.
         noise: the noise scales, which are drawn where they are near the batches.
     """
     is_to_target = measure.value.startswith("target")
-    y_title = "images trained on" if is_to_target else measure.label
-    drawn = list(rows)
-    if measure.value == "target-seconds":
-        unit = units.time_unit(row["value"] for row in rows)
-        drawn = axes.scaled(rows, unit.factor)
-        y_title = f"time of training ({unit.sign})"
-    drawn = [row | _line_fields(row, along, rows) for row in drawn]
-    positions = [row[along.field] for row in drawn]
-    lowest_noise = min(positions) / _FURTHEST_NOISE
-    highest_noise = max(positions) * _FURTHEST_NOISE
-    near_noise = [row for row in noise if lowest_noise <= row["batch"] <= highest_noise]
+    y_title, scaled_rows = _in_shown_unit(measure, rows)
+    points = [row | _line_fields(row, along, scaled_rows) for row in scaled_rows]
+    positions = [row[along.field] for row in points]
+    near_noise = _noise_near(positions, noise)
     x_title = f"{along.title} (images)" if along is _BY_BATCH else along.title
     x = axes.ticked_axis(along.field, x_title, positions, number=",d")
     y_axis = {"format": "~s" if is_to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
     y = axes.quantity("value", y_title, scale={"zero": is_to_target}, axis=y_axis)
-    plot = _accuracy_plot(drawn, near_noise, measure, x, y)
+    plot = _accuracy_plot(points, near_noise, measure, x, y)
     notes = []
-    if axes.has_intervals(drawn):
+    if axes.has_intervals(points):
         notes.append("bars: 95 % intervals" if is_to_target else "bars: lowest and highest run")
     if near_noise:
         notes.append("dotted: gradient noise scale")
+    if is_to_target:
+        title = f"{measure.label}, {mode}"
+    else:
+        title = f"Held-out accuracy, {measure.label}, by {along.title}, {mode}"
     summary = _accuracy_summary(measure, rows, noise)
     return FigureView(
         name=_accuracy_view_name(mode, along, measure),
@@ -444,9 +473,7 @@ def _accuracy_view(
             "measure": measure,
             "along": ControlOption(along.field, along.title),
         },
-        title=f"{measure.label}, {mode}"
-        if is_to_target
-        else f"Held-out accuracy, {measure.label}, by {along.title}, {mode}",
+        title=title,
         subtitle="; ".join(notes),
         spec=plot.spec(summary, 220),
         columns={
@@ -460,8 +487,35 @@ def _accuracy_view(
     )
 
 
+class _ScaledRows(NamedTuple):
+    """The rows of a view in the unit of its vertical axis, and the axis' title."""
+
+    y_title: str
+    rows: Sequence[axes.ChartRow]
+
+
+def _in_shown_unit(measure: ControlOption, rows: Sequence[axes.ChartRow]) -> _ScaledRows:
+    """Return the rows with times in a unit that suits them; other figures stay as they are."""
+    if measure.value == "target-seconds":
+        unit = units.time_unit(row["value"] for row in rows)
+        return _ScaledRows(f"time of training ({unit.sign})", axes.scaled(rows, unit.factor))
+    is_to_target = measure.value.startswith("target")
+    return _ScaledRows("images trained on" if is_to_target else measure.label, rows)
+
+
+def _noise_near(positions: Sequence[float], noise: Sequence[axes.ChartRow]) -> list[axes.ChartRow]:
+    """Return the noise scales that are near enough to the points to be drawn."""
+    lowest = min(positions) / _FURTHEST_NOISE
+    highest = max(positions) * _FURTHEST_NOISE
+    return [row for row in noise if lowest <= row["batch"] <= highest]
+
+
 def _line_fields(row: axes.ChartRow, along: _Along, rows: Sequence[axes.ChartRow]) -> axes.ChartRow:
-    """The line of a point: its curve by ranks; else its family, at its rank count where batches are swept."""
+    """Return the fields that say which line joins a point to others, among all points of the view (`rows`).
+
+    By ranks it is the line of its curve. By batch it is that of its family and rank count, or of its family alone
+    where the rank count has one batch only.
+    """
     if along is _BY_RANKS:
         return {"line": row["curve"], "series": row["curve"]}
     same_ranks = [other for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])]
@@ -476,7 +530,10 @@ def _accuracy_plot(
     x: axes.ChartSpec,
     y: axes.ChartSpec,
 ) -> axes.Plot:
-    """Draw the points in their lines, with bars and noise scales; adds `weight` and `size` to the rows."""
+    """Draw points and the lines that join them, with bars and noise scales.
+
+    The rows get the fields `weight`, the width of their line, and `size`, that of their point.
+    """
     names = axes.series_names(rows)
     # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
     others = max(1, len(names) - 1)
@@ -503,13 +560,13 @@ def _accuracy_plot(
 
 
 def _accuracy_view_name(mode: Mode, along: _Along, measure: ControlOption) -> str:
-    """ "weak-accuracy-1-by-ranks", "strong-micro-time-to-target-by-batch"."""
+    """Return the name of a view's file: "weak-accuracy-1-by-ranks", "strong-micro-time-to-target-by-batch"."""
     kind = measure.value.replace("accuracy-0", "accuracy").replace("target-seconds", "time-to-target")
     return f"{mode}-{kind}-by-{'ranks' if along is _BY_RANKS else along.field}"
 
 
 def _accuracy_summary(measure: ControlOption, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]) -> str:
-    """ "At the end of training: 61.2% to 71.0%. Gradient noise scale (...): ddp 512."."""
+    """Return the range of a view: "At the end of training: 61.2% to 71.0%. Gradient noise scale (...): ddp 512."."""
     by_value = sorted(rows, key=lambda row: row["value"])
     spread = by_value[0]["shown"]
     if len(by_value) > 1:

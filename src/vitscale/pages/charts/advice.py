@@ -1,4 +1,7 @@
-"""Time against GPU-hours or money: each engine's curve over rank counts, the Pareto front, the answers, the limits."""
+"""The Pareto chart of advice: time against GPU-hours or money, a curve over rank counts for each engine.
+
+The Pareto front is a band; the answers of the advice are ringed; the limits of the request are dashed lines.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class _SpendingAxes(NamedTuple):
 
 
 class _NamedAnswer(NamedTuple):
-    """A configuration that is an answer, and to which questions."""
+    """A configuration that is an answer, named after the questions that it answers."""
 
     name: str
     """ "fastest = cheapest"."""
@@ -56,7 +59,8 @@ def advice_chart(advice: Advice) -> Figure | None:
     """Draw the Pareto chart; None where there is nothing to draw."""
     if not advice.by_count:
         return None
-    names = list(dict.fromkeys(_name(option) for option in advice.by_count))[:_MOST_ENGINES]
+    distinct_names = list(dict.fromkeys(_name(option) for option in advice.by_count))
+    names = distinct_names[:_MOST_ENGINES]
     options = [option for option in advice.by_count if _name(option) in names]
     answers = _named_answers(advice)
     axes = _spending_axes(advice, options)
@@ -85,7 +89,7 @@ def advice_chart(advice: Advice) -> Figure | None:
 
 
 def _spending_axes(advice: Advice, options: Sequence[Option]) -> _SpendingAxes:
-    """Choose the units of an advice's chart by its options, and make both axes, which are logarithmic."""
+    """Return both axes, which are logarithmic, in units that suit the options."""
     time_unit = units.time_unit(option.seconds.value for option in advice.by_count)
     if advice.asked.priced:
         spent_unit = units.Unit(1.0, "cost")
@@ -110,31 +114,46 @@ def _plot(
     Args:
         advice: the advice, of which the front and the limits are drawn.
         options: the configurations that are drawn.
-        answers: those that are answers.
+        answers: the answers of the advice.
         axes: the axes and their units.
         names: the engines that are drawn.
     """
-    x = axes.x
-    y = axes.y
-    colour = colour_encoding(names)
     rows = [_row(option, axes) for option in options]
     front = [_row(option, axes) for option in advice.front]
     plot = Plot({"rows": rows, "front": front, "picked": _answer_rows(answers, axes)})
-    band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}
-    plot.add("front", band, x=x, y=y)
+    _add_front_band(plot, axes)
     _add_limits(plot, advice, axes)
+    _add_front_bars(plot, names)
+    _add_engine_curves(plot, axes, names)
+    plot.add("front", {"type": "text", "dy": 14, "fontSize": 10}, x=axes.x, y=axes.y, text=quantity("ranks"))
+    _add_answers(plot, axes)
+    return plot
+
+
+def _add_front_band(plot: Plot, axes: _SpendingAxes) -> None:
+    band = {"type": "line", "color": IDEAL_COLOUR, "strokeWidth": 7, "strokeOpacity": 0.3, "strokeCap": "round"}
+    plot.add("front", band, x=axes.x, y=axes.y)
+
+
+def _add_front_bars(plot: Plot, names: Sequence[str]) -> None:
+    """Add the intervals of the configurations on the front: slanted lines from (low, low) to (high, high)."""
     bar = {"type": "rule", "strokeWidth": 1.5}
     plot.add(
         "front",
         bar,
         y=quantity("spent_low"),
         y2={"field": "spent_high"},
-        color=colour,
+        color=colour_encoding(names),
         x=quantity("time_low"),
         x2={"field": "time_high"},
     )
+
+
+def _add_engine_curves(plot: Plot, axes: _SpendingAxes, names: Sequence[str]) -> None:
+    """Add a point for each configuration, and a line over the rank counts of each engine."""
+    colour = colour_encoding(names)
     line = {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.7}
-    plot.add("rows", line, x=x, y=y, color=colour, order=quantity("ranks"))
+    plot.add("rows", line, x=axes.x, y=axes.y, color=colour, order=quantity("ranks"))
     point = {"type": "point", "size": 45, "filled": True, "opacity": 1}
     shown = tooltip(
         what="configuration",
@@ -143,25 +162,30 @@ def _plot(
         eff="efficiency",
         told="known by",
     )
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape_encoding(names), tooltip=shown)
-    plot.add("front", {"type": "text", "dy": 14, "fontSize": 10}, x=x, y=y, text=quantity("ranks"))
+    plot.add("rows", point, x=axes.x, y=axes.y, color=colour, shape=shape_encoding(names), tooltip=shown)
+
+
+def _add_answers(plot: Plot, axes: _SpendingAxes) -> None:
+    """Add a ring around each answer, and its name above or below the ring."""
     ring = {"type": "point", "size": 260, "filled": False, "strokeWidth": 2.2, "shape": "circle"}
-    plot.add("picked", ring, x=x, y=y)
-    for is_drawn, dy in (("datum.above", -19), ("!datum.above", 30)):
-        text = {"type": "text", "dy": dy, "fontSize": 11, "fontWeight": 600}
-        plot.add("picked", text, is_drawn, x=x, y=y, text={"field": "answer"})
-    return plot
+    plot.add("picked", ring, x=axes.x, y=axes.y)
+    for is_drawn, pixels_down in (("datum.above", -19), ("!datum.above", 30)):
+        text = {"type": "text", "dy": pixels_down, "fontSize": 11, "fontWeight": 600}
+        plot.add("picked", text, is_drawn, x=axes.x, y=axes.y, text={"field": "answer"})
 
 
 def _answer_rows(answers: Sequence[_NamedAnswer], axes: _SpendingAxes) -> list[ChartRow]:
-    """The answers from the fastest on, named above and below in turn: they may lie side by side."""
+    """Return a row for each answer, the fastest first.
+
+    The field `above` says that the name stands above the answer: of every second one, as they may lie side by side.
+    """
     rows = [_row(answer.option, axes) | {"answer": answer.name} for answer in answers]
     rows.sort(key=lambda row: float(row["time"]))
     return [row | {"above": index % 2 == 0} for index, row in enumerate(rows)]
 
 
 def _named_answers(advice: Advice) -> list[_NamedAnswer]:
-    """The answers; those with the same configuration share one name."""
+    """Return the answers of an advice, those with the same configuration as one: "fastest = cheapest"."""
     answers = [_NamedAnswer(advised.question(advice, answer), answer.option) for answer in advice.answers]
     if advice.closest is not None:
         answers.insert(0, _NamedAnswer("nearest to the limits", advice.closest))
@@ -174,7 +198,10 @@ def _named_answers(advice: Advice) -> list[_NamedAnswer]:
 
 
 def _name(option: Option) -> str:
-    """ "p4d.24xlarge, ddp *": the rented instance, the engine, and a star where it was not measured."""
+    """Return the name of an option's curve: "p4d.24xlarge, ddp *".
+
+    It is the rented instance, the engine, and a star where the engine was not measured.
+    """
     instance = option.candidate.instance
     rented = "" if instance is None else f"{instance.name}, "
     star = "" if option.measured_engine else " *"

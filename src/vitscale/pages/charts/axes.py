@@ -1,4 +1,4 @@
-"""What charts share: views and their choices, rows, axes, marks, and the colour and shape of each series.
+"""Parts that all charts share: rows, axes, marks, and the colour and shape of each series.
 
 A chart is Vega-Lite as plain data, one plot without facets, so that a page can draw it as wide as there is room. Text
 of users is a value in its rows, never a field's name or part of an expression.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.scaling import curve_name
-from vitscale.present.data import finite
+from vitscale.present.data import nonfinite_as_null
 from vitscale.present.document import Figure, FigureView
 
 # Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page. Darker
@@ -98,7 +98,7 @@ class Plot:
 
     def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
         """Return the finished Vega-Lite; numbers that JSON does not know are null."""
-        spec: ChartSpec = finite(
+        spec: ChartSpec = nonfinite_as_null(
             {
                 "$schema": _SCHEMA,
                 "width": WIDTH,
@@ -121,12 +121,12 @@ def series_figure(name: str, title: str, views: Sequence[FigureView]) -> Figure 
 
 
 def series_names(rows: Iterable[ChartRow]) -> list[str]:
-    """Names of the series of some rows, each once, in the order of the rows."""
+    """Return the names of the series of rows, each once, in the order of the rows."""
     return list(dict.fromkeys(row["series"] for row in rows))
 
 
 def capitalised(text: str) -> str:
-    """The text with a capital at its beginning; the rest stays, so that names keep theirs."""
+    """Return the text with a capital first letter. The other letters stay as they are, unlike `str.capitalize`."""
     return text[:1].upper() + text[1:]
 
 
@@ -149,7 +149,7 @@ def nominal(name: str, title: str | None = None, **more: Any) -> ChartSpec:
 
 
 def tooltip(**fields: str) -> list[ChartSpec]:
-    """Encode what a reader sees at a mark: field to heading."""
+    """Encode the tooltip of a mark. `fields`: field of a row -> its heading in the tooltip."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in fields.items()]
 
 
@@ -186,7 +186,7 @@ def shape_encoding(names: Sequence[str]) -> ChartSpec:
 
 
 def _legend(names: Sequence[str]) -> ChartSpec:
-    """Lay out the legend of some series in as many columns as their names leave room for."""
+    """Return a legend of series with as many columns as the length of their names leaves room for."""
     is_small = len(names) > _MOST_IN_LARGE_LEGEND
     longest = max((len(name) for name in names), default=0)
     columns = _legend_columns(longest, is_small=is_small)
@@ -198,12 +198,13 @@ def _legend(names: Sequence[str]) -> ChartSpec:
 
 
 def _legend_columns(longest: int, *, is_small: bool) -> int:
-    """Number of columns of a legend whose longest name has `longest` characters."""
+    """Return the number of columns of a legend whose longest name has `longest` characters."""
     if longest < 8:
         return 6
     if longest < 20:
         return 3
-    return 2 if longest < (40 if is_small else 30) else 1
+    longest_in_two_columns = 39 if is_small else 29
+    return 2 if longest <= longest_in_two_columns else 1
 
 
 def add_curves(
@@ -216,17 +217,18 @@ def add_curves(
     ordered: bool = False,
     joined: bool = True,
 ) -> None:
-    """Add what a plot's datasets hold: curves of points with their intervals, and what stands beside them.
+    """Add the layers of curves to a plot, from its datasets.
 
     Args:
-        plot: `rows` are joined within each `series`, hollow and apart where they `drift`; `ideal` is dashed, `runs` are
-            small, `published` points hollow and grey.
+        plot: a plot with the dataset `rows`, whose points are joined within each `series`; those with a text in `drift`
+            are hollow and not joined. Of further datasets, `ideal` is drawn dashed, `runs` as small points, and
+            `published` as hollow grey points.
         x: the axis along which points stand.
         y: the axis of their `value`.
         shown: the tooltip of a point.
-        one_ideal: whether all series share one ideal, else each has its own.
-        ordered: whether the series have an order, which their colours keep.
-        joined: whether the points of a series are joined.
+        one_ideal: whether the ideal is one for all series, and grey; else each series has its own, in its colour.
+        ordered: whether the series have an order, which their colours show.
+        joined: whether lines join the points of a series.
     """
     rows = plot.datasets["rows"]
     names = series_names(rows)
@@ -234,8 +236,8 @@ def add_curves(
     shape = shape_encoding(names)
     if plot.datasets.get("ideal"):
         line = {"type": "line", "strokeDash": DASHED, "strokeWidth": 1.2, "strokeOpacity": 0.65, "opacity": 1}
-        ink = {"value": IDEAL_COLOUR} if one_ideal else colour
-        plot.add("ideal", line, x=x, y=y, color=ink, detail={"field": "series", "type": "nominal"})
+        ideal_colour = {"value": IDEAL_COLOUR} if one_ideal else colour
+        plot.add("ideal", line, x=x, y=y, color=ideal_colour, detail={"field": "series", "type": "nominal"})
     if joined:
         plot.add("rows", {"type": "line", "strokeWidth": 2}, "!datum.drift", x=x, y=y, color=colour)
     if has_intervals(rows):
@@ -250,7 +252,10 @@ def add_curves(
 
 
 def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None:
-    """Add the points of `rows`; those that drift are hollow and say so in their tooltip, which is else `shown`."""
+    """Add the points of `rows` with the tooltip `shown`.
+
+    Points with a text in `drift` are hollow, and their tooltip has that text too.
+    """
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     if not any(row.get("drift") for row in plot.datasets["rows"]):
         plot.add("rows", filled, **encoding, tooltip=shown)
@@ -268,7 +273,7 @@ def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None,
         rows: a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
         beside: the axis along which the rows stand; the bars lie along the other one.
         colour: colour of the rows; None: the theme's.
-        upright: whether the bars stand upright.
+        upright: whether the bars stand upright: `beside` is then the horizontal axis.
     """
     rows_axis, bar_axis = ("x", "y") if upright else ("y", "x")
     ink = {} if colour is None else {"color": colour}
@@ -283,7 +288,10 @@ def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None,
 
 
 def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:
-    """Cut intervals that reach beyond a picture, in place; return whether there was one."""
+    """Cut the intervals of rows to [lowest, highest], in place; return whether any was cut.
+
+    Rows with an interval get the fields `low_cut` and `high_cut`: whether that end was cut.
+    """
     for row in rows:
         if row["low"] is None:
             continue
@@ -295,7 +303,10 @@ def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:
 
 
 def scaled(rows: Sequence[ChartRow], factor: float, *fields: str) -> list[ChartRow]:
-    """Copies of the rows with `fields`, or by default the value and its interval, multiplied where they are known."""
+    """Return copies of the rows with `fields` multiplied by a factor, where they are known.
+
+    By default the fields are `value`, `low` and `high`.
+    """
     names = fields or ("value", "low", "high")
     return [row | _multiplied(row, names, factor) for row in rows]
 
@@ -317,20 +328,23 @@ class KeptBatch(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """A family's name, and the batch of one of its curves: two curves of a view must not share both."""
+    """A curve's name without its batch size, and its batch. Two curves of a view must not have both in common."""
 
     name: str
     batch: KeptBatch
 
 
 def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
-    """Each curve's name without its batch size; in full, and numbered, where two would share a name at one batch."""
+    """Return the name of each curve without its batch size: "ddp" for "ddp, micro-batch 16".
+
+    Curves that would share both this name and a batch keep their full name; where they still do, they are numbered.
+    """
     short = [_family(analysis, curve) for curve in curves]
-    uses = Counter(short)
-    unnumbered = [
-        family if uses[family] == 1 else family._replace(name=curve.name)
-        for curve, family in zip(curves, short, strict=True)
-    ]
+    short_uses = Counter(short)
+    unnumbered = []
+    for curve, family in zip(curves, short, strict=True):
+        is_unique = short_uses[family] == 1
+        unnumbered.append(family if is_unique else family._replace(name=curve.name))
     uses = Counter(unnumbered)
     names = []
     for index, family in enumerate(unnumbered):
@@ -346,7 +360,7 @@ def _family(analysis: Analysis, curve: CurveResult) -> _Family:
 
 
 def kept_batch(curve: CurveResult, trial: TrialResult) -> KeptBatch:
-    """The batch size that a curve keeps, read from one of its trials."""
+    """Return the batch size that a curve keeps, read from one of its trials."""
     train = trial.trial.train
     if not trial.batch_known:
         return KeptBatch("micro-batch not told", images=0)

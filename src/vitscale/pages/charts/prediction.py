@@ -40,7 +40,7 @@ class SeriesChart:
 
 
 def series_chart(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> SeriesChart:
-    """Make the rows of one series, whose `predictions` are in rising order of ranks."""
+    """Return the rows of one series. `predictions`: those of the series, in rising order of ranks."""
     are_epochs_predicted = all(prediction.epoch_seconds is not None for prediction in predictions)
     are_epochs_measured = all(point.steps_per_epoch is not None for point in series.points)
     of_epoch = are_epochs_predicted and are_epochs_measured
@@ -51,7 +51,7 @@ def series_chart(analysis: Analysis, series: Series, predictions: Sequence[Predi
 
 
 def _measured_row(analysis: Analysis, point: MeasuredPoint, *, of_epoch: bool) -> axes.ChartRow:
-    """A measured point, with the report's 95 % interval where it has one."""
+    """Return the row of a measured point, with the report's 95 % interval where it has one."""
     trial = analysis.trials[point.trial_id]
     estimate = trial.epoch_seconds if of_epoch else trial.step_seconds
     if estimate is None:
@@ -91,9 +91,9 @@ def _predicted_row(prediction: Prediction, *, of_epoch: bool) -> axes.ChartRow:
 def _bound_rows(
     mode: Mode, measured: Sequence[axes.ChartRow], predictions: Sequence[Prediction], *, of_epoch: bool
 ) -> list[axes.ChartRow]:
-    """Points of the curves for comparison, all from the smallest measured rank count on.
+    """Return the points of the curves for comparison, which all begin at the smallest measured rank count.
 
-    A time that does not shrink with ranks has a level ideal, and no Amdahl's law.
+    Where the time does not shrink with ranks, the ideal is constant, and Amdahl's law is left out.
     """
     base: int = measured[0]["gpus"]
     base_seconds: float = measured[0]["value"]
@@ -115,9 +115,9 @@ def _bound_rows(
 
 
 def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch: bool) -> dict[int, float]:
-    """Rank count -> seconds of exposed transfer beyond that of the smallest measured count, whose time has its own.
+    """Return rank count -> seconds of exposed transfer more than at the smallest measured count (`base`).
 
-    Empty where the transfer of that count is unknown.
+    The measured time at `base` has its own transfer in it. Empty where the transfer at `base` is unknown.
     """
     step_transfers = {prediction.gpus: _transfer_seconds(prediction) for prediction in predictions}
     base_transfer = step_transfers.get(base)
@@ -133,7 +133,7 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch
 
 
 def _transfer_seconds(prediction: Prediction) -> float | None:
-    """The exposed transfer of a step, with that of synchronised norms; None where it is unknown."""
+    """Return the exposed transfer of a step, with that of synchronised norms; None where it is unknown."""
     if prediction.wire_seconds is None or "wire_seconds" in prediction.reasons:
         return None
     norm_seconds = prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0
@@ -141,7 +141,7 @@ def _transfer_seconds(prediction: Prediction) -> float | None:
 
 
 def _steps(prediction: Prediction, *, of_epoch: bool) -> float:
-    """Number of steps that a predicted time is of."""
+    """Return the number of steps in a predicted time: those of an epoch, or 1."""
     if of_epoch and prediction.epoch_seconds:
         return prediction.epoch_seconds.value / prediction.step_seconds.value
     return 1.0
@@ -167,28 +167,30 @@ _TIMES = ("value", "low", "high", *_FUTURE_ENDS)
 
 
 class _SeriesKey(NamedTuple):
-    """What tells series apart."""
+    """Name and batch policy of a series, which no two series have in common."""
 
     name: str
     mode: Mode
 
 
 def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
-    """Draw a view for each series with a measured point, but for those of rates whose step is unknown."""
+    """Draw a view for each series, at most twelve; None where no step time is predicted.
+
+    Series of images per second whose step is unknown are not drawn.
+    """
     predictions_by_series: dict[_SeriesKey, list[Prediction]] = {}
     for prediction in forecast.predictions:
         if "step_seconds" not in prediction.reasons:
             key = _SeriesKey(prediction.series, prediction.mode)
             predictions_by_series.setdefault(key, []).append(prediction)
-    drawable = [
-        series for series in forecast.evidence.series if _SeriesKey(series.name, series.mode) in predictions_by_series
-    ]
-    numbers: Counter[Mode] = Counter()
-    views = []
-    for series in drawable[:_MOST_DRAWN]:
-        numbers[series.mode] += 1
-        chart = series_chart(analysis, series, predictions_by_series[_SeriesKey(series.name, series.mode)])
-        views.append(_view(series, numbers[series.mode], chart))
+    series_by_mode: Counter[Mode] = Counter()
+    views: list[FigureView] = []
+    for series in forecast.evidence.series:
+        predictions = predictions_by_series.get(_SeriesKey(series.name, series.mode))
+        if predictions is not None and len(views) < _MOST_DRAWN:
+            series_by_mode[series.mode] += 1
+            chart = series_chart(analysis, series, predictions)
+            views.append(_view(series, series_by_mode[series.mode], chart))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 
 
@@ -246,12 +248,16 @@ def _time_scale(
     predicted: Sequence[axes.ChartRow],
     bounds: Sequence[axes.ChartRow],
 ) -> axes.ChartSpec:
-    """The scale of the time: from zero for weak scaling, else logarithmic; bands that reach too far are cut."""
-    levels = [row["value"] for row in points]
-    levels_with_bounds = [row["value"] for row in (*points, *bounds)]
-    ends = [row[end] for row in predicted for end in _FUTURE_ENDS]
-    top = min(max(*levels_with_bounds, *ends) * 1.1, max(levels) * _FURTHEST)
-    bottom = max(min(*levels_with_bounds, *ends) / 1.1, min(levels) / _FURTHEST)
+    """Return the scale of the time: from zero for weak scaling, else logarithmic.
+
+    It holds all rows, but reaches no further than `_FURTHEST` times beyond the outermost point.
+    """
+    point_times = [row["value"] for row in points]
+    all_times = [row["value"] for row in (*points, *bounds)]
+    for row in predicted:
+        all_times += [row[end] for end in _FUTURE_ENDS]
+    top = min(max(all_times) * 1.1, max(point_times) * _FURTHEST)
+    bottom = max(min(all_times) / 1.1, min(point_times) / _FURTHEST)
     scale: axes.ChartSpec = {"type": "log", "domain": [bottom, top]}
     if mode == "weak":
         scale = {"domain": [0, top]}
@@ -294,7 +300,7 @@ def _add_points(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
 
 
 def _ticks(points: Sequence[axes.ChartRow]) -> list[int]:
-    """Doublings of the smallest rank count, up to the largest."""
+    """Return the doublings of the smallest rank count, up to the largest: 2, 4, 8 for counts from 2 to 12."""
     counts = [row["gpus"] for row in points]
     ticks = [min(counts)]
     while ticks[-1] * 2 <= max(counts):

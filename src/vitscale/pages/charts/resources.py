@@ -1,4 +1,4 @@
-"""What trials used: utilisation, memory and energy by ranks; time and memory by image size; the start-up."""
+"""Charts of resources: utilisation, memory and energy by ranks; time and memory by image size; the start-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Resource:
-    """One figure of what a trial used."""
+    """One figure of a trial's resources, such as its peak memory."""
 
     name: str
     label: str
@@ -42,10 +42,10 @@ class Resource:
     """Factor from a value to its axis."""
     axis_format: str = "~r"
     joined: str = ""
-    """What the line goes through where a trial's ranks differ."""
+    """The value through which the line goes where ranks differ: "their mean", "the highest"."""
 
     def trial_estimate(self, trial: TrialResult) -> Estimate | None:
-        """The figure of a trial; None where it is unknown, or of another kind of device."""
+        """Return the figure of a trial; None where it is unknown, or the trial's device is of another kind."""
         has_device = self.device in (None, trial.trial.train.device)
         if trial.resources is None or not has_device:
             return None
@@ -53,7 +53,7 @@ class Resource:
         return Estimate(value) if isinstance(value, int | float) else value
 
     def by_rank(self, trial: TrialResult) -> dict[int, float]:
-        """Rank -> its figure, for ranks that have one."""
+        """Return rank -> its figure, for ranks that have one."""
         if trial.resources is None or self.rank_figure is None or self.trial_estimate(trial) is None:
             return {}
         figures = {rank.rank: self.rank_figure(rank) for rank in trial.resources.by_rank}
@@ -67,7 +67,7 @@ def _memory(
     figure: Callable[[ResourceFigures], float | None],
     rank_figure: Callable[[RankResources], float | None] | None = None,
 ) -> Resource:
-    """Peak memory, drawn in GiB. `label`: whose memory, "GPU, allocated"."""
+    """Return a resource of peak memory, drawn in GiB. `label`: whose memory it is, "GPU, allocated"."""
     return Resource(
         name=name,
         label=f"peak memory: {label}",
@@ -131,7 +131,10 @@ def resource_chart(
 
 
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
-    """One row per trial with a known figure, with its lowest and highest rank, else its 95 % interval."""
+    """Return a row for each trial with a known figure.
+
+    `low` and `high` are its lowest and highest rank; where ranks have no figures, they are its 95 % interval.
+    """
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         estimate = resource.trial_estimate(trial)
@@ -141,7 +144,7 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
 
 
 def _used_fields(resource: Resource, estimate: Estimate, by_rank: Mapping[int, float]) -> axes.ChartRow:
-    """The figure of a trial as its row has it. `by_rank`: rank -> its figure, for ranks that have one."""
+    """Return the fields of a trial's row. `by_rank`: rank -> its figure, for ranks that have one."""
     are_ranks_known = len(by_rank) > 1
     low = None if estimate.note else estimate.low
     high = None if estimate.note else estimate.high
@@ -163,16 +166,17 @@ def _used_fields(resource: Resource, estimate: Estimate, by_rank: Mapping[int, f
 
 
 def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
-    """One row per rank of each trial with several, as far as there is room."""
+    """Return a row for each rank of each trial with several; of many ranks only for the lowest and the highest."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         by_rank = resource.by_rank(trial)
         if len(by_rank) < 2:
             continue
-        ranks = sorted(by_rank, key=lambda rank: by_rank[rank])
-        if len(ranks) > MOST_RANKS_DRAWN:
-            ranks = [ranks[0], ranks[-1]]
-        for rank in ranks:
+        lowest_first = sorted(by_rank, key=lambda rank: by_rank[rank])
+        drawn = lowest_first
+        if len(lowest_first) > MOST_RANKS_DRAWN:
+            drawn = [lowest_first[0], lowest_first[-1]]
+        for rank in drawn:
             value = by_rank[rank]
             rows.append(row | {"value": value * resource.scale, "shown": resource.show(value), "rank": rank})
     return rows
@@ -186,7 +190,7 @@ class _TrialRow(NamedTuple):
 
 
 def _trial_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_TrialRow]:
-    """The trials along some curves."""
+    """Return the trials along some curves, with the fields that their rows have in common."""
     return [
         _TrialRow({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, trial)
         for curve, point, trial in analysis.along(curves)
@@ -253,7 +257,7 @@ def _resource_plot(resource: Resource, rows: list[axes.ChartRow], points: list[a
 
 
 class _ResolutionPanel(NamedTuple):
-    """What a view by image size shows."""
+    """A quantity by image size: the time of a step, or the peak memory."""
 
     name: Literal["step", "memory"]
     """As rows name it."""
@@ -281,7 +285,7 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
 
 
 def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
-    """A row of seconds or bytes for each size, panel and kind that is known."""
+    """Return a row of seconds or bytes for each known figure: of each image size, measured or by arithmetic."""
     rows: list[axes.ChartRow] = []
     for curve in by_resolution(analysis):
         for point in curve.points:
@@ -291,7 +295,7 @@ def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
 
 
 def _resolution_figures(point: AtSize) -> Iterator[axes.ChartRow]:
-    """The known figures of a point; the measured step has an interval unless runs are too few for one."""
+    """Yield a row for each known figure of an image size; the measured step has an interval if runs suffice for one."""
     step = point.result.step_seconds
     if step is not None:
         interval = (None, None) if step.note else (step.low, step.high)
@@ -336,7 +340,7 @@ def _resolution_view(panel: _ResolutionPanel, rows: list[axes.ChartRow]) -> Figu
 
 
 def _resolution_plot(rows: list[axes.ChartRow], y_title: str) -> axes.Plot:
-    """Draw what was measured in filled points and full lines, what arithmetic says in hollow and dashed ones."""
+    """Draw measured values as filled points and full lines, values by arithmetic as hollow and dashed ones."""
     names = axes.series_names(rows)
     colour = axes.colour_encoding(names)
     shape = axes.shape_encoding(names)
@@ -366,7 +370,7 @@ class StartUps(NamedTuple):
 
 
 def startup(analysis: Analysis) -> StartUps:
-    """Collect the start-up phases that are drawn, in the order of the trials."""
+    """Return the start-up phases of the trials that are drawn, in the order of the trials."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
     longest_first = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))
     drawn_ids = {trial.trial_id for trial in longest_first[:_MOST_STARTS_DRAWN]}
@@ -380,7 +384,7 @@ def startup(analysis: Analysis) -> StartUps:
 
 
 def _phase_rows(trial: TrialResult) -> Iterator[axes.ChartRow]:
-    """The phases of one start-up that are known, in the order in which they follow one another."""
+    """Yield a row for each known phase of a start-up, in the order in which they follow one another."""
     for order, phase in enumerate(PHASES):
         if phase in trial.startup:
             seconds = trial.startup[phase]

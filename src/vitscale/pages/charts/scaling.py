@@ -19,19 +19,19 @@ from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
 _MOST_IDEALS = 6
-"""Number of curves above which only the first one's ideal is drawn: a dashed line for each would hide the curves."""
+"""Most curves whose ideals are all drawn. Of more curves only the first one's is, or dashed lines would hide them."""
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest rank count from which both axes are logarithmic."""
 _HEADROOM = 1.5
 """How far beyond the outermost point or ideal a bar may reach, as a factor."""
 _FEW_RUNS = 3
-"""Number of runs below which the runs themselves are drawn: two runs' interval is twelve times as wide as their gap."""
+"""With fewer runs the runs themselves are drawn: the interval of two runs is twelve times as wide as their gap."""
 _MOST_SWEPT = 3
 """Number of swept fields that have axes."""
 _MOST_NAMED = 3
 """Number of curves that a summary names."""
 _MOST_SIDE_BY_SIDE = 40
-"""Number of curves of one rank count above which they are points again: bars would be longer than a page."""
+"""Most curves of one rank count that are drawn as bars below one another; more would be longer than a page."""
 _STEP = 20
 """Pixels from one curve to the next where they stand below one another."""
 
@@ -46,17 +46,23 @@ class Measure:
     """Title of the axis, without the unit if it is a time."""
     value: Callable[[TrialResult, ScalingPoint], Estimate | None]
     ideal: Callable[[Estimate, bool, float], float]
-    """What perfect scaling would give, from the baseline's value, whether the curve is weak, and N / N_base."""
+    """Returns the value under perfect scaling.
+
+    Its arguments are the baseline's value, whether the curve is of weak scaling, and the ratio of ranks N / N_base.
+    """
     show: Callable[[float | None], str]
     slower_is_more: bool = False
     """Whether the figure rises with an epoch's seconds, so that less is better."""
     relative: bool = False
-    """Whether it is relative to the baseline: one rank count then shows nothing, and all curves share one ideal."""
+    """Whether it is relative to the baseline. All curves then share one ideal, and one rank count shows nothing."""
     is_time: bool = False
 
 
 def _gpu_hours(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
-    """Hours of all ranks for an epoch with the images that `drop_last` leaves out, as the cheapest trial is chosen."""
+    """Return the hours of all ranks together for an epoch of all images; None where the epoch time is unknown.
+
+    The images that `drop_last` leaves out are included, as where the cheapest trial is chosen.
+    """
     if trial.epoch_seconds is None:
         return None
     hours_per_second = point.gpus / 3600 / (1 - trial.images_left_out)
@@ -121,7 +127,7 @@ MEASURES = (
 
 
 def _measures(analysis: Analysis) -> list[Measure]:
-    """The measures, with the time of all ranks in the unit that suits these results."""
+    """Return the measures; the time of all ranks together has the unit that suits these results."""
     is_on_cpu_alone = all(trial.trial.train.device == "cpu" for trial in analysis.trials.values())
     hours = [_gpu_hours(trial, point) for _, point, trial in analysis.along(analysis.curves)]
     known_hours = [estimate.value for estimate in hours if estimate is not None]
@@ -141,27 +147,33 @@ def _measures(analysis: Analysis) -> list[Measure]:
 
 @dataclass(frozen=True)
 class ScalingAxis:
-    """What the points of a view are placed along."""
+    """The horizontal axis of a view: rank counts, or the values of a swept field at one rank count."""
 
     value: str
+    """Its name as an option of the page's control: "ranks", "train.micro_batch-8"."""
     label: str
+    """Its name for a reader: "micro-batch, 8 ranks"."""
     title: str
     field: str = ""
     """The swept field; empty: ranks."""
     gpus: int = 0
-    """The rank count of its points, where a field is swept."""
+    """The rank count of all points, where a field is swept; 0: any."""
     is_even: bool = False
-    """Whether its values follow one another in equal steps, as epochs do: it is never logarithmic."""
+    """Whether it is never logarithmic, because its values follow in equal steps, as epochs do."""
 
 
 RANKS = ScalingAxis("ranks", "ranks", "ranks")
 YScale = Literal["from zero", "as x", "log2 by log2"]
-"""How values stand along ranks: from zero, for what ideally stays level; logarithmic where ranks are, over a wide range
-of these; or both always to base 2, so that what grows as the ranks do is a line."""
+"""Scale of the vertical axis.
+
+"from zero": linear from 0, for what ideally stays constant.
+"as x": logarithmic where the axis of ranks is, which has a wide range then; else linear from 0.
+"log2 by log2": both axes are logarithmic to base 2, so that what grows in proportion to the ranks is a straight line.
+"""
 
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Draw a view for each batch policy, axis and measure with anything known."""
+    """Return a figure with a view for each batch policy, axis and measure; None where nothing is known."""
     measures = _measures(analysis)
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
@@ -177,7 +189,7 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
 
 
 def _front_view(views: Sequence[FigureView]) -> FigureView:
-    """Speedup by ranks under the first policy; without a second rank count images/s by what was swept."""
+    """Return the view that is shown first: the speedup if any, else images/s along a swept field, else the first."""
     for view in views:
         if view.choices["measure"].value == "speedup":
             return view
@@ -189,7 +201,7 @@ def _front_view(views: Sequence[FigureView]) -> FigureView:
 
 
 def swept_axes(curves: Sequence[CurveResult]) -> list[ScalingAxis]:
-    """Make an axis for each swept number at each rank count, limited to the first fields."""
+    """Return an axis for each pair of a swept numeric field and a rank count; of at most three fields."""
     values_by_field: dict[str, set[float]] = {}
     for curve in curves:
         for field, value in curve.labels.items():
@@ -212,10 +224,10 @@ def _field_name(field: str) -> str:
 
 
 class MeasuredRows(NamedTuple):
-    """What was measured of a figure along some curves."""
+    """The rows of a measure along some curves."""
 
     points: list[axes.ChartRow]
-    """A row for each point where the figure is known."""
+    """A row for each point where the measure is known."""
     runs: list[axes.ChartRow]
     """A row for each run of a point that has too few for an interval."""
 
@@ -223,17 +235,19 @@ class MeasuredRows(NamedTuple):
 def measured(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis = RANKS
 ) -> MeasuredRows:
-    """Collect the points of a figure along an axis, and the single runs of points with few.
+    """Return the points of a measure along an axis, and the single runs of points with few runs.
 
-    `drift` in a row says how a point's work differs from that of the others; it is empty where it does not.
+    The field `drift` of a row is "loss differs: 3 %" where the trial did other work than those of the same settings,
+    else empty.
     """
     points: list[axes.ChartRow] = []
     run_rows: list[axes.ChartRow] = []
     for curve, point, trial in analysis.along(curves):
+        if axis.gpus not in (0, point.gpus):
+            continue
         value = measure.value(trial, point)
         x = curve.labels.get(axis.field) if axis.field else point.gpus
-        is_on_axis = axis.gpus in (0, point.gpus)
-        if value is None or x is None or not is_on_axis:
+        if value is None or x is None:
             continue
         position = {"series": _series(curve, axis, trial), "x": x, "gpus": point.gpus}
         runs = len(trial.run_figures)
@@ -247,7 +261,10 @@ def measured(
 
 
 def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.ChartRow:
-    """A figure for a chart: with its interval, or with the number of runs where these are few."""
+    """Return the fields of a chart's row with a value.
+
+    With few runs, `low` and `high` are None and `bounds` is their number: "2 runs". Else `bounds` is the interval.
+    """
     has_few_runs = _has_few_runs(value, runs)
     low = None if has_few_runs else value.low
     high = None if has_few_runs else value.high
@@ -259,19 +276,23 @@ def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -
 
 
 def _has_few_runs(value: Estimate, runs: int) -> bool:
-    """Whether a figure's interval, if it has one, decides nothing."""
+    """Whether a value has too few runs for an interval that decides anything."""
     return bool(value.note) or runs < _FEW_RUNS
 
 
 def _series(curve: CurveResult, axis: ScalingAxis, trial: TrialResult) -> str:
-    """The name of a curve without the field that the axis shows."""
+    """Return the name of a curve without the field that the axis shows."""
     if not axis.field:
         return curve.name
     return curve_name({name: value for name, value in curve.labels.items() if name != axis.field}, trial.trial)
 
 
 def _run_rows(trial: TrialResult, value: Estimate, measure: Measure) -> list[axes.ChartRow]:
-    """Each run's figure, in proportion to its epoch; the point is their geometric mean. Empty of one run alone."""
+    """Return a row with the value of each run; none where the trial has one run alone.
+
+    A run's value is the trial's `value` in proportion to the run's epoch time. The trial's value is the geometric mean
+    of them.
+    """
     if trial.epoch_seconds is None or len(trial.run_figures) < 2:
         return []
     rows = []
@@ -284,7 +305,7 @@ def _run_rows(trial: TrialResult, value: Estimate, measure: Measure) -> list[axe
 
 
 def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
-    """Perfect scaling from each curve's baseline to its largest rank count."""
+    """Return the rows of perfect scaling, from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
         base = curve.baseline
@@ -298,64 +319,54 @@ def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -
 
 
 def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.ChartRow]:
-    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw.
+    """Return rows of perfect scaling from `base` ranks to `largest`, evenly spaced on a logarithmic axis.
+
+    Return none where `largest` is not above `base`.
 
     Args:
         series: the curve's name.
         base: the rank count of its baseline.
-        largest: its largest rank count; without one above `base` there is no line.
-        level: the figure at a multiple of the baseline's ranks.
+        largest: its largest rank count.
+        level: returns the ideal value at a multiple of the baseline's ranks: of 2.0 for twice as many.
     """
     if largest <= base:
         return []
-    factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
-    return [{"series": series, "x": base * times, "value": level(times)} for times in factors]
+    multiples = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
+    return [{"series": series, "x": base * multiple, "value": level(multiple)} for multiple in multiples]
 
 
 class _IdealRows(NamedTuple):
-    """The ideal of a view."""
+    """The rows of perfect scaling in a view."""
 
     rows: list[axes.ChartRow]
     only_series: str = ""
-    """The series whose ideal alone is drawn; empty where all are, or one is that of all."""
+    """The series whose ideal alone is drawn; empty where all are, or where all share one."""
+
+
+class _ViewRows(NamedTuple):
+    """The rows of a view; times are in the unit of its axis."""
+
+    points: list[axes.ChartRow]
+    runs: list[axes.ChartRow]
+    ideal: _IdealRows
+    y_title: str
+    """Title of the vertical axis, with the unit of times."""
 
 
 def _view(
     analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
 ) -> FigureView | None:
-    """Draw one measure along one axis; None where nothing is known (`_is_worth_a_view`)."""
-    points, runs = measured(analysis, curves, measure, axis)
-    if not _is_worth_a_view(points, measure, axis):
+    """Draw one measure along one axis; None where it would show nothing (`_is_worth_a_view`)."""
+    rows = _view_rows(analysis, curves, measure, axis)
+    if rows is None:
         return None
-    ideal_rows, only_series = _ideal_rows(analysis, curves, measure, axis)
-    title = measure.title
-    if measure.is_time:
-        unit = units.time_unit(row["value"] for row in points)
-        points = axes.scaled(points, unit.factor)
-        runs = axes.scaled(runs, unit.factor)
-        ideal_rows = axes.scaled(ideal_rows, unit.factor)
-        title = f"{measure.title} ({unit.sign})"
-    levels = [row["value"] for row in (*points, *ideal_rows)]
-    are_cut = axes.cut_bars(points, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
-    summary = _summary(points, mode, measure, axis)
-    is_side_by_side = 1 < len(points) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in points}) == 1
-    if is_side_by_side:
-        points.sort(key=lambda row: row["value"], reverse=not measure.slower_is_more)
-    plot = axes.Plot({"rows": points})
-    if ideal_rows:
-        plot.datasets["ideal"] = ideal_rows
-    if runs:
-        plot.datasets["runs"] = runs
-    shown = axes.tooltip(
-        series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
-    )
-    if is_side_by_side:
-        _add_side_by_side(plot, title, shown)
-    else:
-        x, y = both_axes(points, title, axis, _y_scale(measure, mode))
-        axes.add_curves(plot, x, y, shown, one_ideal=measure.relative)
-    notes = _notes(plot, only_series, are_cut=are_cut, is_side_by_side=is_side_by_side)
-    last_column = "drift" if any(row["drift"] for row in points) else "trial"
+    levels = [row["value"] for row in (*rows.points, *rows.ideal.rows)]
+    are_cut = axes.cut_bars(rows.points, lowest=min(levels) / _HEADROOM, highest=max(levels) * _HEADROOM)
+    is_side_by_side = _is_side_by_side(rows.points)
+    plot = _side_by_side_plot(rows, measure, axis) if is_side_by_side else _curves_plot(rows, mode, measure, axis)
+    notes = _notes(plot, rows.ideal.only_series, are_cut=are_cut, is_side_by_side=is_side_by_side)
+    summary = _summary(rows.points, mode, measure, axis)
+    last_column = "drift" if any(row["drift"] for row in rows.points) else "trial"
     return FigureView(
         name=_view_name(mode, measure, axis),
         choices={
@@ -377,8 +388,68 @@ def _view(
     )
 
 
+def _view_rows(
+    analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
+) -> _ViewRows | None:
+    """Return the rows of a view; None where they are not worth one."""
+    points, runs = measured(analysis, curves, measure, axis)
+    if not _is_worth_a_view(points, measure, axis):
+        return None
+    ideals = _ideal_rows(analysis, curves, measure, axis)
+    if not measure.is_time:
+        return _ViewRows(points, runs, ideals, y_title=measure.title)
+    unit = units.time_unit(row["value"] for row in points)
+    return _ViewRows(
+        points=axes.scaled(points, unit.factor),
+        runs=axes.scaled(runs, unit.factor),
+        ideal=ideals._replace(rows=axes.scaled(ideals.rows, unit.factor)),
+        y_title=f"{measure.title} ({unit.sign})",
+    )
+
+
+def _is_side_by_side(points: Sequence[axes.ChartRow]) -> bool:
+    """Whether the points are drawn as bars below one another, because all stand at one place of the axis."""
+    has_one_position = len({row["x"] for row in points}) == 1
+    return has_one_position and 1 < len(points) <= _MOST_SIDE_BY_SIDE
+
+
+def _plot_of(points: list[axes.ChartRow], rows: _ViewRows) -> axes.Plot:
+    """Return a plot with these points and the other rows of a view, without layers."""
+    plot = axes.Plot({"rows": points})
+    if rows.ideal.rows:
+        plot.datasets["ideal"] = rows.ideal.rows
+    if rows.runs:
+        plot.datasets["runs"] = rows.runs
+    return plot
+
+
+def _curves_plot(rows: _ViewRows, mode: Mode, measure: Measure, axis: ScalingAxis) -> axes.Plot:
+    """Draw a curve for each series, with its ideal."""
+    plot = _plot_of(rows.points, rows)
+    x, y = both_axes(rows.points, rows.y_title, axis, _y_scale(measure, mode))
+    axes.add_curves(plot, x, y, _tooltips(measure, axis), one_ideal=measure.relative)
+    return plot
+
+
+def _side_by_side_plot(rows: _ViewRows, measure: Measure, axis: ScalingAxis) -> axes.Plot:
+    """Draw a bar for each series, the best at the top."""
+    best_first = sorted(rows.points, key=lambda row: row["value"], reverse=not measure.slower_is_more)
+    plot = _plot_of(best_first, rows)
+    _add_side_by_side(plot, rows.y_title, _tooltips(measure, axis))
+    return plot
+
+
+def _tooltips(measure: Measure, axis: ScalingAxis) -> list[axes.ChartSpec]:
+    return axes.tooltip(
+        series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
+    )
+
+
 def _is_worth_a_view(points: Sequence[axes.ChartRow], measure: Measure, axis: ScalingAxis) -> bool:
-    """Whether anything is known, of a swept field at two values, of a relative measure more than baselines."""
+    """Whether the points of a measure show anything.
+
+    Along a swept field they do at two values or more. A relative measure does unless all of its points are baselines.
+    """
     if not points:
         return False
     if axis.field and len({row["x"] for row in points}) < 2:
@@ -389,7 +460,7 @@ def _is_worth_a_view(points: Sequence[axes.ChartRow], measure: Measure, axis: Sc
 
 
 def _ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis) -> _IdealRows:
-    """The ideal by ranks: of each curve, but only of the first one where many curves have one each."""
+    """Return the rows of perfect scaling by ranks: of each curve, or of the first one alone of many; none else."""
     if axis.field:
         return _IdealRows([])
     rows = ideal(analysis, curves, measure)
@@ -400,7 +471,7 @@ def _ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Meas
 
 
 def _summary(points: Sequence[axes.ChartRow], mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
-    """Who is best at the far end; by ranks also what the batch policy means."""
+    """Return a sentence on the best curves; by ranks with another on the meaning of the batch policy."""
     best = far_end(points, measure.label, axis, less_is_better=measure.slower_is_more)
     if axis.field:
         return best
@@ -409,7 +480,7 @@ def _summary(points: Sequence[axes.ChartRow], mode: Mode, measure: Measure, axis
 
 
 def _notes(plot: axes.Plot, only_series: str, *, are_cut: bool, is_side_by_side: bool) -> list[str]:
-    """What the marks of a view mean: "dashed: ideal".
+    """Return notes on the meaning of a view's marks: "dashed: ideal".
 
     Args:
         plot: the view.
@@ -431,23 +502,23 @@ def _notes(plot: axes.Plot, only_series: str, *, are_cut: bool, is_side_by_side:
 
 
 def _view_name(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
-    """ "weak-throughput-by-micro-batch-8"."""
+    """Return the name of a view's file: "weak-throughput-by-micro-batch-8"."""
     if not axis.field:
         return f"{mode}-{measure.name}"
     return f"{mode}-{measure.name}-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
 
 
 def _view_title(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
-    """ "Images/s, weak, by micro-batch, 8 ranks"."""
+    """Return the title of a view: "Images/s, weak, by micro-batch, 8 ranks"."""
     title = f"{axes.capitalised(measure.label)}, {mode}"
     return f"{title}, by {axis.label}" if axis.field else title
 
 
 def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) -> None:
-    """Add curves that have one rank count, each a bar below the other in the order of `rows`.
+    """Add a bar for each of a plot's `rows`, below one another in their order.
 
     Args:
-        plot: its `rows` get their `place`, and so do its `runs`.
+        plot: the plot. Its `rows` and `runs` get a field `place`, the number of their bar from 0.
         title: title of the horizontal axis.
         shown: the tooltip of a bar.
     """
@@ -473,8 +544,8 @@ def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) 
 def _y_scale(measure: Measure, mode: Mode) -> YScale:
     if measure.name == "speedup":
         return "log2 by log2"
-    ideally_level = measure.name == "efficiency" or (mode == "weak" and measure.is_time)
-    return "from zero" if ideally_level else "as x"
+    is_ideally_constant = measure.name == "efficiency" or (mode == "weak" and measure.is_time)
+    return "from zero" if is_ideally_constant else "as x"
 
 
 class BothAxes(NamedTuple):
@@ -484,38 +555,41 @@ class BothAxes(NamedTuple):
     y: axes.ChartSpec
 
 
-def both_axes(rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y: YScale) -> BothAxes:
-    """Make both axes of points at the `x` of these rows; along anything but ranks, values stand from zero.
+def both_axes(rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y_scale: YScale) -> BothAxes:
+    """Return both axes of points at the `x` of these rows.
 
     Args:
         rows: the points.
         title: title of the vertical axis.
-        axis: what the points are placed along.
-        y: how values stand along ranks.
+        axis: the horizontal axis.
+        y_scale: scale of the vertical axis along ranks. Along anything else it begins at zero.
     """
     positions = sorted({row["x"] for row in rows})
+    lowest = positions[0]
+    highest = positions[-1]
+    is_wide = lowest > 0 and highest >= _WIDE_RANGE * lowest
     are_ranks = not axis.field and not axis.is_even
-    is_wide = positions[0] > 0 and positions[-1] >= _WIDE_RANGE * positions[0]
-    y_is_log = are_ranks and (y == "log2 by log2" or (y == "as x" and is_wide))
+    y_is_log = are_ranks and (y_scale == "log2 by log2" or (y_scale == "as x" and is_wide))
     x_is_log = bool(axis.field) or y_is_log or (are_ranks and is_wide)
     are_whole = all(isinstance(position, int) for position in positions)
     x = axes.ticked_axis("x", axis.title, positions, log=x_is_log, number="d" if are_whole else "~g")
-    y_scale = {"type": "log", "base": 2} if y_is_log else {"zero": True, "nice": True}
-    return BothAxes(x, axes.quantity("value", title, scale=y_scale, axis={"tickCount": 6, "format": "~r"}))
+    scale = {"type": "log", "base": 2} if y_is_log else {"zero": True, "nice": True}
+    return BothAxes(x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"}))
 
 
 def far_end(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis, *, less_is_better: bool) -> str:
-    """Say who is best at the far end: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed"."""
-    last = max(row["x"] for row in rows)
-    by_value = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
+    """Return the best series at the largest position: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed."."""
+    last_position = max(row["x"] for row in rows)
+    last_rows = [row for row in rows if row["x"] == last_position]
+    by_value = sorted(last_rows, key=lambda row: row["value"])
     best_first = by_value if less_is_better else by_value[::-1]
     best = "; ".join(f"{row['shown']} for {row['series']}" for row in best_first[:_MOST_NAMED])
     more = f"; and {len(best_first) - _MOST_NAMED} more" if len(best_first) > _MOST_NAMED else ""
-    return f"{axes.capitalised(label)} at {_location(axis, last)}: {best}{more}."
+    return f"{axes.capitalised(label)} at {_position_text(axis, last_position)}: {best}{more}."
 
 
-def _location(axis: ScalingAxis, position: float) -> str:
-    """ "8 ranks"; of a swept field "micro-batch 64 on 8 ranks"."""
+def _position_text(axis: ScalingAxis, position: float) -> str:
+    """Return a position on an axis: "8 ranks", or of a swept field "micro-batch 64 on 8 ranks"."""
     if not axis.field:
         return units.counted(int(position), axis.title.removesuffix("s"))
     on_ranks = f" on {units.ranks(axis.gpus)}" if axis.gpus else ""

@@ -32,7 +32,7 @@ PART_NAMES: Mapping[str, str] = {
     "launch_gaps": "launch gaps",
     "other": "other",
 }
-"""The parts in the order of the stack, as a reader wants them named."""
+"""Part of a step -> its name for a reader, in the order in which bars stack them."""
 LONGEST_STEP = 1e9
 """Seconds. A longer step comes from a broken clock or record, and would leave no room for anything else."""
 COLOURS: Mapping[str, str] = axes.PART_COLOURS | {COMMUNICATION: axes.COMMUNICATION_COLOUR}
@@ -50,7 +50,7 @@ class Bar:
     trial_id: str
     seconds: float
     parts: Mapping[str, float]
-    """Part to seconds, in the order of the stack; unknown parts are absent."""
+    """Part -> seconds, in the order of the stack; unknown parts are absent."""
 
     @property
     def kept_batch(self) -> axes.KeptBatch:
@@ -59,8 +59,8 @@ class Bar:
 
 
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
-    """Make one bar for each explained trial of these curves."""
-    made = []
+    """Return one bar for each explained trial of these curves."""
+    trial_bars = []
     for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
@@ -76,12 +76,12 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
                 seconds=trial.breakdown.typical.seconds,
                 parts=parts_of(trial.breakdown),
             )
-            made.append(bar)
-    return made
+            trial_bars.append(bar)
+    return trial_bars
 
 
 def _can_be_drawn(breakdown: Breakdown) -> bool:
-    """Whether its step took a known time above 0, and neither it nor a part more than any can."""
+    """Whether the step took a possible time above 0, and all of its known parts possible times, not all of them 0."""
     if not 0 < breakdown.typical.seconds < LONGEST_STEP:
         return False
     parts = parts_of(breakdown).values()
@@ -89,20 +89,26 @@ def _can_be_drawn(breakdown: Breakdown) -> bool:
 
 
 def parts_of(breakdown: Breakdown) -> dict[str, float]:
-    """The known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step."""
+    """Return the known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step.
+
+    Where a part of the exposed communication is unknown, its parts are replaced by their sum (`COMMUNICATION`).
+    """
     typical = breakdown.typical
-    parts = {part: seconds for part, seconds in typical.parts.items() if seconds is not None}
-    if not all(part in parts for part in EXPOSED):
-        parts = {part: seconds for part, seconds in parts.items() if part not in EXPOSED}
+    known_parts = {part: seconds for part, seconds in typical.parts.items() if seconds is not None}
+    is_communication_split = all(part in known_parts for part in EXPOSED)
+    if is_communication_split:
+        parts = known_parts
+    else:
+        parts = {part: seconds for part, seconds in known_parts.items() if part not in EXPOSED}
         if typical.exposed_seconds is not None:
             parts[COMMUNICATION] = typical.exposed_seconds
     return {part: parts[part] for part in PART_NAMES if part in parts}
 
 
 def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
-    """Say why parts are unknown: each reason once, with its parts and the number of trials it holds for.
+    """Return a sentence on each reason why parts are unknown, with these parts and the number of trials.
 
-    `reasons_of`: of each trial, unknown part to the reason.
+    `reasons_of`: for each trial, unknown part -> the reason.
     """
     parts_by_reason: dict[str, dict[str, None]] = {}
     for reasons in reasons_of:
@@ -125,7 +131,10 @@ _UNLIKE = 20
 
 
 def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Stacked bars in seconds and as shares, a view per batch policy and batch size; None without explained steps."""
+    """Draw stacked bars in seconds and as shares, a view of each per batch policy and batch size.
+
+    Return None where no step was explained.
+    """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
         mode_bars = bars(analysis, mode_curves)
@@ -149,7 +158,7 @@ def _views_of_batch(bars: Sequence[Bar], mode: Mode, name_addition: str) -> list
 
 
 class _StackedForm(NamedTuple):
-    """What the length of a bar is."""
+    """The quantity that the length of a bar shows: time, or shares of the step."""
 
     name: str
     label: str
@@ -158,7 +167,7 @@ class _StackedForm(NamedTuple):
 
 
 def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
-    """One row per part with a length: where it begins and ends in its bar.
+    """Return a row for each part that took any time, with its start and end in its bar.
 
     Args:
         bars: the bars.
@@ -225,7 +234,10 @@ def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm
 
 
 def _add_labels(rows: Sequence[axes.ChartRow], unit: units.Unit | None) -> None:
-    """Add to each row the place of its bar, and the label in its middle, which is empty where there is no room."""
+    """Add fields to each row, in place: the number of its bar, and the label in its middle with position and colour.
+
+    The label is empty where there is no room.
+    """
     places = {bar: place for place, bar in enumerate(dict.fromkeys(row["bar"] for row in rows))}
     longest = max(row["end"] for row in rows)
     for row in rows:
@@ -247,7 +259,7 @@ def part_colours(rows: Sequence[axes.ChartRow]) -> axes.ChartSpec:
 
 
 def _largest_parts(bars: Sequence[Bar]) -> str:
-    """The three longest parts of the bar with the most ranks, and how much of it is of unknown parts, as a sentence."""
+    """Return a sentence on the bar with the most ranks: its three longest parts, and the share of unknown ones."""
     bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
     shares = {PART_NAMES[part]: seconds / bar.seconds for part, seconds in longest}
@@ -290,8 +302,8 @@ def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure
     """Draw a view for each trial whose efficiency could be taken apart.
 
     Args:
-        waterfalls: waterfalls, also those without factors, which are not drawn.
-        chosen: identity of the trial that comes first; where it has no waterfall, the largest loss does.
+        waterfalls: the waterfalls; those without factors are not drawn.
+        chosen: identity of the trial that comes first. Where it has no waterfall, that of the largest loss comes first.
     """
     drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not drawable:
@@ -303,7 +315,7 @@ def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure
 
 
 def waterfall_of_trial(waterfalls: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
-    """The first waterfall of a trial that could be taken apart; None if there is none."""
+    """Return the first waterfall of a trial that has factors; None if there is none."""
     for waterfall in waterfalls:
         if waterfall.factors and waterfall.trial_id == trial_id:
             return waterfall
@@ -311,7 +323,7 @@ def waterfall_of_trial(waterfalls: Sequence[Waterfall], trial_id: str) -> Waterf
 
 
 def largest_loss(waterfalls: Sequence[Waterfall]) -> Waterfall | None:
-    """The waterfall of the lowest efficiency among those on the most ranks; None if none could be taken apart."""
+    """Return the waterfall of the lowest efficiency among those on the most ranks; None if none has factors."""
     worst = worst_loss([waterfall for waterfall in waterfalls if waterfall.factors])
     return worst.waterfall if worst is not None else None
 
@@ -375,9 +387,13 @@ def _waterfall_plot(rows: list[axes.ChartRow]) -> axes.Plot:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
-    """One bar per row, in percent of ideal: ideal, each factor from the end of the one before, and the measured one."""
+    """Return the bars of a waterfall, in percent of ideal: the ideal, each factor, and the measured efficiency.
+
+    Each factor's bar begins where the one before ends. The field `next` names the bar below.
+    """
     rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
-    for factor in sorted(waterfall.factors, key=lambda factor: list(_FACTOR_COLOURS).index(factor.name)):
+    order = list(_FACTOR_COLOURS)
+    for factor in sorted(waterfall.factors, key=lambda factor: order.index(factor.name)):
         change = _change_in_percent(factor)
         start = rows[-1]["end"]
         rows.append(_bar(factor.name, start, change, _signed(change.value), f"{factor.factor:.3f}"))
@@ -388,7 +404,10 @@ def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
 
 
 def _change_in_percent(factor: Factor) -> Estimate:
-    """Return how far a factor changes the efficiency; what it takes is below 0, so that the ends change places."""
+    """Return the change of efficiency by a factor, in percent of ideal: below 0 where the factor takes from it.
+
+    `factor.points` are above 0 there, so signs change, and the low end comes from the high one.
+    """
     points = factor.interval or Estimate(factor.points)
     low = None if points.high is None else -100 * points.high
     high = None if points.low is None else -100 * points.low
@@ -396,7 +415,7 @@ def _change_in_percent(factor: Factor) -> Estimate:
 
 
 def _efficiency(waterfall: Waterfall) -> Estimate:
-    """The measured efficiency; without an interval where runs are too few for one."""
+    """Return the measured efficiency; without an interval where runs are too few for one."""
     interval = waterfall.interval
     if interval and not interval.note:
         return interval
@@ -404,7 +423,7 @@ def _efficiency(waterfall: Waterfall) -> Estimate:
 
 
 def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.ChartRow:
-    """A bar from `start` on by `change`, whose interval lies around the bar's end."""
+    """Return the row of a bar from `start` to `start + change`; the interval of `change` lies around its end."""
     end = start + change.value
     row: axes.ChartRow = {
         "step": step,
@@ -425,6 +444,6 @@ def _bar(step: str, start: float, change: Estimate, label: str, factor: str = ""
 
 
 def _signed(points: float) -> str:
-    """ "-17.2", "+3.1", "0"."""
+    """Return "-17.2" (with a minus sign), "+3.1" or "0"."""
     text = f"{points:+.1f}"
     return "0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")

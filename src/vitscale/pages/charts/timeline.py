@@ -1,4 +1,4 @@
-"""Timelines: a lane per rank, with what it did when in an explained step of one run."""
+"""Timelines of explained steps: a lane per rank, with a rectangle for each time that it spent on a part of the step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_LANES = 16
 _SHORTEST_DRAWN = 1 / 500
 """Share of the longest drawn step: anything shorter would be less than a pixel."""
 _Lane = Mapping[str, list[Interval]]
-"""Part of a step -> when a rank did it, in seconds since the rank's step began."""
+"""Part of a step -> the intervals in which a rank did it, in seconds since the rank's step began."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Timeline:
     """The ranks that are drawn."""
     unit: units.Unit
     rows: tuple[ChartRow, ...]
-    """One rectangle each, in `unit` from the beginning of its step."""
+    """A row for each rectangle, with times in `unit` since the beginning of its step."""
     text: tuple[str, ...]
     """A sentence for each step."""
     notes: tuple[str, ...]
-    """What was left out."""
+    """Notes on what was left out."""
 
 
 class Timelines(NamedTuple):
@@ -87,7 +87,10 @@ def timelines(analysis: Analysis) -> Timelines:
 
 
 def _largest_explained(analysis: Analysis, curve: CurveResult) -> _ExplainedRun | None:
-    """The first run with sound explained steps of the curve's trial on the most ranks; None where there is none."""
+    """Return the run to draw of a curve: the first with sound explained steps, of the trial on the most ranks.
+
+    A trial without such a run is passed over. Return None where no trial has one.
+    """
     for point in sorted(curve.points, key=lambda point: -point.gpus):
         trial = analysis.trials[point.trial_id]
         for run in trial.recorded_runs:
@@ -97,29 +100,26 @@ def _largest_explained(analysis: Analysis, curve: CurveResult) -> _ExplainedRun 
 
 
 def _timeline(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles: int) -> Timeline:
+    """Return the timeline of a run: some of its steps on some of its ranks, in at most so many rectangles."""
     explained = _sound_steps(run)
     steps = _evenly_spread(explained, _MOST_STEPS)
     ranks = _drawn_ranks(trial, run)
     lanes_by_step = {step: _lanes(run, step, ranks) for step in steps}
     step_seconds = _step_seconds(run, lanes_by_step)
     unit = units.time_unit(step_seconds.values())
-    shortest = _SHORTEST_DRAWN * max(step_seconds.values())
-    rows: list[ChartRow] = []
-    for index, (step, lanes_of_step) in enumerate(lanes_by_step.items()):
-        position = {"panel": f"step {step + 1}", "place": index}
-        for rank, lane in lanes_of_step.items():
-            rows += [position | {"rank": rank} | row for row in _rectangles(lane, unit, shortest)]
-    longest = sorted(rows, key=lambda row: row["start"] - row["end"])[:most_rectangles]
-    drawn_seconds = sum(row["end"] - row["start"] for row in longest) / unit.factor
+    rows = _rows(lanes_by_step, unit, shortest_seconds=_SHORTEST_DRAWN * max(step_seconds.values()))
+    longest_first = sorted(rows, key=lambda row: row["start"] - row["end"])
+    drawn_rows = longest_first[:most_rectangles]
+    drawn_seconds = sum(row["end"] - row["start"] for row in drawn_rows) / unit.factor
     return Timeline(
         label=trial_label(analysis, trial),
         repeat=run.header.repeat,
         steps=tuple(step + 1 for step in steps),
         ranks=tuple(ranks),
         unit=unit,
-        rows=tuple(sorted(longest, key=lambda row: (row["place"], row["rank"], row["start"]))),
+        rows=tuple(sorted(drawn_rows, key=lambda row: (row["place"], row["rank"], row["start"]))),
         text=tuple(_step_in_words(step, lanes_by_step[step], step_seconds) for step in steps),
-        notes=_what_is_left_out(
+        notes=_notes_on_omissions(
             steps=len(steps),
             explained=len(explained),
             ranks=len(ranks),
@@ -129,8 +129,20 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles:
     )
 
 
+def _rows(
+    lanes_by_step: Mapping[int, Mapping[int, _Lane]], unit: units.Unit, *, shortest_seconds: float
+) -> list[ChartRow]:
+    """Return a row for each rectangle of all steps (`place`: number of the step's picture) and ranks."""
+    rows: list[ChartRow] = []
+    for index, (step, lane_by_rank) in enumerate(lanes_by_step.items()):
+        position = {"panel": f"step {step + 1}", "place": index}
+        for rank, lane in lane_by_rank.items():
+            rows += [position | {"rank": rank} | row for row in _rectangles(lane, unit, shortest_seconds)]
+    return rows
+
+
 def _drawn_ranks(trial: TrialResult, run: Run) -> list[int]:
-    """The ranks with explained steps that have a lane; the straggler always has."""
+    """Return the ranks that have a lane: evenly spread ones of those with explained steps, and the straggler."""
     ranks = _evenly_spread(sorted(rank.rank for rank in run.ranks if rank.explained), _MOST_LANES)
     straggler = trial.breakdown.straggler if trial.breakdown else None
     if straggler is None or straggler.rank in ranks:
@@ -139,28 +151,38 @@ def _drawn_ranks(trial: TrialResult, run: Run) -> list[int]:
 
 
 def _lanes(run: Run, step: int, ranks: Collection[int]) -> dict[int, _Lane]:
-    """Rank -> its lane in a step, for some ranks."""
+    """Return rank -> its lane in a step, for these ranks."""
     return {rank: lane for rank, lane in lanes(run, step).items() if rank in ranks}
 
 
 def _step_seconds(run: Run, lanes_by_step: Mapping[int, Mapping[int, _Lane]]) -> dict[_RankStep, float]:
-    """The length of each drawn step on each drawn rank."""
-    recorded = {_RankStep(line.step, rank.rank): line.seconds for rank in run.ranks for line in rank.explained}
-    drawn = [_RankStep(step, rank) for step, lanes_of_step in lanes_by_step.items() for rank in lanes_of_step]
-    return {rank_step: recorded[rank_step] for rank_step in drawn}
+    """Return the seconds of each drawn step on each drawn rank."""
+    recorded: dict[_RankStep, float] = {}
+    for rank_record in run.ranks:
+        for line in rank_record.explained:
+            recorded[_RankStep(line.step, rank_record.rank)] = line.seconds
+    seconds: dict[_RankStep, float] = {}
+    for step, lane_by_rank in lanes_by_step.items():
+        for rank in lane_by_rank:
+            rank_step = _RankStep(step, rank)
+            seconds[rank_step] = recorded[rank_step]
+    return seconds
 
 
 def _known_seconds(lanes_by_step: Mapping[int, Mapping[int, _Lane]]) -> float:
-    """The time of all lanes together whose part is known."""
-    drawn_lanes = [lane for lanes_of_step in lanes_by_step.values() for lane in lanes_of_step.values()]
-    return sum(length(intervals) for lane in drawn_lanes for intervals in lane.values())
+    """Return the seconds of all lanes together in which the part of the step is known."""
+    interval_seconds: list[float] = []
+    for lane_by_rank in lanes_by_step.values():
+        for lane in lane_by_rank.values():
+            interval_seconds += [length(intervals) for intervals in lane.values()]
+    return sum(interval_seconds)
 
 
-def _rectangles(lane: _Lane, unit: units.Unit, shortest: float) -> Iterator[ChartRow]:
-    """A row for each time that a rank spent on a part, if it lasted `shortest` seconds or more."""
+def _rectangles(lane: _Lane, unit: units.Unit, shortest_seconds: float) -> Iterator[ChartRow]:
+    """Yield a row for each interval that a rank spent on a part, if it lasted `shortest_seconds` or more."""
     for part, intervals in lane.items():
         for start, end in intervals:
-            if end - start >= shortest:
+            if end - start >= shortest_seconds:
                 yield {
                     "part": PART_NAMES[part],
                     "start": start * unit.factor,
@@ -170,20 +192,25 @@ def _rectangles(lane: _Lane, unit: units.Unit, shortest: float) -> Iterator[Char
 
 
 def _sound_steps(run: Run) -> list[int]:
-    """The steps that all ranks explained, that took some time and no more than any step can."""
-    broken = {line.step for rank in run.ranks for line in rank.explained if not 0 < line.seconds < LONGEST_STEP}
-    return [step for step in explained_steps(run) if step not in broken]
+    """Return the steps that all ranks explained, and that on every rank took a time that a step can take."""
+    broken_steps = set()
+    for rank in run.ranks:
+        for line in rank.explained:
+            is_possible = 0 < line.seconds < LONGEST_STEP
+            if not is_possible:
+                broken_steps.add(line.step)
+    return [step for step in explained_steps(run) if step not in broken_steps]
 
 
 def _evenly_spread(items: Sequence[int], most: int) -> list[int]:
-    """Up to `most` of the items, evenly spread from the first to the last."""
+    """Return up to `most` of the items, evenly spread from the first to the last: 0, 4, 9 of 0 to 9 for three."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 def _step_in_words(step: int, lanes_of_step: Mapping[int, _Lane], step_seconds: Mapping[_RankStep, float]) -> str:
-    """ "Step 3: rank 0: 120 ms: forward 40 ms, backward 80 ms; rank 1: ..."."""
+    """Return the parts of a step on each rank: "Step 3: rank 0: 120 ms: forward 40 ms, backward 80 ms; rank 1: ..."."""
     ranks = [
         f"rank {rank}: {_parts_in_words(lane, step_seconds[_RankStep(step, rank)])}"
         for rank, lane in lanes_of_step.items()
@@ -192,7 +219,7 @@ def _step_in_words(step: int, lanes_of_step: Mapping[int, _Lane], step_seconds: 
 
 
 def _parts_in_words(lane: _Lane, step_seconds: float) -> str:
-    """ "120 ms: forward 40 ms, backward 70 ms, unknown 10 ms"."""
+    """Return the parts of a step on a rank: "120 ms: forward 40 ms, backward 70 ms, unknown 10 ms"."""
     seconds_by_name = {PART_NAMES[part]: length(lane[part]) for part in PART_NAMES if part in lane}
     unknown = step_seconds - sum(seconds_by_name.values())
     if unknown > _SHORTEST_DRAWN * step_seconds:
@@ -201,8 +228,8 @@ def _parts_in_words(lane: _Lane, step_seconds: float) -> str:
     return f"{units.seconds(step_seconds)}: {parts}"
 
 
-def _what_is_left_out(*, steps: int, explained: int, ranks: int, world: int, share_drawn: float) -> tuple[str, ...]:
-    """Say what a timeline lacks.
+def _notes_on_omissions(*, steps: int, explained: int, ranks: int, world: int, share_drawn: float) -> tuple[str, ...]:
+    """Return notes on what a timeline does not draw.
 
     Args:
         steps: number of steps that are drawn.

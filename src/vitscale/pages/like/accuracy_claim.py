@@ -1,4 +1,8 @@
-"""Accuracies after equally many images, compared between GPU counts, tested, and put into words."""
+"""Accuracies after equally many images, compared between GPU counts, tested, and put into words.
+
+A series is one curve of the results. Its members are the GPU counts that were measured, each with the runs of its
+trial; the base is the member that another is compared with.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ class AccuracyTests(NamedTuple):
 
 
 def accuracy_claim(material: Material) -> ClaimOutcome:
-    """Test N GPUs against the fewest at a fixed micro-batch, and more against fewer at one global batch."""
+    """Return the tests of accuracy in sentences and as data: at a fixed micro-batch, and at one global batch."""
     tests = accuracy_tests(material.series)
     entries = {
         "accuracy": [_entry(test) for test in tests.against_fewest],
@@ -60,57 +64,79 @@ def accuracy_claim(material: Material) -> ClaimOutcome:
 
 
 def accuracy_tests(series: Sequence[FigureSeries]) -> AccuracyTests:
-    """Test strong scaling against the fewest GPUs, and at one global batch; Holm's correction is for all tests."""
-    against_fewest = _once(_against_fewest(series))
-    at_equal_batch = _once(_at_equal_batch(series))
-    tests = [*against_fewest, *at_equal_batch]
-    results = corrected([test.result for test in tests], [test.trials for test in tests])
-    tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
-    return AccuracyTests(tests[: len(against_fewest)], tests[len(against_fewest) :])
+    """Return all tests of accuracy, with Holm's correction for all of them together."""
+    against_fewest = _without_repeated_pairs(_against_fewest(series))
+    at_equal_batch = _without_repeated_pairs(_at_equal_batch(series))
+    uncorrected = [*against_fewest, *at_equal_batch]
+    results = corrected([test.result for test in uncorrected], [test.trials for test in uncorrected])
+    tests = [replace(test, result=result) for test, result in zip(uncorrected, results, strict=True)]
+    first_at_equal_batch = len(against_fewest)
+    return AccuracyTests(tests[:first_at_equal_batch], tests[first_at_equal_batch:])
 
 
-def _once(tests: Sequence[AccuracyTest | None]) -> list[AccuracyTest]:
-    """The tests that could be made, each pair of trials once: a curve that goes on over several hosts is two series,
-    which share what was measured in one."""
+def _without_repeated_pairs(tests: Sequence[AccuracyTest]) -> list[AccuracyTest]:
+    """Return the first test of each pair of trials.
+
+    Pairs repeat because a curve that goes on over several hosts is two series, which share the trials of one host.
+    """
     test_by_pair: dict[tuple[str, str], AccuracyTest] = {}
     for test in tests:
-        if test is not None:
-            test_by_pair.setdefault(test.trials, test)
+        test_by_pair.setdefault(test.trials, test)
     return list(test_by_pair.values())
 
 
-def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest | None]:
-    """Test for each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
+def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+    """Return the tests of each strong-scaling series against its fewest GPUs.
+
+    4 and 8 GPUs are tested; in a series that has neither, its largest GPU count.
+    """
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
     for curve, name in zip(strong, names(strong), strict=True):
         base, *larger = curve.members
-        compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or larger[-1:]
-        tests += [_test(name, base, member) for member in compared]
+        largest = larger[-1]
+        compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or [largest]
+        for member in compared:
+            test = _test(name, base, member)
+            if test is not None:
+                tests.append(test)
     return tests
 
 
-def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest | None]:
-    """Test strong series that differ only in micro-batch: more GPUs against fewer, where the global batch is equal."""
+def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+    """Return tests of more GPUs against fewer at the same global batch.
+
+    The two are members of strong-scaling series that differ only in micro-batch.
+    """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
     for name, curves in apart_in_micro_batch(strong):
         for curve, other in combinations(curves, 2):
-            for pair in product(curve.members, other.members):
-                fewer, more = sorted(pair, key=lambda member: member.gpus)
-                if fewer.trial.trial.global_batch == more.trial.trial.global_batch:
-                    tests.append(_test(name, fewer, more))
+            for member, other_member in product(curve.members, other.members):
+                test = _test_at_equal_batch(name, member, other_member)
+                if test is not None:
+                    tests.append(test)
     return tests
 
 
+def _test_at_equal_batch(name: str, member: Member, other: Member) -> AccuracyTest | None:
+    """Return the test of a pair, the fewer GPUs as its base; None for unequal global batches or without accuracies."""
+    if member.trial.trial.global_batch != other.trial.trial.global_batch:
+        return None
+    fewer, more = sorted((member, other), key=lambda either: either.gpus)
+    return _test(name, base=fewer, member=more)
+
+
 def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
-    """Test one pair; None where an accuracy is not known."""
+    """Return the test of a member against the base; None where an accuracy of one of them is not known."""
     samples = equal_samples(base.trial.recorded_runs, member.trial.recorded_runs)
     if samples is None:
         return None
     base_images = _counted_images(base.trial, samples)
     images = _counted_images(member.trial, samples)
-    counted = (base_images, images) if base_images is not None and images is not None else None
+    images_counted = None
+    if base_images is not None and images is not None:
+        images_counted = (base_images, images)
     return AccuracyTest(
         name=name,
         gpus=member.gpus,
@@ -118,14 +144,14 @@ def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
         batches=(base.trial.trial.global_batch, member.trial.trial.global_batch),
         trials=(base.trial.trial_id, member.trial.trial_id),
         samples=samples,
-        result=accuracy_difference(samples.reference, samples.other, counted),
+        result=accuracy_difference(samples.reference, samples.other, images_counted),
     )
 
 
 def _counted_images(trial: TrialResult, samples: EqualSamples) -> int | None:
-    """Number of images from which one run's accuracy was counted; None where that is not recorded.
+    """Return the number of images from which a run counted its accuracy; None where that is not recorded.
 
-    Training accuracy in a log of others is taken to be rank 0's own, from its share of the images.
+    An imported training accuracy is taken to be that of rank 0 alone, which counted its share of the images.
     """
     run = trial.recorded_runs[0]
     if samples.split == "held-out":
@@ -141,7 +167,10 @@ def _counted_images(trial: TrialResult, samples: EqualSamples) -> int | None:
 
 
 def _sentences(tests: AccuracyTests) -> list[str]:
-    """A sentence on all tests, one for each series, and one for each at one global batch; none without a test."""
+    """Return a sentence on all tests, one on each series, and one on each test at one global batch.
+
+    Return no sentence where no series was tested against its fewest GPUs.
+    """
     if not tests.against_fewest:
         return []
     tests_by_name: dict[str, list[AccuracyTest]] = {}
@@ -150,14 +179,14 @@ def _sentences(tests: AccuracyTests) -> list[str]:
     all_tests = [*tests.against_fewest, *tests.at_equal_batch]
     tested_pairs = {test.trials for test in all_tests if test.result.p is not None}
     return [
-        _overall(tests.against_fewest, corrected_for=len(tested_pairs)),
-        *(_series_sentence(name, of_name) for name, of_name in tests_by_name.items()),
+        _overall_sentence(tests.against_fewest, corrected_for=len(tested_pairs)),
+        *(_series_sentence(name, series_tests) for name, series_tests in tests_by_name.items()),
         *(_equal_batch_sentence(test) for test in tests.at_equal_batch),
     ]
 
 
 def _series_sentence(name: str, tests: Sequence[AccuracyTest]) -> str:
-    """The tests of one series, all against the same base."""
+    """Return the sentence on the tests of one series, which all have the same base."""
     first = tests[0]
     kind = "held-out" if first.samples.split == "held-out" else "training"
     base = f"{gpus_text(first.base_gpus)} (global batch {first.batches[0]:,})"
@@ -169,6 +198,7 @@ def _series_sentence(name: str, tests: Sequence[AccuracyTest]) -> str:
 
 
 def _equal_batch_sentence(test: AccuracyTest) -> str:
+    """Return the sentence on a test at one global batch."""
     return (
         f"{test.name}, one global batch of {test.batches[0]:,}: {accuracy_words(test)}, against "
         f"{gpus_text(test.base_gpus)} after {test.samples.images:,} images each."
@@ -176,7 +206,10 @@ def _equal_batch_sentence(test: AccuracyTest) -> str:
 
 
 def accuracy_words(test: AccuracyTest) -> str:
-    """Put a difference of accuracy into words: its size, its interval or why there is none, what to make of it."""
+    """Return a clause on a difference of accuracy: its size, its interval or why it has none, and its verdict.
+
+    Example: "-1.2 points at 4 GPUs (global batch 256; 95 % interval -1.9 to -0.5), lower".
+    """
     result = test.result
     difference = result.difference
     head = f"{_points(difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
@@ -191,7 +224,7 @@ def accuracy_words(test: AccuracyTest) -> str:
 
 
 def _verdict_in_words(result: AccuracyDifference) -> str:
-    """What to make of a difference that has an interval."""
+    """Return the verdict on a difference that has an interval."""
     if result.verdict.startswith("too few runs"):
         return "too few seeds to tell"
     if result.verdict == NOT_AMONG_ALL:
@@ -203,8 +236,8 @@ def _verdict_in_words(result: AccuracyDifference) -> str:
     return result.verdict
 
 
-def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
-    """All tests in one sentence. `corrected_for`: number of pairs of trials that were tested."""
+def _overall_sentence(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
+    """Return one sentence on all tests. `corrected_for`: number of pairs of trials in Holm's correction."""
     verdicts = [test.result.verdict for test in tests]
     lower = verdicts.count("lower")
     higher = verdicts.count("higher")
@@ -243,6 +276,7 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
 
 
 def _points(value: float) -> str:
+    """Return "+1.2" for 0.012: percentage points."""
     return f"{100 * value:+z.1f}"
 
 
@@ -260,18 +294,19 @@ class EqualSamples:
     other: tuple[float, ...]
 
 
-class _CoursePoint(NamedTuple):
-    """The accuracy of a run after some of its epochs."""
+class _AccuracyPoint(NamedTuple):
+    """The accuracy of a run after one of its epochs."""
 
     images: int
-    """Images seen so far."""
+    """Images seen until then, those of all earlier epochs included."""
     accuracy: float
 
 
 def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSamples | None:
-    """Held-out accuracy where all these runs have it, else training accuracy; None where neither is known.
+    """Return the accuracies of two trials after equally many images.
 
-    Between two epochs, accuracy is linear in the images seen.
+    They are held-out accuracies where all of these runs have one, else training accuracies; None where neither is
+    known of all runs. Between two epochs accuracy is taken as linear in the images seen.
     """
     splits: tuple[ClaimSplit, ...] = ("held-out", "train")
     for split in splits:
@@ -282,26 +317,35 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
 
 
 def _samples_of_split(reference: Sequence[Run], other: Sequence[Run], split: ClaimSplit) -> EqualSamples | None:
-    """Accuracies after the most images that every run reached; None where a side has no run, or a run no accuracy."""
-    reference_courses = [_course(run, split) for run in reference]
-    other_courses = [_course(run, split) for run in other]
-    if not reference_courses or not other_courses or not all([*reference_courses, *other_courses]):
+    """Return the accuracies on one split after the most images that every run reached.
+
+    Return None where a side has no run, or a run no accuracy after that many images.
+    """
+    if not reference or not other:
         return None
-    images = min(course[-1].images for course in (*reference_courses, *other_courses))
-    reference_accuracies = _accuracies_at(images, reference_courses)
-    other_accuracies = _accuracies_at(images, other_courses)
+    reference_curves = [_accuracy_by_images(run, split) for run in reference]
+    other_curves = [_accuracy_by_images(run, split) for run in other]
+    curves = [*reference_curves, *other_curves]
+    if not all(curves):
+        return None
+    common_images = min(curve[-1].images for curve in curves)
+    reference_accuracies = _accuracies_after(common_images, reference_curves)
+    other_accuracies = _accuracies_after(common_images, other_curves)
     if reference_accuracies is None or other_accuracies is None:
         return None
     return EqualSamples(
-        split, images, _seed_means(reference, reference_accuracies), _seed_means(other, other_accuracies)
+        split=split,
+        images=common_images,
+        reference=_seed_means(reference, reference_accuracies),
+        other=_seed_means(other, other_accuracies),
     )
 
 
-def _accuracies_at(images: int, courses: Sequence[Sequence[_CoursePoint]]) -> list[float] | None:
-    """The accuracy of each run after some images; None where one is unknown."""
+def _accuracies_after(images: int, curves: Sequence[Sequence[_AccuracyPoint]]) -> list[float] | None:
+    """Return the accuracy on each curve after so many images; None where one is unknown."""
     accuracies = []
-    for course in courses:
-        accuracy = linear_between(course, images)
+    for curve in curves:
+        accuracy = linear_between(curve, images)
         if accuracy is None:
             return None
         accuracies.append(accuracy)
@@ -309,28 +353,44 @@ def _accuracies_at(images: int, courses: Sequence[Sequence[_CoursePoint]]) -> li
 
 
 def _seed_means(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
-    """Mean accuracy of each seed. An import does not tell its seeds: each of its runs is taken to have its own."""
+    """Return the mean accuracy of the runs of each seed; `accuracies` has one for each run.
+
+    Imports do not record seeds: each imported run is taken to have a seed of its own.
+    """
     accuracies_by_seed: dict[int | str, list[float]] = {}
     for index, (run, accuracy) in enumerate(zip(runs, accuracies, strict=True)):
         seed = seed_of(run) if run.header.imported is None else f"run {index}"
         accuracies_by_seed.setdefault(seed, []).append(accuracy)
-    return tuple(math.fsum(of_seed) / len(of_seed) for of_seed in accuracies_by_seed.values())
+    return tuple(math.fsum(group) / len(group) for group in accuracies_by_seed.values())
 
 
-def _course(run: Run, split: ClaimSplit) -> list[_CoursePoint]:
-    """The accuracy after each epoch, up to the first epoch without one; an epoch is as the lowest rank recorded it."""
-    lines: dict[int, EpochLine] = {}
-    for rank in sorted(run.ranks, key=lambda rank: rank.rank, reverse=True):
-        lines |= {line.epoch: line for line in rank.epochs}
-    course: list[_CoursePoint] = []
-    images = 0
+def _accuracy_by_images(run: Run, split: ClaimSplit) -> list[_AccuracyPoint]:
+    """Return a run's accuracy after each epoch, with the images seen until then.
+
+    The points end before the first epoch that has no record, no images or no valid accuracy.
+
+    Example: epochs of 100 images with accuracies 0.2 and 0.4 give [(100, 0.2), (200, 0.4)].
+    """
+    line_by_epoch = _epoch_lines(run)
+    points: list[_AccuracyPoint] = []
+    images_seen = 0
     for epoch in itertools.count():
-        line = lines.get(epoch)
+        line = line_by_epoch.get(epoch)
         if line is None or not line.images:
-            return course
+            break
         accuracy = line.held_out_accuracy if split == "held-out" else line.train_accuracy
         if accuracy is None or not 0 <= accuracy <= 1:
-            return course
-        images += line.images
-        course.append(_CoursePoint(images, accuracy))
-    return course
+            break
+        images_seen += line.images
+        points.append(_AccuracyPoint(images_seen, accuracy))
+    return points
+
+
+def _epoch_lines(run: Run) -> dict[int, EpochLine]:
+    """Return epoch -> its record by the lowest rank that has one, and of several by that rank the last."""
+    line_by_epoch: dict[int, EpochLine] = {}
+    highest_rank_first = sorted(run.ranks, key=lambda rank: rank.rank, reverse=True)
+    for rank in highest_rank_first:
+        for line in rank.epochs:
+            line_by_epoch[line.epoch] = line  # a lower rank replaces the line of a higher one
+    return line_by_epoch

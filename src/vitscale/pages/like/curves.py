@@ -1,11 +1,14 @@
 """Figures of curves by GPU count: epoch time, speedup and efficiency.
 
-The report's own charts draw them; published points are added where they are of the same workload.
+The report's own charts draw them. Published points are added where they are of the same workload.
+
+A series is one curve of the results, and its members are the GPU counts that were measured. The members are compared
+with the base of the series, which is usually the smallest count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,8 +23,8 @@ from vitscale.present.estimate import Estimate
 from vitscale.published import PublishedFact
 
 _GPUS = ScalingAxis("gpus", "GPUs", "GPUs")
-_OF_DEVICES = "device: "
-"""How the reason begins that devices are unlike."""
+_DEVICE_REASON = "device: "
+"""Beginning of the reason that two GPU counts have unlike devices."""
 
 
 def curves_view(
@@ -38,32 +41,35 @@ def curves_view(
     joined: bool = True,
     more: Sequence[str] = (),
 ) -> FigureView:
-    """One picture of curves.
+    """Return one picture of curves.
 
     Args:
-        choices: control to the option that shows this view; the last one names what it shows.
-        plot: the plot, with the datasets that `add_curves` draws, and `left_out` with the GPU counts that have no
-            value, and a word why; layers that it already has lie below.
+        choices: name of a control of the page -> its option that shows this view. The label of the last option names
+            the drawn quantity.
+        plot: the plot, with the datasets that `add_curves` draws. Layers that it already has lie below the curves. Its
+            dataset `left_out`, if any, has a row for each GPU count without a value, with a text that says why.
         y_title: title of the axis of values.
-        notes: what a reader must know about the view.
-        axis: what the points stand along.
-        y: the axis of values; None: by `y_scale`.
-        y_scale: see `y`.
+        notes: parts of the subtitle. Empty ones are left out.
+        axis: the horizontal axis.
+        y: the axis of values. None: an axis with `y_scale`.
+        y_scale: scale of the axis of values, unless `y` is passed.
         less_is_better: whether lower values are better.
-        ordered: whether the curves have an order.
-        joined: whether the points of a curve are joined.
-        more: sentences after the summary.
+        ordered: whether the curves have an order, which their colours then show.
+        joined: whether lines join the points of a curve.
+        more: sentences that follow the summary.
     """
     rows = plot.datasets["rows"]
     left_out = plot.datasets.get("left_out", [])
-    label = list(choices.values())[-1].label
-    usual = both_axes([*rows, *left_out], y_title, axis, y_scale)
+    last_choice = list(choices.values())[-1]
+    label = last_choice.label
+    default_axes = both_axes([*rows, *left_out], y_title, axis, y_scale)
     columns = {"series": "curve", "x": axis.title, "shown": label, "bounds": "95 % interval"}
-    shown = tooltip(**columns, runs="runs")
-    add_curves(plot, usual.x, y or usual.y, shown, ordered=ordered, joined=joined)
+    tooltips = tooltip(**columns, runs="runs")
+    add_curves(plot, default_axes.x, y or default_axes.y, tooltips, ordered=ordered, joined=joined)
     if left_out:
         mark = {"type": "text", "angle": 270, "align": "left", "fontSize": 11}
-        plot.add("left_out", mark, x=usual.x, y={"value": HEIGHT - 6}, text={"field": "text", "type": "nominal"})
+        text = {"field": "text", "type": "nominal"}
+        plot.add("left_out", mark, x=default_axes.x, y={"value": HEIGHT - 6}, text=text)
     summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
     return FigureView(
         name="-".join(choice.value for choice in choices.values()),
@@ -76,175 +82,221 @@ def curves_view(
     )
 
 
-def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
-    """The epoch times of the chosen series, and their speedup or efficiency where it can be worked out."""
-    labels = names(chosen.series)
-    times = times_view(figure, chosen, labels, published)
+class _RelativeQuantity(NamedTuple):
+    """A quantity that compares the members of a series with its base: "speedup" or "efficiency".
+
+    The speedup is the epoch seconds of the base over those of the member. The efficiency is the speedup divided by the
+    ratio of GPUs; in weak scaling, where the work grows with the GPUs, it is the speedup itself.
+    """
+
+    name: str
+    is_weak: bool
+    """Whether the series are of weak scaling."""
+
+    @property
+    def is_efficiency(self) -> bool:
+        """Whether it is the efficiency."""
+        return self.name == "efficiency"
+
+    @property
+    def is_per_gpu(self) -> bool:
+        """Whether it is the speedup divided by the ratio of GPUs."""
+        return self.is_efficiency and not self.is_weak
+
+    def from_speedup(self, speedup: Estimate, *, gpus: int, base_gpus: int) -> Estimate:
+        """Return the quantity of a member with this speedup on `gpus` GPUs against a base on `base_gpus`."""
+        return speedup.times(base_gpus / gpus) if self.is_per_gpu else speedup
+
+    def ideal(self, gpu_ratio: float) -> float:
+        """Return the ideal of a member with `gpu_ratio` times as many GPUs as the base."""
+        return 1.0 if self.is_efficiency else gpu_ratio
+
+
+def _usual_relative_quantity(figure: StudyFigure) -> _RelativeQuantity:
+    """Return the efficiency for a figure of weak scaling, else the speedup."""
+    is_weak = figure.mode == "weak"
+    return _RelativeQuantity("efficiency" if is_weak else "speedup", is_weak)
+
+
+def scaling_pair(figure: StudyFigure, selection: Selection, published: PublishedPoints) -> Figure | str:
+    """Return the epoch times of the selected series, and their speedup or efficiency where two GPU counts have one.
+
+    Where no epoch time is known, return a sentence that says so.
+    """
+    labels = names(selection.series)
+    times = times_view(figure, selection, labels, published)
     if times is None:
         return "No trial of this kind has recorded an epoch time."
-    relative = _relative_view(figure, chosen, published, _relative_quantity(figure))
-    views = [view for view in (times, relative) if view is not None]
+    views = [times]
+    relative = _relative_view(selection, published, _usual_relative_quantity(figure))
+    if relative is not None:
+        views.append(relative)
     return Figure(figure.name, figure.heading, tuple(views), tuple(labels))
 
 
-def _relative_quantity(figure: StudyFigure) -> str:
-    return "efficiency" if figure.mode == "weak" else "speedup"
-
-
 def times_view(
-    figure: StudyFigure, chosen: Selection, labels: Sequence[str], published: PublishedPoints
+    figure: StudyFigure, selection: Selection, labels: Sequence[str], published: PublishedPoints
 ) -> FigureView | None:
-    """Epoch times beside the ideal, a curve for each series under its label; None where none is known."""
+    """Return a picture of epoch times and their ideal, a curve for each series under its label.
+
+    Return None where no epoch time is known.
+    """
     is_weak = figure.mode == "weak"
     times: list[ChartRow] = []
     ideals: list[ChartRow] = []
-    for series, name in zip(chosen.series, labels, strict=True):
+    for series, label in zip(selection.series, labels, strict=True):
         for member in series.members:
             seconds = member.trial.epoch_seconds
             if seconds is not None:
-                times.append(_row(name, member, seconds, units.seconds))
+                times.append(_member_row(label, member, seconds, units.seconds))
         if series.base is not None and series.base.trial.epoch_seconds is not None:
-            level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, is_weak)
-            ideals += ideal_line(name, series.base.gpus, series.members[-1].gpus, level)
+            base_seconds = series.base.trial.epoch_seconds.value
+            ideal_seconds = partial(_ideal_seconds, base_seconds, is_weak)
+            ideals += ideal_line(label, series.base.gpus, series.members[-1].gpus, ideal_seconds)
     if not times:
         return None
     unit = units.time_unit(row["value"] for row in times)
-    published_rows = _published_rows(published, chosen, labels, relative=False)
+    published_rows = _published_time_rows(published, selection, labels)
     datasets = {"rows": times, "ideal": ideals, "published": published_rows}
     plot = Plot({name: scaled(rows, unit.factor) for name, rows in datasets.items()})
     return curves_view(
         {"measure": ControlOption("epoch-seconds", "epoch time")},
         plot,
         f"epoch time ({unit.sign})",
-        _notes(chosen, times, published, _relative_quantity(figure)),
+        _notes(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
         y_scale="from zero" if is_weak else "as x",
         less_is_better=True,
-        more=_not_compared(chosen),
+        more=_uncompared_sentences(selection),
     )
 
 
-def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
-    """The speedup, or the efficiency, of every chosen series over its smallest GPU count."""
-    view = _relative_view(figure, chosen, published, figure.quantity)
+def against_base(figure: StudyFigure, selection: Selection, published: PublishedPoints) -> Figure | str:
+    """Return the speedup or the efficiency, as the figure's quantity says, of every selected series against its base.
+
+    Where fewer than two GPU counts have one, return a sentence that says so.
+    """
+    quantity = _RelativeQuantity(figure.quantity, is_weak=figure.mode == "weak")
+    view = _relative_view(selection, published, quantity)
     if view is None:
         return "No two GPU counts of these results may be held against each other."
-    return Figure(figure.name, figure.heading, (view,), tuple(names(chosen.series)))
+    return Figure(figure.name, figure.heading, (view,), tuple(names(selection.series)))
 
 
-def _relative_view(
-    figure: StudyFigure, chosen: Selection, published: PublishedPoints, quantity: str
-) -> FigureView | None:
-    """Draw the speedup against the smallest GPU count, or the efficiency; None where there is no second count.
+def _relative_view(selection: Selection, published: PublishedPoints, quantity: _RelativeQuantity) -> FigureView | None:
+    """Return a picture of the speedup or efficiency of each series, with its ideal and published points.
 
-    Args:
-        figure: the study's figure.
-        chosen: the series.
-        published: published points.
-        quantity: "speedup" or "efficiency", which is the speedup of weak series, or per GPU.
+    Return None where fewer than two GPU counts have the quantity.
     """
-    labels = names(chosen.series)
-    is_efficiency = quantity == "efficiency"
-    is_per_gpu = is_efficiency and figure.mode != "weak"
-    rows = _relative_rows(chosen, labels, is_per_gpu=is_per_gpu)
-    counts = {row["x"] for row in rows}
-    if len(counts) < 2:
+    labels = names(selection.series)
+    rows = _relative_rows(selection, labels, quantity)
+    compared_counts = {row["x"] for row in rows}
+    if len(compared_counts) < 2:
         return None
-    ideals: list[ChartRow] = []
-    for base_gpus in sorted({series.base.gpus for series in chosen.series if series.base is not None}):
-        level = _level if is_efficiency else _as_many_times
-        ideals += ideal_line(f"ideal {base_gpus}", base_gpus, max(counts), level)
-    published_rows = [] if is_per_gpu else _published_rows(published, chosen, labels, relative=True)
+    ideals = _relative_ideals(selection, quantity, largest=max(compared_counts))
+    # Published points are speedups: they do not suit an axis of speedups per GPU.
+    published_rows = [] if quantity.is_per_gpu else _published_speedup_rows(published, selection, labels)
     plot = Plot({"rows": rows, "ideal": ideals, "published": published_rows})
-    remark_by_gpus = _counts_without(chosen, compared=counts)
-    if remark_by_gpus:
-        plot.datasets["left_out"] = [
-            {"x": gpus, "text": f"no {quantity}{remark}"} for gpus, remark in remark_by_gpus.items()
-        ]
+    texts_at_gaps = _texts_at_uncompared_counts(selection, compared_counts, quantity.name)
+    if texts_at_gaps:
+        plot.datasets["left_out"] = texts_at_gaps
     return curves_view(
-        {"measure": ControlOption(quantity, quantity)},
+        {"measure": ControlOption(quantity.name, quantity.name)},
         plot,
-        quantity,
-        _notes(chosen, rows, published, quantity),
-        y_scale="from zero" if is_efficiency else "log2 by log2",
-        more=[*_baseline_sentences(chosen, labels), *_not_compared(chosen)],
+        quantity.name,
+        _notes(selection, rows, published, relative_name=quantity.name),
+        y_scale="from zero" if quantity.is_efficiency else "log2 by log2",
+        more=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
     )
 
 
-def _relative_rows(chosen: Selection, labels: Sequence[str], *, is_per_gpu: bool) -> list[ChartRow]:
-    """A row for each member that is compared with its base; `is_per_gpu`: its speedup over the ratio of GPUs."""
+def _relative_rows(selection: Selection, labels: Sequence[str], quantity: _RelativeQuantity) -> list[ChartRow]:
+    """Return a row with the quantity of each member that is compared with its base."""
     rows = []
-    for series, name in zip(chosen.series, labels, strict=True):
+    for series, label in zip(selection.series, labels, strict=True):
         for member in series.members:
             if member.against_base is None or series.base is None:
                 continue
-            factor = series.base.gpus / member.gpus if is_per_gpu else 1.0
-            rows.append(_row(name, member, member.against_base.times(factor), units.share))
+            value = quantity.from_speedup(member.against_base, gpus=member.gpus, base_gpus=series.base.gpus)
+            rows.append(_member_row(label, member, value, units.share))
     return rows
 
 
-def _level(_times: float) -> float:
-    return 1.0
+def _relative_ideals(selection: Selection, quantity: _RelativeQuantity, largest: int) -> list[ChartRow]:
+    """Return the rows of the ideal lines up to `largest` GPUs: one line for each GPU count that is a base."""
+    rows: list[ChartRow] = []
+    for base_gpus in sorted(_base_counts(selection)):
+        rows += ideal_line(f"ideal {base_gpus}", base_gpus, largest, quantity.ideal)
+    return rows
 
 
-def _as_many_times(times: float) -> float:
-    return times
+def _base_counts(selection: Selection) -> set[int]:
+    """Return the GPU counts of the bases of the series."""
+    return {series.base.gpus for series in selection.series if series.base is not None}
 
 
-def _baseline_sentences(chosen: Selection, labels: Sequence[str]) -> list[str]:
-    """ "Baseline of CIFAR-10: 1 GPU, 3.2 s an epoch.": for each series that is compared with a base."""
+def _baseline_sentences(selection: Selection, labels: Sequence[str]) -> list[str]:
+    """Return "Baseline of CIFAR-10: 1 GPU, 3.2 s an epoch." for each series with a member compared with its base."""
     sentences = []
-    for series, name in zip(chosen.series, labels, strict=True):
+    for series, label in zip(selection.series, labels, strict=True):
         base = series.base
-        if base is not None and base.trial.epoch_seconds is not None and _has_relatives(series):
+        if base is not None and base.trial.epoch_seconds is not None and _has_compared_member(series):
             seconds = units.seconds(base.trial.epoch_seconds.value)
-            sentences.append(f"Baseline of {name}: {gpus_text(base.gpus)}, {seconds} an epoch.")
+            sentences.append(f"Baseline of {label}: {gpus_text(base.gpus)}, {seconds} an epoch.")
     return sentences
 
 
-def _has_relatives(series: FigureSeries) -> bool:
-    """Whether any of its members is compared with the base."""
+def _has_compared_member(series: FigureSeries) -> bool:
+    """Whether any member is compared with the base."""
     return any(member.against_base is not None for member in series.members)
 
 
-def _row(name: str, member: Member, value: Estimate, show: Callable[[float | None], str]) -> ChartRow:
-    """A figure of a member of a series, which has this name."""
-    return {"series": name, "x": member.gpus} | point_row(value, show, len(member.trial.run_figures))
+def _member_row(label: str, member: Member, value: Estimate, show: Callable[[float | None], str]) -> ChartRow:
+    """Return the chart's row with a value of a member, on the curve with this label."""
+    return {"series": label, "x": member.gpus} | point_row(value, show, len(member.trial.run_figures))
 
 
-def _ideal_seconds(base_seconds: float, is_weak: bool, times: float) -> float:
-    """Ideal epoch seconds at a multiple of the base's GPUs: fewer with every GPU, or constant in weak scaling."""
-    return base_seconds if is_weak else base_seconds / times
+def _ideal_seconds(base_seconds: float, is_weak: bool, gpu_ratio: float) -> float:
+    """Return the ideal epoch seconds on `gpu_ratio` times as many GPUs as the base: constant in weak scaling."""
+    return base_seconds if is_weak else base_seconds / gpu_ratio
 
 
-def _published_rows(
-    published: PublishedPoints, chosen: Selection, labels: Sequence[str], *, relative: bool
-) -> list[ChartRow]:
-    """The published epoch seconds, each in the shape of the series beside which it stands.
-
-    `relative`: speedups, or efficiencies of weak series, against the GPU count of the series' own base; left out where
-    that count was not published.
-    """
-    label_by_series = _label_by_series(chosen, labels)
+def _published_time_rows(published: PublishedPoints, selection: Selection, labels: Sequence[str]) -> list[ChartRow]:
+    """Return a row with each published epoch time, under the label of the series of the same workload."""
+    label_by_series = _label_by_series(selection, labels)
     rows = []
     for series, facts in published.facts:
-        base_seconds = _published_base_seconds(series, facts)
+        label = label_by_series[id(series)]
         for fact in facts:
-            if not relative:
-                value = fact.epoch_seconds
-                shown = units.seconds(value)
-            elif base_seconds is not None:
-                value = base_seconds / fact.epoch_seconds
-                shown = units.share(value)
-            else:
-                continue
-            workload = f"{DATASET_NAMES[fact.dataset]}, micro-batch {fact.micro_batch}, {', '.join(fact.devices)}"
-            row = {"series": label_by_series[id(series)], "what": f"published: {workload}"}
-            rows.append(row | {"x": fact.gpus, "value": value, "shown": shown})
+            rows.append(_published_row(label, fact, fact.epoch_seconds, units.seconds))
     return rows
 
 
+def _published_speedup_rows(published: PublishedPoints, selection: Selection, labels: Sequence[str]) -> list[ChartRow]:
+    """Return a row with each published speedup, under the label of the series of the same workload.
+
+    A speedup is against the published epoch time at the GPU count of that series' base. Where none was published at
+    that count, the series has no rows.
+    """
+    label_by_series = _label_by_series(selection, labels)
+    rows = []
+    for series, facts in published.facts:
+        base_seconds = _published_base_seconds(series, facts)
+        if base_seconds is None:
+            continue
+        label = label_by_series[id(series)]
+        for fact in facts:
+            rows.append(_published_row(label, fact, base_seconds / fact.epoch_seconds, units.share))
+    return rows
+
+
+def _published_row(label: str, fact: PublishedFact, value: float, show: Callable[[float | None], str]) -> ChartRow:
+    """Return the chart's row with a value of a published measurement."""
+    workload = f"{DATASET_NAMES[fact.dataset]}, micro-batch {fact.micro_batch}, {', '.join(fact.devices)}"
+    return {"series": label, "what": f"published: {workload}", "x": fact.gpus, "value": value, "shown": show(value)}
+
+
 def _published_base_seconds(series: FigureSeries, facts: Sequence[PublishedFact]) -> float | None:
-    """The published epoch seconds at the GPU count of a series' base; None where that count was not published."""
+    """Return the published epoch seconds at the GPU count of a series' base; None where none were published."""
     if series.base is None:
         return None
     for fact in facts:
@@ -253,45 +305,54 @@ def _published_base_seconds(series: FigureSeries, facts: Sequence[PublishedFact]
     return None
 
 
-def _label_by_series(chosen: Selection, labels: Sequence[str]) -> dict[int, str]:
-    """`id` of a series -> its label: series may be equal, and have no hash."""
-    return {id(series): label for series, label in zip(chosen.series, labels, strict=True)}
+def _label_by_series(selection: Selection, labels: Sequence[str]) -> dict[int, str]:
+    """Return `id` of a series -> its label: series may be equal, and have no hash."""
+    return {id(series): label for series, label in zip(selection.series, labels, strict=True)}
 
 
-def _notes(chosen: Selection, rows: Sequence[ChartRow], published: PublishedPoints, relative: str) -> list[str]:
-    """What a reader must know; some may be empty.
+def _notes(
+    selection: Selection, rows: Sequence[ChartRow], published: PublishedPoints, *, relative_name: str
+) -> list[str]:
+    """Return the parts of a view's subtitle; some may be empty.
 
-    `relative`: the quantity that GPU counts which may not be compared do not have.
+    Args:
+        selection: the series.
+        rows: the drawn rows.
+        published: the published points.
+        relative_name: "speedup" or "efficiency", which GPU counts lack that may not be compared with the base.
     """
-    base_counts = {series.base.gpus for series in chosen.series if series.base is not None}
+    base_counts = _base_counts(selection)
     bases = " and ".join(map(str, sorted(base_counts)))
-    has_unlike_hosts = any(_are_unlike_hosts(series) for series in chosen.series)
+    has_unlike_hosts = any(_are_unlike_hosts(series) for series in selection.series)
     return [
-        *chosen.notes,
-        *_without_notes(chosen, relative),
+        *selection.notes,
+        *_uncompared_notes(selection, relative_name),
         bars_note(rows),
         "" if base_counts <= {1} else f"relative to {bases} GPUs",
-        _borrowed_note(chosen),
+        _borrowed_note(selection),
         "dashed: ideal, were every host like the first" if has_unlike_hosts else "dashed: ideal",
         published.note,
     ]
 
 
 def _are_unlike_hosts(series: FigureSeries) -> bool:
-    """Whether the hosts of a series have GPUs of several kinds by what its records name, its base among them."""
+    """Whether a series over several hosts has several kinds of GPU by what its records name, its base included."""
     base_devices = series.base.devices if series.base is not None else ()
     return series.hosts != "one host" and len({*series.devices, *base_devices}) > 1
 
 
 def bars_note(rows: Sequence[ChartRow]) -> str:
-    """What the bars of some rows are, or why there are none."""
+    """Return a note on what the bars of these rows mean, or why they have none."""
     if any(row["low"] is not None for row in rows):
         return "bars: 95 % intervals over runs"
-    most = max(row["runs"] for row in rows)
-    return "one run each: no intervals" if most == 1 else f"{most} runs at most: no intervals"
+    most_runs = max(row["runs"] for row in rows)
+    return "one run each: no intervals" if most_runs == 1 else f"{most_runs} runs at most: no intervals"
 
 
-class _LeftOut(NamedTuple):
+# --- members that may not be compared with their base ---------------------------------------------------------------
+
+
+class _Uncompared(NamedTuple):
     """A member that may not be compared with its base."""
 
     series: FigureSeries
@@ -299,93 +360,107 @@ class _LeftOut(NamedTuple):
     base: Member
 
 
-def _left_out(chosen: Selection) -> list[_LeftOut]:
-    """The members of all series that may not be compared with their base."""
-    left_out = []
-    for series in chosen.series:
+def _uncompared_members(selection: Selection) -> list[_Uncompared]:
+    """Return the members of all series that may not be compared with their base."""
+    uncompared = []
+    for series in selection.series:
         base = series.base
         if base is not None:
-            left_out += [_LeftOut(series, member, base) for member in series.members if member.reasons]
-    return left_out
+            uncompared += [_Uncompared(series, member, base) for member in series.members if member.reasons]
+    return uncompared
 
 
-def _counts_without(chosen: Selection, compared: set[int]) -> dict[int, str]:
-    """GPU counts at which no series is compared, and a word why where that is one of a few letters."""
-    reasons_by_gpus: dict[int, set[str]] = {}
-    for _, member, _ in _left_out(chosen):
-        if member.gpus not in compared:
-            reasons_by_gpus.setdefault(member.gpus, set()).update(member.reasons)
-    return {gpus: _remark(reasons) for gpus, reasons in sorted(reasons_by_gpus.items())}
+def _texts_at_uncompared_counts(selection: Selection, compared_counts: set[int], relative_name: str) -> list[ChartRow]:
+    """Return a row for each GPU count at which no series is compared with its base.
 
-
-def _remark(reasons: Iterable[str]) -> str:
-    is_of_devices = all(reason.startswith(_OF_DEVICES) for reason in reasons)
-    return ": unlike GPUs" if is_of_devices else ""
-
-
-def _without_notes(chosen: Selection, quantity: str) -> list[str]:
-    """Say which GPU counts have no speedup or efficiency, and why, in a line that a picture has room for:
-    "4 and 5 GPUs have no speedup: their GPUs are not all like the first (Tesla T4)".
-
-    Counts that other curves have are said to be of their curve.
+    Example: {"x": 4, "text": "no speedup: unlike GPUs"}. Other reasons are too long for the picture, and are left out.
     """
-    label_by_series = _label_by_series(chosen, names(chosen.series))
-    compared: set[int] = set()
-    for series in chosen.series:
-        compared |= {member.gpus for member in series.members if member.against_base is not None}
-    counts_by_clause: dict[tuple[str, str], set[int]] = {}
-    for series, member, _ in _left_out(chosen):
-        of_curve = f" for {label_by_series[id(series)]}" if member.gpus in compared else ""
+    reasons_by_gpus: dict[int, set[str]] = {}
+    for _, member, _ in _uncompared_members(selection):
+        if member.gpus not in compared_counts:
+            reasons_by_gpus.setdefault(member.gpus, set()).update(member.reasons)
+    rows = []
+    for gpus, reasons in sorted(reasons_by_gpus.items()):
+        is_only_devices = all(reason.startswith(_DEVICE_REASON) for reason in reasons)
+        short_reason = ": unlike GPUs" if is_only_devices else ""
+        rows.append({"x": gpus, "text": f"no {relative_name}{short_reason}"})
+    return rows
+
+
+class _GapClause(NamedTuple):
+    """Why GPU counts have no speedup or efficiency."""
+
+    curve: str
+    """ " for CIFAR-10"; empty where no other curve has these counts."""
+    reason: str
+
+
+def _uncompared_notes(selection: Selection, relative_name: str) -> list[str]:
+    """Return a note, short enough for a picture, on each reason for which GPU counts have no speedup or efficiency.
+
+    Example: "4 and 5 GPUs have no speedup: their GPUs are not all like the first (Tesla T4)". Where other curves have
+    one at these counts, the note names the curve that has none.
+    """
+    label_by_series = _label_by_series(selection, names(selection.series))
+    compared_counts: set[int] = set()
+    for series in selection.series:
+        compared_counts |= {member.gpus for member in series.members if member.against_base is not None}
+    counts_by_clause: dict[_GapClause, set[int]] = {}
+    for series, member, _ in _uncompared_members(selection):
+        curve = f" for {label_by_series[id(series)]}" if member.gpus in compared_counts else ""
         for reason in member.reasons:
-            clause = (of_curve, _short_reason(series, reason))
+            clause = _GapClause(curve, _short_reason(series, reason))
             counts_by_clause.setdefault(clause, set()).add(member.gpus)
     notes = []
-    for (of_curve, reason), counts in counts_by_clause.items():
-        have = "s have" if max(counts) > 1 else " has"
-        notes.append(f"{units.listed(sorted(counts))} GPU{have} no {quantity}{of_curve}: {reason}")
+    for clause, counts in counts_by_clause.items():
+        gpus_have = "GPUs have" if max(counts) > 1 else "GPU has"
+        notes.append(f"{units.listed(sorted(counts))} {gpus_have} no {relative_name}{clause.curve}: {clause.reason}")
     return notes
 
 
 def _short_reason(series: FigureSeries, reason: str) -> str:
-    """A reason without its values: the summary has these."""
+    """Return a reason without its values, which the summary has: "unlike CPU" for "CPU: 8 cores against 16"."""
     subject, has_values, _ = reason.partition(": ")
-    if reason.startswith(_OF_DEVICES) and series.base is not None:
+    if reason.startswith(_DEVICE_REASON) and series.base is not None:
         return f"their GPUs are not all like the first ({' and '.join(series.base.devices)})"
     return f"unlike {subject}" if has_values else reason
 
 
-class _Comparison(NamedTuple):
-    """Two GPU counts that are not compared, and why."""
+class _RefusedComparison(NamedTuple):
+    """Two GPU counts that may not be compared, and why."""
 
     gpus: int
     base_gpus: int
     reason: str
 
 
-def _not_compared(chosen: Selection) -> list[str]:
-    """Say which members are not compared with the base, and why; where not all series have them, for which ones."""
-    label_by_series = _label_by_series(chosen, names(chosen.series))
-    labels_by_comparison: dict[_Comparison, list[str]] = {}
-    for series, member, base in _left_out(chosen):
-        comparison = _Comparison(member.gpus, base.gpus, member.why_not)
+def _uncompared_sentences(selection: Selection) -> list[str]:
+    """Return "4 GPUs are not held against 1: REASON." for each comparison with a base that may not be made.
+
+    Where it concerns only some of the series, the sentence names them.
+    """
+    label_by_series = _label_by_series(selection, names(selection.series))
+    labels_by_comparison: dict[_RefusedComparison, list[str]] = {}
+    for series, member, base in _uncompared_members(selection):
+        comparison = _RefusedComparison(member.gpus, base.gpus, member.why_not)
         labels_by_comparison.setdefault(comparison, []).append(label_by_series[id(series)])
     sentences = []
     for comparison, labels in labels_by_comparison.items():
-        of_curves = f" for {units.listed(labels)}" if len(labels) < len(chosen.series) else ""
+        for_curves = f" for {units.listed(labels)}" if len(labels) < len(selection.series) else ""
         counts = f"{comparison.gpus} GPUs are not held against {comparison.base_gpus}"
-        sentences.append(f"{counts}{of_curves}: {comparison.reason}.")
+        sentences.append(f"{counts}{for_curves}: {comparison.reason}.")
     return sentences
 
 
-def _borrowed_note(chosen: Selection) -> str:
-    """That the one-GPU point of a curve over several hosts was measured with those of one host."""
-    for series in chosen.series:
-        trials_of_curve = {point.trial_id for point in series.curve.points}
-        if any(member.trial.trial_id not in trials_of_curve for member in series.members):
+def _borrowed_note(selection: Selection) -> str:
+    """Return a note where a curve over several hosts borrows its one-GPU point from the curve of one host; else ""."""
+    for series in selection.series:
+        curve_trial_ids = {point.trial_id for point in series.curve.points}
+        if any(member.trial.trial_id not in curve_trial_ids for member in series.members):
             return "1 GPU: from the measurements in one host"
     return ""
 
 
 def gpus_text(count: int) -> str:
-    """ "1 GPU", "8 GPUs"."""
+    """Return "1 GPU", "8 GPUs"."""
     return units.counted(count, "GPU")

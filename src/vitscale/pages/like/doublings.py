@@ -26,7 +26,7 @@ from vitscale.present.estimate import Estimate
 
 @dataclass(frozen=True)
 class PublishedGain:
-    """What a study reports about a doubling."""
+    """The gain of a doubling as the thesis reports it."""
 
     gpus: int
     """GPUs after the doubling."""
@@ -45,7 +45,7 @@ GAINS = (
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a step's collectives take on a ring."""
+    """The time and bytes of a step's collectives on a ring."""
 
     seconds: float
     sent_bytes: float
@@ -64,6 +64,7 @@ class SeriesDoubling:
     gpus: int
     """GPUs before the doubling."""
     trials: tuple[str, str]
+    """Identities of the trial on fewer GPUs, and of that on twice as many."""
     test: Doubling
     run_gain: Estimate | None
     """Gain of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
@@ -73,30 +74,35 @@ class SeriesDoubling:
 
 
 def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
-    """Test every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them.
+    """Return the test of every doubling of GPUs that strong-micro series measured on like hardware.
 
-    A curve that goes on over several hosts is two series, which share what was measured in one: that counts once.
+    Holm's correction is for all of them. A curve that goes on over several hosts is two series, which share the trials
+    of one host: a pair of trials is tested once.
     """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
-    tests: dict[tuple[str, str], SeriesDoubling] = {}
+    test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
     for curve, name in zip(strong, names(strong), strict=True):
-        trials = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
-        for gpus, fewer in trials.items():
-            more = trials.get(2 * gpus)
-            if more is None or (fewer.trial_id, more.trial_id) in tests or fewer.unlike(more):
+        trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
+        for gpus, fewer in trial_by_gpus.items():
+            more = trial_by_gpus.get(2 * gpus)
+            if more is None:
                 continue
-            tests[fewer.trial_id, more.trial_id] = _doubling(name, gpus, fewer, more, network)
-    gains = corrected([doubling.test.gain for doubling in tests.values()], list(tests))
+            pair = (fewer.trial_id, more.trial_id)
+            if pair not in test_by_trials and not fewer.unlike(more):
+                test_by_trials[pair] = _doubling(name, gpus, fewer, more, network)
+    uncorrected = list(test_by_trials.values())
+    gains = corrected([doubling.test.gain for doubling in uncorrected], list(test_by_trials))
     return [
         replace(doubling, test=replace(doubling.test, gain=gain))
-        for doubling, gain in zip(tests.values(), gains, strict=True)
+        for doubling, gain in zip(uncorrected, gains, strict=True)
     ]
 
 
 def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
-    """What a step of a trial sends, by the link that was checked or declared, else by its explained steps.
+    """Return the time and bytes of a step's collectives in a trial.
 
-    None where neither is known: an assumed network would prove nothing.
+    The time is worked out from the links of the network if these were checked or declared, else it is that of the
+    explained steps. Return None where neither is known: an assumed network would prove nothing.
     """
     traffic = trial.traffic
     if traffic is None or not traffic.physical_bytes:
@@ -104,10 +110,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     calls = sum(message.calls for message in traffic.sent)
     links = _crossed_links(trial, network)
     are_links_known = bool(links) and all(link.source != "assumed" for link in links)
-    are_messages_known = all(
-        message.operation in OPERATIONS and message.tensor_bytes is not None for message in traffic.sent
-    )
-    if are_links_known and are_messages_known:
+    if are_links_known and _are_messages_known(traffic):
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
         hop = units.seconds(slowest.latency_seconds)
         told_by = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
@@ -119,8 +122,16 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     return Transfer(traffic.wire_seconds.value, traffic.physical_bytes, calls, told_by)
 
 
+def _are_messages_known(traffic: Traffic) -> bool:
+    """Whether every message of a step has an operation whose time can be worked out, and a size."""
+    return all(message.operation in OPERATIONS and message.tensor_bytes is not None for message in traffic.sent)
+
+
 def _crossed_links(trial: TrialResult, network: Network | None) -> list[Link]:
-    """The links that a trial's all-reduces cross: between hosts first, then inside; none of an unknown network."""
+    """Return the links that a trial's all-reduces cross, that between hosts before that inside one.
+
+    Return none of an unknown network.
+    """
     if network is None:
         return []
     world = trial.trial.world
@@ -133,9 +144,10 @@ def _crossed_links(trial: TrialResult, network: Network | None) -> list[Link]:
 
 
 def _seconds_by_links(trial: TrialResult, traffic: Traffic, links: Sequence[Link]) -> float:
-    """The time of a step's collectives, each by the fastest algorithm over these links."""
+    """Return the seconds of a step's collectives, each by the fastest algorithm over these links."""
     import numpy as np
 
+    # Of a single link both are the same.
     across = _link_draws(links[0])
     inside = _link_draws(links[-1])
     ranks_per_node = np.asarray(float(trial.trial.world.ranks_per_node))
@@ -156,16 +168,22 @@ def _link_draws(link: Link) -> LinkDraws:
 
 
 def doublings_claim(material: Material) -> ClaimOutcome:
-    """Test whether a doubling still shortens training, by how much, and whether transfers explain what is missing."""
+    """Return the tests of all doublings in sentences and as data.
+
+    They say whether a doubling still shortens training, by how much, and whether transfers explain the missing gain.
+    """
     tests = doublings(material.series, material.network)
     sentences = tuple(_sentence(doubling) for doubling in tests)
     entries = {"doublings": [_entry(doubling) for doubling in tests]}
     return ClaimOutcome((_overall(tests), *sentences) if tests else (), entries)
 
 
-def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | str:
-    """Draw gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling."""
-    tests = doublings(chosen.series, network)
+def doublings_figure(figure: StudyFigure, selection: Selection, network: Network | None) -> Figure | str:
+    """Draw gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling.
+
+    Where no doubling was measured, return a sentence that says so.
+    """
+    tests = doublings(selection.series, network)
     if not tests:
         return "No two GPU counts of these results are one twice the other, on like hardware."
     labels = list(dict.fromkeys(doubling.name for doubling in tests))
@@ -173,7 +191,7 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     run_rows = [_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
     transfer_rows = _transfer_rows(tests)
     published = _published_rows(labels[0], {row["x"] for row in epoch_rows})
-    notes = [*chosen.notes, bars_note(epoch_rows), "2 is ideal; hollow grey: published"]
+    notes = [*selection.notes, bars_note(epoch_rows), "2 is ideal; hollow grey: published"]
     if transfer_rows:
         notes.append("dashed: were all transfers to come on top of the step on half the GPUs")
     of_epochs = Plot({"rows": epoch_rows, "ideal": transfer_rows, "published": published})
@@ -189,7 +207,10 @@ def _gain_view(measure: ControlOption, plot: Plot, notes: Sequence[str]) -> Figu
 
 
 def _transfer_rows(tests: Sequence[SeriesDoubling]) -> list[ChartRow]:
-    """What transfers would leave of each doubling, as a short line, because a single doubling would have no length."""
+    """Return two rows for the gain that transfers would leave of each doubling: the ends of a short level line.
+
+    Its ends lie on either side of the GPU count, for a line through one point could not be seen.
+    """
     rows: list[ChartRow] = []
     for index, doubling in enumerate(tests):
         if doubling.test.left is not None:
@@ -200,22 +221,20 @@ def _transfer_rows(tests: Sequence[SeriesDoubling]) -> list[ChartRow]:
 
 
 def _published_rows(series: str, counts: Collection[int]) -> list[ChartRow]:
-    """The published gains at the GPU counts that were measured, in the shape of a series."""
-    return [
-        {
-            "series": series,
-            "what": f"published: {gain.where}",
-            "x": gain.gpus,
-            "value": gain.gain,
-            "shown": f"{gain.gain:.3f}",
-        }
-        for gain in GAINS
-        if gain.gpus in counts
-    ]
+    """Return a row for each published gain at a GPU count that was measured.
+
+    `series` is the series whose shape their points have.
+    """
+    rows = []
+    for gain in GAINS:
+        if gain.gpus in counts:
+            row = {"series": series, "what": f"published: {gain.where}", "x": gain.gpus, "value": gain.gain}
+            rows.append(row | {"shown": f"{gain.gain:.3f}"})
+    return rows
 
 
 def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
-    """Test one doubling, of a trial on `gpus` GPUs and one on twice as many."""
+    """Return the test of one doubling: of the trial `fewer` on `gpus` GPUs and the trial `more` on twice as many."""
     transfer = transfer_of(more, network)
     looked = (fewer.looked, more.looked)
     test = doubling_test(
@@ -241,10 +260,12 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
 
 
 def _row(doubling: SeriesDoubling, gain: Estimate) -> ChartRow:
+    """Return the chart's row with a gain, at the larger GPU count."""
     return {"series": doubling.name, "x": 2 * doubling.gpus} | point_row(gain, _times, doubling.runs)
 
 
 def _overall(tests: Sequence[SeriesDoubling]) -> str:
+    """Return a sentence on the claim that doublings beyond 2 GPUs hardly shorten training, over all tests."""
     beyond = [doubling.test.hardly for doubling in tests if doubling.gpus >= 2]
     if not beyond:
         return "No doubling beyond 2 GPUs was measured: that these hardly shorten training is not tested."
@@ -265,7 +286,7 @@ _DIRECTION = {
 
 
 def _sentence(doubling: SeriesDoubling) -> str:
-    """One doubling in words: of an epoch, of a whole run where that is known, and what transfers would leave."""
+    """Return a sentence on one doubling: gains of an epoch and of a whole run, and the gain that transfers leave."""
     clauses = [_epoch_clause(doubling)]
     if doubling.run_gain is not None:
         clauses.append(f"a whole run {_interval(doubling.run_gain)} times")
@@ -274,16 +295,22 @@ def _sentence(doubling: SeriesDoubling) -> str:
 
 
 def _epoch_clause(doubling: SeriesDoubling) -> str:
+    """Return a clause on the gain of an epoch, with the published gain at these GPU counts."""
     gain = doubling.test.gain
-    published = [f"; published: {known.gain:.4g} {known.where}" for known in GAINS if known.gpus == 2 * doubling.gpus]
+    more_gpus = 2 * doubling.gpus
+    published = ""
+    for known in GAINS:
+        if known.gpus == more_gpus:
+            published += f"; published: {known.gain:.4g} {known.where}"
     return (
-        f"{doubling.name}, {doubling.gpus} to {gpus_text(2 * doubling.gpus)}: an epoch is "
+        f"{doubling.name}, {doubling.gpus} to {gpus_text(more_gpus)}: an epoch is "
         f"{_interval(gain.ratio)} times as fast, in {_time_saved(gain.ratio.value)} time "
-        f"({_DIRECTION[gain.verdict]}{''.join(published)})"
+        f"({_DIRECTION[gain.verdict]}{published})"
     )
 
 
 def _transfer_clause(doubling: SeriesDoubling) -> str:
+    """Return a clause on the time of transfers, the gain that they would leave, and whether they explain the test."""
     transfer = doubling.transfer
     test = doubling.test
     if transfer is None or test.left is None:
@@ -302,7 +329,7 @@ def _transfer_clause(doubling: SeriesDoubling) -> str:
 
 
 def _time_saved(gain: float) -> str:
-    """ "30.6 % less"."""
+    """Return the time of an epoch on twice the GPUs against before: "30.6 % less" for a gain of 1.44."""
     share = 100 * (1 - 1 / gain)
     return f"{abs(share):.1f} % {'less' if share >= 0 else 'more'}"
 

@@ -1,14 +1,26 @@
-"""One host against several: what may be compared, the test of all GPU counts in words, and their chart."""
+"""One host against several: which trials may be compared, the test of all GPU counts in words, and their chart.
+
+`inside` is the series of a workload in one host, `spread` that of the same workload over several hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.pages.charts.axes import DASHED, IDEAL_COLOUR, ChartRow, Plot, colour_encoding, cut_bars, quantity
+from vitscale.pages.charts.axes import (
+    DASHED,
+    IDEAL_COLOUR,
+    ChartRow,
+    ChartSpec,
+    Plot,
+    colour_encoding,
+    cut_bars,
+    quantity,
+)
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
@@ -21,7 +33,7 @@ from vitscale.present.document import ControlOption, Figure, FigureView
 
 @dataclass(frozen=True)
 class HostPair:
-    """One workload, in one host and over several."""
+    """One workload that was measured in one host and over several, and the test of the two."""
 
     name: str
     inside: FigureSeries
@@ -30,14 +42,16 @@ class HostPair:
 
 
 def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
-    """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
+    """Return every strong-scaling workload that was measured both ways on like hardware, at two GPUs or more."""
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     in_one_host = [curve for curve in strong if curve.hosts == "one host"]
     over_several = [curve for curve in strong if curve.hosts != "one host"]
     pairs = []
     for inside in in_one_host:
         for spread in over_several:
-            test = _test(inside, spread) if spread.group == inside.group else None
+            if spread.group != inside.group:
+                continue
+            test = _test(inside, spread)
             if test is not None:
                 pairs.append(HostPair("", inside, spread, test))
     labels = names([pair.inside for pair in pairs])
@@ -45,34 +59,35 @@ def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
 
 
 def _test(inside: FigureSeries, spread: FigureSeries) -> HostsTest | None:
-    """Test a workload at the GPU counts that may be compared; None where there is none."""
-    one_host = _comparable_trials(inside)
-    several = _comparable_trials(spread)
-    counts = [gpus for gpus in one_host if gpus in several and _may_be_compared(one_host[gpus], several[gpus])]
+    """Return the test of a workload at all GPU counts that may be compared; None where there is none."""
+    inside_trials = _comparable_trials(inside)
+    spread_trials = _comparable_trials(spread)
+    common_counts = [gpus for gpus in inside_trials if gpus in spread_trials]
+    counts = [gpus for gpus in common_counts if _may_be_compared(inside_trials[gpus], spread_trials[gpus])]
     return hosts_test(
-        {gpus: one_host[gpus].comparable_costs for gpus in counts},
-        {gpus: several[gpus].comparable_costs for gpus in counts},
+        {gpus: inside_trials[gpus].comparable_costs for gpus in counts},
+        {gpus: spread_trials[gpus].comparable_costs for gpus in counts},
     )
 
 
-def _may_be_compared(one_host: TrialResult, several: TrialResult) -> bool:
-    return several.trial.world.nodes > 1 and not one_host.unlike(several)
+def _may_be_compared(inside: TrialResult, spread: TrialResult) -> bool:
+    return spread.trial.world.nodes > 1 and not inside.unlike(spread)
 
 
 def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:
-    """GPU count -> its trial, where that has costs that may be compared."""
+    """Return GPU count -> its trial, of trials with costs that may be compared."""
     return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
 def hosts_claim(material: Material) -> ClaimOutcome:
-    """Tests every workload that was measured both ways."""
+    """Return the tests of all workloads that were measured both ways, in sentences and as data."""
     pairs = host_pairs(material.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
     return ClaimOutcome(sentences, {"hosts": [_entry(pair) for pair in pairs]})
 
 
 def hosts_sentence(test: HostsTest) -> str:
-    """Put into words what is known of one host against several."""
+    """Return a sentence on the ratio of epoch times over several hosts to those in one, and the test's verdict."""
     counts = units.counted(len(test.counts), "GPU count")
     ratio = test.ratio
     head = f"over several hosts an epoch takes {_signed_percent(ratio.value - 1)} against one host ({counts}"
@@ -98,9 +113,12 @@ def _verdict_in_words(test: HostsTest) -> str:
     }[test.verdict]
 
 
-def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
-    """The ratio of epoch times by GPU count, and both epoch times; a lack where no workload was measured both ways."""
-    pairs = host_pairs(chosen.series)
+def hosts_figure(figure: StudyFigure, selection: Selection, published: PublishedPoints) -> Figure | str:
+    """Return the ratio of epoch times by GPU count, and both epoch times.
+
+    Where no workload was measured both ways, return a sentence that says so.
+    """
+    pairs = host_pairs(selection.series)
     if not pairs:
         return "No workload of these results was measured at one GPU count both in one host and over several."
     series: list[FigureSeries] = []
@@ -110,8 +128,8 @@ def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoi
         spread = "one GPU in each host" if pair.spread.hosts == "one GPU a host" else "several hosts"
         series += [pair.inside, pair.spread]
         labels += [f"{workload}all GPUs in one host", f"{workload}{spread}"]
-    views = [_ratio_view(pairs, chosen.notes)]
-    times = times_view(figure, Selection(tuple(series), chosen.notes), labels, published)
+    views = [_ratio_view(pairs, selection.notes)]
+    times = times_view(figure, Selection(tuple(series), selection.notes), labels, published)
     if times is not None:
         views.append(times)
     series_names = dict.fromkeys([*(pair.name for pair in pairs), *labels])
@@ -119,34 +137,21 @@ def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoi
 
 
 def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureView:
-    """Epoch times over several hosts as a multiple of those in one, their means and the margin.
+    """Draw epoch times over several hosts as a multiple of those in one, their means, and the margin of the test.
 
-    `departures`: in what the selection differs from the study.
+    `departures`: notes on how the selected series differ from the study's.
     """
     margin = pairs[0].test.margin
     rows: list[ChartRow] = []
     for pair in pairs:
         rows += _ratio_rows(pair)
     means = [{"series": pair.name, **attributes(pair.test.ratio, "value", "low", "high")} for pair in pairs]
-    margin_ends = [1 / (1 + margin), 1 + margin]
-    levels = _levels([*rows, *means])
-    # The interval of two runs can be so wide that the points would shrink to a line.
-    lowest = max(0.7, min(*levels, margin_ends[0])) - 0.02
-    highest = min(1.4, max(*levels, margin_ends[1])) + 0.02
-    cut_bars(rows, lowest, highest)
-    domain = {"domain": [lowest, highest], "nice": False, "clamp": True, "zero": False}
+    drawn_range = _drawn_range(_levels([*rows, *means]), margin)
+    cut_bars(rows, drawn_range.lowest, drawn_range.highest)
+    domain = {"domain": list(drawn_range), "nice": False, "clamp": True, "zero": False}
     y = quantity("value", "several hosts / one host", scale=domain, axis={"format": ".2f", "tickCount": 6})
-    equal_line = {"value": 1.0, "equal": True}
-    margin_lines = [{"value": end, "equal": False} for end in margin_ends]
-    plot = Plot({"rows": rows, "means": means, "lines": [equal_line, *margin_lines]})
-    colour = colour_encoding([pair.name for pair in pairs])
-    band = {"type": "rect", "opacity": 0.13}
-    low_end = quantity("low", scale=domain)
-    plot.add("means", band, "datum.low != null", color=colour, y=low_end, y2={"field": "high"})
-    rule = {"type": "rule", "color": IDEAL_COLOUR}
-    plot.add("lines", rule, "datum.equal", y=y)
-    plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
-    plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
+    plot = Plot({"rows": rows, "means": means, "lines": _reference_lines(margin)})
+    _add_means_and_lines(plot, y, domain, [pair.name for pair in pairs])
     notes = [
         *departures,
         f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * margin:.0f} %",
@@ -157,8 +162,46 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=sentences)
 
 
+class _RatioRange(NamedTuple):
+    """The ends of the axis of ratios."""
+
+    lowest: float
+    highest: float
+
+
+def _drawn_range(levels: Sequence[float], margin: float) -> _RatioRange:
+    """Return the range of ratios to draw: all levels and the margin, but no more than from 0.68 to 1.42.
+
+    The interval of two runs can be so wide that the points would shrink to a line.
+    """
+    lowest = max(0.7, min(*levels, 1 / (1 + margin)))
+    highest = min(1.4, max(*levels, 1 + margin))
+    return _RatioRange(lowest - 0.02, highest + 0.02)
+
+
+def _reference_lines(margin: float) -> list[ChartRow]:
+    """Return a row for the line of equal times, and one for each end of the margin."""
+    return [
+        {"value": 1.0, "equal": True},
+        {"value": 1 / (1 + margin), "equal": False},
+        {"value": 1 + margin, "equal": False},
+    ]
+
+
+def _add_means_and_lines(plot: Plot, y: ChartSpec, domain: ChartSpec, series: Sequence[str]) -> None:
+    """Add the means over GPU counts with their bands, and the reference lines, below the points."""
+    colour = colour_encoding(series)
+    band = {"type": "rect", "opacity": 0.13}
+    low_end = quantity("low", scale=domain)
+    plot.add("means", band, "datum.low != null", color=colour, y=low_end, y2={"field": "high"})
+    rule = {"type": "rule", "color": IDEAL_COLOUR}
+    plot.add("lines", rule, "datum.equal", y=y)
+    plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
+    plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
+
+
 def _levels(rows: Sequence[ChartRow]) -> list[float]:
-    """The values of some rows and the ends of their intervals, where they are known."""
+    """Return the values of rows and the ends of their intervals, where they are known."""
     levels = []
     for row in rows:
         levels += [row[key] for key in ("value", "low", "high") if row[key] is not None]
@@ -166,7 +209,7 @@ def _levels(rows: Sequence[ChartRow]) -> list[float]:
 
 
 def _ratio_rows(pair: HostPair) -> list[ChartRow]:
-    """A row for each GPU count that was tested."""
+    """Return a row for each GPU count that was tested."""
     inside = {member.gpus: member.trial for member in pair.inside.members}
     spread = {member.gpus: member.trial for member in pair.spread.members}
     rows = []
@@ -202,12 +245,12 @@ def _entry(pair: HostPair) -> dict[str, Any]:
 
 
 def _signed_percent(value: float) -> str:
-    """ "+1.1 %"; of a hundredfold and more "+1.20e+04 %"."""
+    """Return "+1.1 %" for 0.011; from 100 on in powers of ten: "+1.20e+04 %"."""
     return f"{100 * value:+z.1f} %" if abs(value) < 100 else f"{100 * value:+.2e} %"
 
 
 def _p_value(test: HostsTest) -> str:
-    """ " (p = 0.002)"; nothing where no equivalence was tested."""
+    """Return " (p = 0.002)" of the test of equivalence; "" where it was not tested."""
     if test.p_equivalence is None:
         return ""
     return f" (p = {test.p_equivalence:.3f})" if test.p_equivalence >= 0.001 else " (p = below 0.001)"

@@ -35,9 +35,10 @@ _NOTHING = "No trial of these results has recorded an accuracy after a whole epo
 
 
 def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | str:
-    """Draws accuracy by epoch, a curve for each dataset and GPU count; a view for each set of otherwise like series.
+    """Draw accuracy by epoch, a curve for each dataset and GPU count.
 
-    Returns a sentence on what is missing where nothing can be drawn.
+    There is a view for each set of series that differ only in dataset. Where nothing can be drawn, return a sentence
+    on what is missing.
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
@@ -64,7 +65,7 @@ def _datasets(series: Sequence[FigureSeries]) -> set[str]:
 def _rows_at_common_counts(
     figure: StudyFigure, series: Sequence[FigureSeries], panel: str, split: LearningSplit
 ) -> list[ChartRow]:
-    """Rows of the accuracy by epoch of each of these series, at the GPU counts to compare of those that all have."""
+    """Return the rows of the accuracy by epoch of these series, at GPU counts that all of them have."""
     rows_by_series = [_learning_rows(curve, panel, split, "accuracy") for curve in series]
     counts_by_series = [{row["gpus"] for row in rows} for rows in rows_by_series]
     common_counts = set.intersection(*counts_by_series)
@@ -79,7 +80,9 @@ def _rows_at_common_counts(
 
 
 def _compared_counts(common_counts: Sequence[int], figure_counts: Sequence[int]) -> set[int]:
-    """The figure's GPU counts, where all are common; else the smallest, the middle and the largest common one.
+    """Return the figure's GPU counts where all series have them; else up to three common ones.
+
+    Of more than three these are the smallest, the middle and the largest.
 
     Args:
         common_counts: the GPU counts that all series have, sorted.
@@ -98,7 +101,7 @@ def _dataset_name(dataset: str) -> str:
 
 
 def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str:
-    """Draws loss and accuracy by epoch, one curve per GPU count; or says that no accuracy is recorded."""
+    """Draw loss and accuracy by epoch, one curve per GPU count; where none is recorded, return a sentence on that."""
     recorded = _recorded_accuracy(_first_panels(selection.series))
     if not recorded.series:
         return _NOTHING
@@ -135,7 +138,10 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
 
 
 def _first_panels(series: Sequence[FigureSeries]) -> list[FigureSeries]:
-    """The series for which there is room: those of several GPU counts first, those in one host before the others."""
+    """Return the six series for which there is room.
+
+    Series with several GPU counts come first, and among them those in one host.
+    """
     return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
 
 
@@ -147,7 +153,7 @@ class _RecordedAccuracy(NamedTuple):
 
 
 def _recorded_accuracy(series: Sequence[FigureSeries]) -> _RecordedAccuracy:
-    """The series with an accuracy on held-out images; where none has it, those with one on training images."""
+    """Return the series with an accuracy on held-out images; where none has it, those with one on training images."""
     held_out = [curve for curve in series if _has_accuracy(curve, "held_out")]
     if held_out:
         return _RecordedAccuracy(held_out, "held_out")
@@ -159,7 +165,7 @@ def _has_accuracy(series: FigureSeries, split: LearningSplit) -> bool:
 
 
 def _means_by_epoch(member: Member, split: LearningSplit, metric: Metric) -> dict[int, float]:
-    """Epoch, counted from 1, to the mean of a metric over the runs of a trial.
+    """Return epoch, counted from 1 -> the mean of a metric over the runs of a trial.
 
     Epochs without it are left out, and so is a fragment of an epoch at a run's end, which holds fewer images.
     """
@@ -177,7 +183,7 @@ def _value(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float |
 
 
 def _values_of_runs(member: Member, epoch_number: int, split: LearningSplit, metric: Metric) -> list[float]:
-    """A metric of each run of a trial after an epoch, which is counted from 1; runs without it are left out."""
+    """Return a metric of each run of a trial after an epoch, counted from 1; runs without it are left out."""
     values = []
     for run in member.trial.run_figures:
         for epoch in run.epochs:
@@ -188,7 +194,7 @@ def _values_of_runs(member: Member, epoch_number: int, split: LearningSplit, met
 
 
 def _learning_rows(series: FigureSeries, panel: str, split: LearningSplit, metric: Metric) -> list[ChartRow]:
-    """A row for each GPU count and epoch: the mean of a metric over runs, with the lowest and the highest run."""
+    """Return a row for each GPU count and epoch: the mean of a metric over runs, with the lowest and highest run."""
     rows = []
     for member in series.members:
         for epoch_number, mean in _means_by_epoch(member, split, metric).items():
@@ -212,16 +218,16 @@ def _learning_rows(series: FigureSeries, panel: str, split: LearningSplit, metri
 
 
 class _MeasuredPoint(NamedTuple):
-    """What a row of a set of series was measured with."""
+    """The micro-batch and GPU count of a trial."""
 
     micro_batch: int
     gpus: int
 
 
 def _rows_after_common_epoch(series: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
-    """Rows of the accuracy after the last epoch that all trials of these series have; empty where they share none.
+    """Return rows of the accuracy after the last epoch that all trials of these series have.
 
-    After the same epoch all have seen the same images.
+    After the same epoch all have seen the same images. Return none where the trials have no epoch in common.
     """
     rows_by_epoch: dict[int, list[ChartRow]] = {}
     for curve in series:
@@ -240,7 +246,7 @@ def _measured_points(rows: Sequence[ChartRow]) -> set[_MeasuredPoint]:
 def _views(
     rows: Sequence[ChartRow], split: LearningSplit, metric: Metric, axis: ScalingAxis, *, ordered: bool = True
 ) -> list[FigureView]:
-    """A view for each workload, which a row names as its "panel"; `ordered`: whether its curves have an order."""
+    """Return a view for each workload, which the field "panel" of a row names. `ordered`: see `curves_view`."""
     y = quantity("value", f"{_SPLIT_NAMES[split]} {metric}", scale={"zero": False},
                  axis={"format": "%" if metric == "accuracy" else "~r", "tickCount": 5})  # fmt: skip
     measure = ControlOption(metric, metric)

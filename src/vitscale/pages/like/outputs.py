@@ -1,5 +1,7 @@
-"""Draws a study's figures in order, each from the results or as a frame that says what it lacks. Writes them, the
-tables and the tested claims as one self-contained page, pictures, JSON, and lines on the terminal."""
+"""A study's figures, tables and tested claims as one self-contained page, pictures, JSON, and lines on the terminal.
+
+Each figure is drawn from the results, or is a frame with words that say what the results lack.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ FORMATS = ("html", "json", *FIGURE_FORMATS)
 
 
 def study_named(name: str) -> PublishedStudy:
-    """The study "paper" or "thesis".
+    """Return the study "paper" or "thesis".
 
     Raises:
         RequestError: the name is none of them.
@@ -95,7 +97,7 @@ def write(
 
 
 def findings(study: PublishedStudy, material: Material) -> list[str]:
-    """What the study's claims come to on these results, in sentences."""
+    """Return the sentences of the tests of the study's claims on these results."""
     sentences: list[str] = []
     for claim in study.claims:
         sentences += claim.test(material).sentences
@@ -103,14 +105,14 @@ def findings(study: PublishedStudy, material: Material) -> list[str]:
 
 
 def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
-    """What a terminal shows: the claims' sentences, and the files that were written."""
+    """Return what a terminal shows: the sentences on the claims, and the files that were written."""
     claims = Bullets(tuple(findings(study, material)))
     document = Document("", (claims,), last=tuple(f"Written: {path}" for path in written))
     return beginning_with_unread(document, material.analysis.unread)
 
 
 class _Evaluated(NamedTuple):
-    """A study, held against some results."""
+    """A study with its figures, claims and tables from some results."""
 
     study: PublishedStudy
     material: Material
@@ -127,17 +129,20 @@ def _evaluate(study: PublishedStudy, material: Material) -> _Evaluated:
 
 
 def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each form into a folder, or one text into a file; return the paths."""
-    makers = {"html": _to_html, "json": _to_json}
-    kinds = [kind for kind in dict.fromkeys(formats) if kind in makers]
-    is_one_text = len(formats) == 1 and kinds == list(formats)
+    """Write each format into the folder `output`, and return the paths of the files.
+
+    `output` is a file where it ends in the only format, html or json, and is no folder.
+    """
+    text_makers = {"html": _to_html, "json": _to_json}
+    text_formats = [kind for kind in dict.fromkeys(formats) if kind in text_makers]
+    is_one_text = len(formats) == 1 and text_formats == list(formats)
     is_file = is_one_text and output.suffix == f".{formats[0]}" and not output.is_dir()
     folder = output.parent if is_file else output
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind in kinds:
+    for kind in text_formats:
         path = output if is_file else folder / f"like-{evaluated.study.name}.{kind}"
-        write_whole(path, makers[kind](evaluated))
+        write_whole(path, text_makers[kind](evaluated))
         written.append(path)
     views: list[FigureView] = []
     for outcome in evaluated.figures:
@@ -150,7 +155,7 @@ def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[
 
 
 def _to_html(evaluated: _Evaluated) -> str:
-    """The page: claims, tables, figures, problems and the source."""
+    """Return the page: claims, tables, figures, problems and the source."""
     study, material, figures, outcomes, tables = evaluated
     claims = []
     for claim, outcome in zip(study.claims, outcomes, strict=True):
@@ -172,26 +177,31 @@ def _to_html(evaluated: _Evaluated) -> str:
 
 
 def _section(drawn: FigureOutcome) -> Section:
-    """A figure in its place among the others; folded, with what it lacks, where it has no data."""
+    """Return the section of a figure; where it has no data, a folded one with what the results lack."""
     if drawn.lack is None:
-        return Section(drawn.paper.heading, _on_the_page(drawn))
+        return Section(drawn.paper.heading, _figure_blocks(drawn))
     lack = Paragraph(f"Would show: {drawn.paper.draws}. {drawn.lack}")
     return Section(f"{drawn.paper.heading}: no data", (lack, Code(steps_for(drawn.paper))), folded=True)
 
 
-def _on_the_page(drawn: FigureOutcome) -> tuple[Block, ...]:
-    """A figure below its heading, which its views do not repeat; a sole view's title says what the figure draws."""
-    views = [
-        replace(view, title=view.title.removeprefix(drawn.paper.heading).lstrip(": ")) for view in drawn.figure.views
-    ]
+def _figure_blocks(drawn: FigureOutcome) -> tuple[Block, ...]:
+    """Return a figure for the section that has its heading: the titles of its views do not repeat it.
+
+    The words on what the figure draws are the title of its only view, or stand above several views.
+    """
     draws = drawn.paper.draws[:1].upper() + drawn.paper.draws[1:]
-    if len(views) == 1:
-        return (replace(drawn.figure, views=(replace(views[0], title=draws),)),)
+    if len(drawn.figure.views) == 1:
+        only_view = replace(drawn.figure.views[0], title=draws)
+        return (replace(drawn.figure, views=(only_view,)),)
+    views = []
+    for view in drawn.figure.views:
+        title_without_heading = view.title.removeprefix(drawn.paper.heading).lstrip(": ")
+        views.append(replace(view, title=title_without_heading))
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
 
 def _to_json(evaluated: _Evaluated) -> str:
-    """The envelope around `unread`, `source`, `claims`, `figures` and `tables`."""
+    """Return the envelope around `unread`, `source`, `claims`, `figures` and `tables`."""
     entries: dict[str, list[Any]] = {}
     for outcome in evaluated.claims:
         entries |= {name: list(tests) for name, tests in outcome.entries.items()}
@@ -205,7 +215,7 @@ def _to_json(evaluated: _Evaluated) -> str:
 
 
 def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
-    """A figure as JSON: what it draws in words, or what it lacks."""
+    """Return the fields of a figure in JSON: its content in words, or what the results lack."""
     lines: list[str] = []
     for view in outcome.figure.views:
         lines += [*view.text, view.subtitle, view.summary]
@@ -222,7 +232,7 @@ def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
 
 
 def _table_fields(table: Table) -> dict[str, Any]:
-    """A table as JSON: each row with the label of its group."""
+    """Return the fields of a table in JSON: each row with the label of its group."""
     rows: list[dict[str, Any]] = []
     for group in table.groups:
         rows += [{"group": group.label, "cells": [str(cell) for cell in row]} for row in group.rows]
@@ -241,16 +251,18 @@ _LINE_LETTERS = 86
 
 @dataclass(frozen=True)
 class FigureOutcome:
-    """One figure of the study, and what came of it."""
+    """One figure of the study, drawn from the results, or as a frame with words on what they lack."""
 
     paper: StudyFigure
+    """The study's own figure."""
     figure: Figure
+    """What was drawn."""
     lack: str | None
-    """Why the figure is a frame with words in it; None where it shows data."""
+    """What the results lack, where the figure is a frame with words; None where it shows data."""
 
 
 def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
-    """Every figure of a study, in its order."""
+    """Return every figure of a study, in its order."""
     return [draw_one(study, figure, material) for figure in study.figures]
 
 
@@ -259,19 +271,22 @@ def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> 
     selection = select(figure, material.series)
     drawn = selection if isinstance(selection, str) else _DRAWN[figure.quantity](study, figure, selection, material)
     if isinstance(drawn, str):
-        return FigureOutcome(figure, _missing(figure, drawn), lack=drawn)
-    return FigureOutcome(figure, _as_the_studys(figure, drawn), lack=None)
+        return FigureOutcome(figure, _frame_of_words(figure, drawn), lack=drawn)
+    return FigureOutcome(figure, _under_study_heading(figure, drawn), lack=None)
 
 
 def _curves(selection: Selection) -> list[CurveResult]:
-    """The curves of the series, each once."""
+    """Return the curves of the series, each once."""
     return list({id(series.curve): series.curve for series in selection.series}.values())
 
 
 def _epoch_time_by_micro_batch(
     study: PublishedStudy, figure: StudyFigure, selection: Selection, material: Material
 ) -> Figure | str:
-    """Epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained."""
+    """Return epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained.
+
+    Where the results have one micro-batch only, return a sentence that says so.
+    """
     if len({series.micro_batch for series in selection.series}) < 2:
         return f"These results hold strong scaling at one micro-batch only: {selection.series[0].micro_batch:,}."
     drawn = scaling_pair(figure, selection, study.published_points(selection.series))
@@ -284,7 +299,10 @@ def _epoch_time_by_micro_batch(
 
 
 def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
-    """The utilisation of GPUs and processors; where that of GPUs is unknown, why."""
+    """Return the utilisation of GPUs and processors, with the reasons where that of GPUs is unknown.
+
+    Where nothing was recorded, return a sentence that says so.
+    """
     resources = [resource for resource in RESOURCES if "utilisation" in resource.name]
     drawn = resource_chart(analysis, _curves(selection), resources)
     if drawn is None:
@@ -301,7 +319,7 @@ def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
 
 
 def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
-    """Why trials have no GPU utilisation; a reason may be empty."""
+    """Return the reasons why trials have no GPU utilisation; a reason may be empty."""
     reasons = set()
     for series in selection.series:
         for member in series.members:
@@ -312,7 +330,7 @@ def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
 
 
 def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
-    """Return the way from ideal to measured time for whole runs; or why no run can be taken apart."""
+    """Return the waterfall from ideal to measured time of whole runs; or a sentence on why there is none."""
     waterfalls: list[Waterfall] = []
     for curve in _curves(selection):
         waterfalls += run_waterfalls(curve, analysis.trials)
@@ -326,8 +344,12 @@ def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
     return lack
 
 
-def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
-    """A chart under the study's number and title; of several views the first has the figure's name alone."""
+def _under_study_heading(figure: StudyFigure, drawn: Figure) -> Figure:
+    """Return a chart with the name and heading of the study's figure.
+
+    The title of a sole view is the heading; the titles of several views follow it. The first view has the figure's
+    name, the others that name and their own.
+    """
     is_sole = len(drawn.views) == 1
     views = []
     for index, view in enumerate(drawn.views):
@@ -361,8 +383,8 @@ _DRAWN: Mapping[Quantity, _Draw] = {
 }
 
 
-def _missing(figure: StudyFigure, lack: str) -> Figure:
-    """A picture of words: what the figure would show, what is missing, and what would produce it."""
+def _frame_of_words(figure: StudyFigure, lack: str) -> Figure:
+    """Return a picture of words: what the figure would show, what is missing, and what would produce it."""
     commands = [step.removeprefix("# ") for step in steps_for(figure) if step.startswith("# ")]
     sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *needs_of(figure), *commands)
     lines: list[str] = []
@@ -381,4 +403,4 @@ def _missing(figure: StudyFigure, lack: str) -> Figure:
         columns={"text": ""},
         summary=lack,
     )
-    return _as_the_studys(figure, Figure(figure.name, figure.heading, (view,)))
+    return _under_study_heading(figure, Figure(figure.name, figure.heading, (view,)))

@@ -1,4 +1,4 @@
-"""Which series of the results a figure draws; or what these lack, and which study file would produce it."""
+"""The series of the results that a figure draws; or what the results lack, and the study file that would produce it."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _HOSTS_NAMES: Mapping[Hosts, str] = {
     "several unlike hosts": "over several hosts with GPUs of unlike kinds",
 }
 _HOSTS_OF_ONE_KIND = "over several hosts"
-"""Where the GPUs of "several unlike hosts" are if the records name one kind of them."""
+"""Words for "several unlike hosts" whose records name one kind of GPU only."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a figure draws."""
+    """The series that a figure draws."""
 
     series: tuple[FigureSeries, ...]
     notes: tuple[str, ...] = ()
-    """Departures from the study's own figure."""
+    """Notes on what is drawn in place of what the study's figure shows."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Workload:
 
 
 def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | str:
-    """Selects the series of a figure; returns a sentence on what is missing where these results lack one of them."""
+    """Return the series of a figure; where the results lack one of them, return a sentence on what is missing."""
     if not series:
         return "No trial of these results has completed."
     candidates = [curve for curve in series if not _is_of_another_cluster(figure, curve)]
@@ -93,7 +93,8 @@ def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | s
         if not fitting:
             return _missing_workload(figure, workload, series)
         bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
-        selected += {id(curve): curve for curve in (*bases, *fitting)}.values()
+        each_once = {id(curve): curve for curve in (*bases, *fitting)}
+        selected += each_once.values()
     selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
 
@@ -103,7 +104,7 @@ def _gpu_counts(curve: FigureSeries) -> set[int]:
 
 
 def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> bool:
-    """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
+    """Whether the first member of a curve over several hosts is the base of one of the others; it is then drawn too."""
     if curve.hosts == "one host" or not curve.members:
         return False
     first = curve.members[0].trial
@@ -123,10 +124,10 @@ def _lack_study_datasets(series: Sequence[FigureSeries]) -> bool:
 
 
 def _drawn_datasets(figure: StudyFigure, series: Sequence[FigureSeries]) -> list[str]:
-    """The datasets to draw, in the order of the figure's.
+    """Return the datasets to draw, one for each of the figure's, in their order.
 
-    Where the results hold none of the study's datasets, theirs stand in: the first for the first of the study's, the
-    last for all that are left.
+    Where the results hold none of the study's datasets, their own take the place: the first dataset of the results
+    stands for the first of the study, and so on; the last stands for all further ones.
     """
     if not _lack_study_datasets(series):
         return list(figure.datasets)
@@ -136,9 +137,11 @@ def _drawn_datasets(figure: StudyFigure, series: Sequence[FigureSeries]) -> list
 
 
 def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[FigureSeries], datasets: Sequence[str]) -> int | None:
-    """The micro-batch to draw, or the smallest or largest that was measured in its place; None: each separately.
+    """Return the micro-batch to draw; None means that each is drawn separately.
 
-    Another stands in where the results are of other datasets than the study's, or have neither of its micro-batches.
+    It is the figure's, unless that was not measured and the results are of other datasets than the study's, or have
+    neither of the study's micro-batches. Then the smallest measured one stands for the study's smaller one, and the
+    largest for its larger one.
     """
     micro_batch = figure.micro_batch
     otherwise_fitting = [curve for curve in candidates if _fits_but_for_micro_batch(curve, figure, datasets)]
@@ -152,7 +155,7 @@ def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[FigureSeries], 
 
 
 def _fits_but_for_micro_batch(curve: FigureSeries, figure: StudyFigure, datasets: Sequence[str]) -> bool:
-    """Whether a curve has the mode, one of the places and one of the datasets of a figure; none named: any."""
+    """Whether a curve has the mode, one of the hosts and one of the datasets of a figure, where it names any."""
     if curve.mode != figure.mode:
         return False
     if figure.hosts and curve.hosts not in figure.hosts:
@@ -161,7 +164,7 @@ def _fits_but_for_micro_batch(curve: FigureSeries, figure: StudyFigure, datasets
 
 
 def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
-    """What is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
+    """Return notes on what is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
     replaced = [
         f"{drawn} in place of {DATASET_NAMES[name]}"
         for drawn, name in zip(datasets, figure.datasets, strict=True)
@@ -173,7 +176,7 @@ def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int |
 
 
 def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[FigureSeries]) -> str:
-    """A sentence on the workload that no series has, and on those that the results hold instead, the likest first."""
+    """Return two sentences: on the workload that no series has, and on those of the results, the most similar first."""
     parts = [_MODE_NAMES[workload.mode]]
     if workload.hosts is not None:
         parts.append(_HOSTS_NAMES[workload.hosts])
@@ -183,13 +186,13 @@ def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence
         parts.append(f"at micro-batch {workload.micro_batch}")
     if any(_is_of_another_cluster(figure, curve) and workload.fits(curve) for curve in series):
         parts.append(f"of the cluster {figure.cluster}")
-    likest_first = sorted(series, key=workload.likeness, reverse=True)
-    measured = _measured_workloads(likest_first)
+    most_similar_first = sorted(series, key=workload.likeness, reverse=True)
+    measured = _measured_workloads(most_similar_first)
     return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
 
 
 def _hosts_of_series(curve: FigureSeries) -> str:
-    """Where its GPUs are; they are called unlike only where the records name several kinds of them."""
+    """Return words for a curve's hosts, called unlike only where the records name several kinds of GPU."""
     if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
         return _HOSTS_OF_ONE_KIND
     return _HOSTS_NAMES[curve.hosts]
@@ -211,7 +214,7 @@ class _WorkloadWords(NamedTuple):
 
 
 def _measured_workloads(series: Sequence[FigureSeries]) -> list[str]:
-    """The workloads of the results in words, in their order: those that differ only in micro-batch together.
+    """Return the workloads of the results in words, in their order, those that differ only in micro-batch as one.
 
     Example: "strong scaling in one host on CIFAR-10 (micro-batch 16 and 64)".
     """
@@ -237,7 +240,7 @@ def _workload_words(curve: FigureSeries, *, says_cluster: bool) -> _WorkloadWord
 
 
 def steps_for(figure: StudyFigure) -> tuple[str, ...]:
-    """What to write into a study file (valid TOML), and in comments which commands to run then."""
+    """Return the lines of a study file (valid TOML) that would produce a figure, and its commands as comments."""
     has_several_hosts = any(hosts != "one host" for hosts in figure.hosts)
     hostfile = " --hostfile HOSTS" if has_several_hosts else ""
     return (
@@ -252,7 +255,7 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
 
 
 def needs_of(figure: StudyFigure) -> tuple[str, ...]:
-    """What a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
+    """Return two sentences on what a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
     sections = tomllib.loads("\n".join(steps_for(figure)))
     needs = []
     for section, fields in sections.items():
@@ -296,7 +299,7 @@ def _scaling_lines(figure: StudyFigure, *, one_gpu_a_host: bool) -> list[str]:
 
 
 def _sweep_lines(figure: StudyFigure) -> list[str]:
-    """The section of what a figure compares beside GPU counts."""
+    """Return the lines of the section [sweep]: what a figure compares beside GPU counts; none where it is nothing."""
     if len(figure.datasets) > 1:
         datasets = ", ".join(f'"{name}"' for name in figure.datasets)
         return ["[sweep]", f'"data.name" = [{datasets}]']

@@ -1,6 +1,8 @@
-"""The curves of the results as a study's figures see them: workload, place, and costs against one GPU.
+"""The curves of the results as a study's figures see them: as series.
 
-Published measurements stand beside them only for the same dataset, micro-batch, mode, place and model.
+A series is a curve with its workload (dataset and micro-batch), its hosts (where the GPUs are), and its members, which
+are the GPU counts that were measured. Each member is compared with the base of the series, usually its smallest count.
+Published measurements are drawn with a series only where dataset, micro-batch, mode, hosts and model are the same.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ from vitscale.published import ClusterLayout, PublishedFact, published
 from vitscale.trial.trial import Mode
 
 Hosts = Literal["one host", "one GPU a host", "several like hosts", "several unlike hosts"]
-"""Where the GPUs of a series are. Unlike hosts have GPUs of unlike kinds, however many each; like hosts with one GPU in
-each are "one GPU a host"."""
+"""Where the GPUs of a series are.
+
+"several unlike hosts" have GPUs of different kinds, however many each has. Hosts with GPUs of one kind are "one GPU a
+host" or "several like hosts".
+"""
 _SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
+"""Labels of curves that names do not repeat, because they say the dataset and the micro-batch anyway."""
 SAME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
-_OF_HOSTS = ("layout", "scaling.gpus_per_node")
-_OF_DEVICES = ("device",)
-"""Labels that only some curves of an import have: what the devices are is compared by the records."""
+_HOSTS_LABELS = ("layout", "scaling.gpus_per_node")
+"""Labels of curves that say where GPUs are."""
+_DEVICE_LABELS = ("device",)
+"""Labels of curves that say what GPUs are. Only some imports have them, so devices are compared by the records."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,15 @@ class FigureSeries:
     members: tuple[Member, ...]
     """Members with an epoch time or an accuracy, by rank count."""
     base_elsewhere: Member | None = None
-    """The base of the same workload on other devices, which has fewer ranks than any member here; None: there is none.
-    """
+    """The base of another series of the same workload, on other devices and with fewer ranks than any member here."""
 
     @property
     def base(self) -> Member | None:
-        """What members are compared with: the base elsewhere, or the member with the smallest rank count that may be
-        compared, of the kind of costs that most members tell."""
+        """The member that the others are compared with; None where there is none.
+
+        It is the base elsewhere if there is one. Else it is the member with the smallest rank count among those that
+        may be compared: those with the kind of costs (epoch times or rates) that most members have.
+        """
         if self.base_elsewhere is not None:
             return self.base_elsewhere
         base = base_of([member.trial for member in self.members])
@@ -89,19 +98,24 @@ class FigureSeries:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Equal for series that differ only in where their GPUs are, and perhaps in what these are."""
-        labels = {k: v for k, v in self.curve.labels.items() if k not in (*_OF_HOSTS, *_OF_DEVICES)}
-        return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
+        """A key that is equal for series of the same workload, which differ only in their hosts or devices."""
+        labels = []
+        for field, value in self.curve.labels.items():
+            if field not in _HOSTS_LABELS and field not in _DEVICE_LABELS:
+                labels.append((field, str(value)))
+        return self.mode, self.dataset, self.micro_batch, tuple(sorted(labels))
 
 
 def all_series(analysis: Analysis) -> list[FigureSeries]:
-    """Every curve with a measurement; a curve that begins in one host and goes on over several makes two series.
+    """Return the series of all curves with a measurement, each member compared with its base.
 
-    A series over several hosts that lacks one GPU borrows it from its twin in one host, whose GPU is of the same kind:
-    on one GPU both are the same.
+    A curve that begins in one host and goes on over several makes two series.
 
-    A series that begins with more GPUs than the same workload on other devices is compared with that one's base, not
-    with itself: a curve beside one that has the single GPU has no speedup of its own.
+    A series over several hosts without a single GPU borrows that member from the series of the same workload in one
+    host, if its GPU is of the same kind, because one GPU is the same measurement in both.
+
+    A series whose fewest GPUs are more than those of the same workload on other devices is compared with the base of
+    that other series (`base_elsewhere`).
     """
     measured: list[FigureSeries] = []
     for curve in analysis.curves:
@@ -112,7 +126,7 @@ def all_series(analysis: Analysis) -> list[FigureSeries]:
 
 
 def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
-    """The series, those over several hosts with the one GPU of their twin in one host where they lack it."""
+    """Return the series, with the single GPU of the same workload in one host where one over several hosts lacks it."""
     single_gpus: dict[Any, Member] = {}
     for series in measured:
         first = series.members[0]
@@ -121,18 +135,18 @@ def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
     completed = []
     for series in measured:
         first = series.members[0]
-        twin = single_gpus.get((series.group, first.devices))
-        if series.hosts != "one host" and twin is not None and first.gpus > 1:
-            completed.append(replace(series, members=(twin, *series.members)))
-        else:
+        single_gpu = single_gpus.get((series.group, first.devices))
+        if series.hosts == "one host" or first.gpus == 1 or single_gpu is None:
             completed.append(series)
+        else:
+            completed.append(replace(series, members=(single_gpu, *series.members)))
     return completed
 
 
 def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) -> Member | None:
-    """The base of the same workload on other devices, if it has fewer GPUs than all of `series`.
+    """Return the base of the same workload on other devices, if it has fewer GPUs than all of `series`; else None.
 
-    One whose devices are among those of `series` comes first.
+    Of several, return that with the fewest GPUs; of equally many, one whose devices are among those of `series`.
     """
     first = series.members[0]
     smaller = []
@@ -144,27 +158,29 @@ def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) ->
 
 
 def _is_smaller_elsewhere(base: Member, first: Member) -> bool:
-    """Whether a base has fewer GPUs than the first member of a series, on other devices; both are named."""
+    """Whether a base has fewer GPUs than a series' first member, and other devices; False where devices are unknown."""
     are_named = bool(base.devices) and bool(first.devices)
     return base.gpus < first.gpus and are_named and base.devices != first.devices
 
 
 def names(series: Sequence[FigureSeries]) -> list[str]:
-    """Name what tells these series from one another, in a reader's words; the full name where that is not enough."""
+    """Return a name for each series that says in what it differs from the others: "CIFAR-10, micro-batch 16".
+
+    Names that are equal become longer: first with all devices, then the full name of the curve, then with a number.
+    """
     differences = _Differences.of(series)
-    labels = [differences.name(member) for member in series]
+    short = [differences.name(member) for member in series]
+    with_devices = [differences.name(member, all_devices=True) for member in series]
+    curve_names = [member.curve.name for member in series]
+    labels = _replaced_where_equal(_replaced_where_equal(short, with_devices), curve_names)
+    numbered = [f"{label} ({labels[: index + 1].count(label)})" for index, label in enumerate(labels)]
+    return _replaced_where_equal(labels, numbered)
+
+
+def _replaced_where_equal(labels: Sequence[str], longer: Sequence[str]) -> list[str]:
+    """Return the labels; those that occur more than once are replaced by the longer ones at the same position."""
     uses = Counter(labels)
-    labels = [
-        label if uses[label] == 1 else differences.name(member, all_devices=True)
-        for member, label in zip(series, labels, strict=True)
-    ]
-    uses = Counter(labels)
-    labels = [label if uses[label] == 1 else member.curve.name for member, label in zip(series, labels, strict=True)]
-    uses = Counter(labels)
-    return [
-        label if uses[label] == 1 else f"{label} ({labels[: index + 1].count(label)})"
-        for index, label in enumerate(labels)
-    ]
+    return [label if uses[label] == 1 else long for label, long in zip(labels, longer, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -175,29 +191,34 @@ class _Differences:
     micro_batch: bool
     hosts: bool
     labels: tuple[str, ...]
-    """The labels whose values differ, but for those that are said otherwise."""
+    """The labels of curves whose values differ, without those that names say in other words."""
     devices: bool
     clusters_of_one_kind: frozenset[str]
-    """Clusters whose names say their devices."""
+    """Clusters whose names say their devices, because all series of the cluster have the same kind."""
 
     @classmethod
     def of(cls, series: Sequence[FigureSeries]) -> _Differences:
         """Compare the series."""
         have_different_hosts = len({member.hosts for member in series}) > 1
-        said_otherwise = (*_SAID_OTHERWISE, *_OF_HOSTS) if have_different_hosts else _SAID_OTHERWISE
-        fields = dict.fromkeys(field for member in series for field in member.curve.labels)
-        labels = [field for field in fields if field not in said_otherwise and _is_different(field, series)]
+        said_otherwise = (*_SAID_OTHERWISE, *_HOSTS_LABELS) if have_different_hosts else _SAID_OTHERWISE
+        labels = [field for field in _label_fields(series) if field not in said_otherwise]
+        different_labels = [field for field in labels if _is_different(field, series)]
         return cls(
             dataset=len({member.dataset for member in series}) > 1,
             micro_batch=len({member.micro_batch for member in series}) > 1,
             hosts=have_different_hosts,
-            labels=tuple(labels),
+            labels=tuple(different_labels),
             devices=len({_kind(member) for member in series}) > 1,
-            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series) if "cluster" in labels else ()),
+            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series) if "cluster" in different_labels else ()),
         )
 
     def name(self, series: FigureSeries, *, all_devices: bool = False) -> str:
-        """Name what sets a series off. `all_devices`: name its devices also where they are of several kinds."""
+        """Return a name that says in what a series differs.
+
+        Args:
+            series: one of the series that were compared.
+            all_devices: whether to name each of its devices, also where they are of several kinds.
+        """
         dataset = DATASET_NAMES.get(series.dataset, series.dataset)
         micro_batch = f"micro-batch {series.micro_batch:,}"
         parts = []
@@ -217,20 +238,28 @@ class _Differences:
         return ", ".join(dict.fromkeys(parts)) or f"{dataset}, {micro_batch}"
 
 
+def _label_fields(series: Sequence[FigureSeries]) -> list[str]:
+    """Return the fields of all labels of the curves, each once."""
+    fields: dict[str, None] = {}
+    for member in series:
+        fields |= dict.fromkeys(member.curve.labels)
+    return list(fields)
+
+
 def _is_different(field: str, series: Sequence[FigureSeries]) -> bool:
-    """Whether a label reads differently in some of the series."""
+    """Whether a label has different texts in some of the series."""
     return len({_label_text(field, member.curve.labels.get(field)) for member in series}) > 1
 
 
 def _kind(series: FigureSeries) -> str:
-    """A series' kind of device in a few words."""
+    """Return the kind of a series' devices in a few words: "A100", "unlike GPUs"."""
     if len(series.devices) > 1:
         return "unlike GPUs"
     return series.devices[0] if series.devices else "unknown device"
 
 
 def _clusters_of_one_kind(series: Sequence[FigureSeries]) -> set[str]:
-    """The clusters whose series all have the same kind of device."""
+    """Return the clusters whose series all have the same kind of device."""
     kinds_by_cluster: dict[str, set[str]] = {}
     for member in series:
         kinds_by_cluster.setdefault(member.cluster, set()).add(_kind(member))
@@ -245,31 +274,45 @@ class NamedSet(NamedTuple):
 
 
 def apart_in_micro_batch(series: Sequence[FigureSeries]) -> list[NamedSet]:
-    """Sets of series that differ only in micro-batch."""
-    sets: dict[Any, list[FigureSeries]] = {}
+    """Return the sets of series that differ only in micro-batch."""
+    series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
-        sets.setdefault((member.dataset, _work_without(member, "train.micro_batch")), []).append(member)
-    several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
-    labels = names([replace(members[0], micro_batch=0) for members in several])
-    return [
-        NamedSet(label.partition(", micro-batch")[0], members) for label, members in zip(labels, several, strict=True)
-    ]
+        workload = (member.dataset, _work_without(member, "train.micro_batch"))
+        series_by_workload.setdefault(workload, []).append(member)
+    sets = [members for members in series_by_workload.values() if _have_different_micro_batches(members)]
+    labels = names([replace(members[0], micro_batch=0) for members in sets])
+    named_sets = []
+    for label, members in zip(labels, sets, strict=True):
+        # A label that says nothing else ends with the micro-batch, which does not hold of the whole set.
+        name_without_batch = label.partition(", micro-batch")[0]
+        named_sets.append(NamedSet(name_without_batch, members))
+    return named_sets
+
+
+def _have_different_micro_batches(series: Sequence[FigureSeries]) -> bool:
+    return len({member.micro_batch for member in series}) > 1
 
 
 def apart_in_dataset(series: Sequence[FigureSeries]) -> list[NamedSet]:
-    """Sets of series that differ only in dataset."""
-    sets: dict[Any, list[FigureSeries]] = {}
+    """Return the sets of series that differ only in dataset."""
+    series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
-        sets.setdefault((member.micro_batch, _work_without(member, "data.name")), []).append(member)
-    several = [members for members in sets.values() if len({member.dataset for member in members}) > 1]
-    if len(several) == 1:
-        return [NamedSet(f"micro-batch {several[0][0].micro_batch:,}", several[0])]
-    labels = names([replace(members[0], dataset="") for members in several])
-    return [NamedSet(label, members) for label, members in zip(labels, several, strict=True)]
+        workload = (member.micro_batch, _work_without(member, "data.name"))
+        series_by_workload.setdefault(workload, []).append(member)
+    sets = [members for members in series_by_workload.values() if _have_different_datasets(members)]
+    if len(sets) == 1:
+        (members,) = sets
+        return [NamedSet(f"micro-batch {members[0].micro_batch:,}", members)]
+    labels = names([replace(members[0], dataset="") for members in sets])
+    return [NamedSet(label, members) for label, members in zip(labels, sets, strict=True)]
+
+
+def _have_different_datasets(series: Sequence[FigureSeries]) -> bool:
+    return len({member.dataset for member in series}) > 1
 
 
 class _Work(NamedTuple):
-    """What else a curve is of."""
+    """Mode, hosts and labels of a series: equal for series that differ only in dataset or micro-batch."""
 
     mode: Mode
     hosts: Hosts
@@ -277,7 +320,7 @@ class _Work(NamedTuple):
 
 
 def _work_without(series: FigureSeries, left_out: str) -> _Work:
-    """A series' mode, where its GPUs are, and its labels but one."""
+    """Return a series' mode, hosts, and labels except the one that is left out."""
     labels = tuple((field, str(value)) for field, value in series.curve.labels.items() if field != left_out)
     return _Work(series.mode, series.hosts, labels)
 
@@ -286,35 +329,48 @@ DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-10
 
 
 def _label_text(field: str, value: Any) -> str:
-    """A swept value as it stands in a name; numbers and switches follow their field; all of the data is left out."""
+    """Return a label's value as a part of a name: "ddp", but numbers and switches with their field: "lr 0.1".
+
+    Return "" for an unknown value, and for a fraction of the data that is all of them.
+    """
     if value is None or (field, value) == ("data.fraction", 1.0):
         return ""
     return value if isinstance(value, str) else f"{field.rpartition('.')[2]} {value}"
 
 
 def _series_of_curve(analysis: Analysis, curve: CurveResult) -> list[FigureSeries]:
-    """The series that a curve makes: in one host, over several, or both; none without a measured point."""
-    points = sorted(curve.points, key=lambda point: point.gpus)
-    members = [Member(point.gpus, analysis.trials[point.trial_id]) for point in points]
-    members = [member for member in members if member.trial.run_figures]
-    inside = [member for member in members if member.trial.trial.world.nodes == 1]
+    """Return the series of a curve: in one host, over several hosts, or both; none without a measured point.
+
+    That over several hosts has all members. That in one host has those in one host; where the curve goes on over
+    several hosts, these must be two or more.
+    """
+    members = []
+    for point in sorted(curve.points, key=lambda point: point.gpus):
+        trial = analysis.trials[point.trial_id]
+        if trial.run_figures:
+            members.append(Member(point.gpus, trial))
+    in_one_host = [member for member in members if member.trial.trial.world.nodes == 1]
     has_several_hosts = any(member.trial.trial.world.nodes > 1 for member in members)
-    made = []
-    if len(inside) > 1 or (inside and not has_several_hosts):
-        made.append(_series(curve, members, hosts="one host", shown=inside))
+    fewest_in_one_host = 2 if has_several_hosts else 1
+    series_of_curve = []
+    if len(in_one_host) >= fewest_in_one_host:
+        series_of_curve.append(_series(curve, members, hosts="one host", shown=in_one_host))
     if has_several_hosts:
-        made.append(_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
-    return made
+        series_of_curve.append(_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
+    return series_of_curve
 
 
 def _series(curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown: Sequence[Member]) -> FigureSeries:
-    """A series of some members of a curve, whose workload is that of the largest of all its members."""
+    """Return a series with the members `shown` of a curve.
+
+    Its dataset and micro-batch are those of the largest GPU count of all of the curve's `members`.
+    """
     largest = members[-1].trial.trial
     return FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(shown))
 
 
 def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
-    """What several hosts are like, and whether each has one GPU."""
+    """Return where the GPUs of a curve over several hosts are."""
     devices = {name for member in members for name in member.devices}
     if len(devices) > 1 or _published_as_unlike(curve, members):
         return "several unlike hosts"
@@ -324,18 +380,19 @@ def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
 
 
 def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
-    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU.
+    """Whether a curve holds published measurements of a cluster with unlike hosts.
 
-    One of its epoch times is enough where the curve names the cluster; all of them are needed where it names none, as
-    it does not in results of one cluster.
+    This is asked because the raw data of that cluster name one kind of GPU only. Where the curve names the cluster, one
+    published epoch time among the members is enough. Where it names none, as in results of a single cluster, all
+    members must have published epoch times.
     """
     label = curve.labels.get("cluster")
     for cluster in published().unlike_clusters:
         facts = [fact for fact in published().facts if fact.cluster == cluster]
         are_published = [_is_among(facts, member) for member in members]
-        if label == cluster and any(are_published):
-            return True
-        if not label and all(are_published):
+        is_named_cluster = label == cluster and any(are_published)
+        is_unnamed_cluster = not label and all(are_published)
+        if is_named_cluster or is_unnamed_cluster:
             return True
     return False
 
@@ -343,15 +400,13 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
 def _is_among(facts: Sequence[PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time that was published of its workload and GPU count."""
     trial = member.trial.trial
-    return any(
-        _is_one_of({fact.gpus: fact}, member)
-        for fact in facts
-        if (fact.dataset, fact.micro_batch) == (trial.data.name, trial.train.micro_batch)
-    )
+    workload = (trial.data.name, trial.train.micro_batch)
+    same_workload = [fact for fact in facts if (fact.dataset, fact.micro_batch) == workload]
+    return any(_is_one_of({fact.gpus: fact}, member) for fact in same_workload)
 
 
 def _compared(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
-    """`series` with every member compared with its smallest, as the analysis compares the points of a curve."""
+    """Return the series with each member compared with its base, as the analysis compares the points of a curve."""
     base = series.base
     if base is None:
         return series
@@ -360,7 +415,7 @@ def _compared(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
 
 
 def _compared_member(member: Member, base: Member, *, combine_unlike: bool) -> Member:
-    """A member compared with the base of its series, or why it may not be."""
+    """Return the member with its speed against the base, or with the reasons why the two may not be compared."""
     if not member.trial.comparable_costs:
         reasons: tuple[str, ...] = ("it has no epoch time that may be compared",)
         return replace(member, base_gpus=base.gpus, reasons=reasons)
@@ -380,11 +435,11 @@ class PublishedPoints:
 
     facts: tuple[tuple[FigureSeries, tuple[PublishedFact, ...]], ...] = ()
     note: str = ""
-    """What sets the facts apart, or why none are drawn; empty where there is nothing to say."""
+    """How the facts were measured, or why none are drawn; empty where there is nothing to say."""
 
 
 def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
-    """Select what was published of the workloads of these series, but for what they draw already."""
+    """Return the published facts of the workloads of these series, without those that the series themselves are."""
     shown: set[tuple[PublishedFact, ...]] = set()
     for member in series:
         facts = _facts(member)
@@ -411,14 +466,14 @@ def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
 
 
 def _hardware_note(facts: Sequence[PublishedFact]) -> str:
-    """What published points were measured with; the precision is that of the first."""
+    """Return a note on the hardware that published points were measured with; the precision is that of the first."""
     hardware = ", ".join(dict.fromkeys(name for fact in facts for name in fact.devices))
     source = f"arXiv {published().source.arxiv}"
     return f"hollow grey: published ({source}), {hardware}, {facts[0].precision}; other hardware"
 
 
 def _facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
-    """What was published of the workload of a series, by GPU count; empty where nothing was."""
+    """Return the published facts of the workload of a series, by GPU count; empty where nothing was published."""
     if series.mode == "strong-global" or series.hosts == "several like hosts":
         return ()
     layout: ClusterLayout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
@@ -438,38 +493,38 @@ def _facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
 
 
 def _published_cluster(*, is_unlike: bool) -> str:
-    """The first published cluster whose hosts are unlike, or like, one another."""
+    """Return the first published cluster with unlike hosts, or with like hosts, as `is_unlike` says."""
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
     return next(cluster for cluster in clusters if (cluster in published().unlike_clusters) == is_unlike)
 
 
 def _other_work(series: FigureSeries) -> str:
-    """How what was published differs from what a trial of a series trains; empty where it is the same.
+    """Return how the published work differs from that of a series; empty where it is the same.
 
-    Compared are the model, its images, how many of them, and accumulation.
+    Compared are the model, its image size, gradient accumulation, and the share of the images.
     """
     for member in series.members:
         trial = member.trial.trial
-        share = member.gpus / 10 if series.mode == "weak" else 1.0
         if not trial.model_name:
             return "ViT-B/16 at 224 x 224, and these results name no model"
-        model = member.trial.model_name, trial.model.image_size, trial.train.grad_accum
-        if model != (_MODEL, _IMAGE_SIZE, 1):
+        has_same_model = member.trial.model_name == _MODEL and trial.model.image_size == _IMAGE_SIZE
+        if not has_same_model or trial.train.grad_accum != 1:
             return "ViT-B/16 at 224 x 224, other work than this"
-        if abs(trial.data.fraction - share) > 1e-9:
+        published_share = member.gpus / 10 if series.mode == "weak" else 1.0
+        if abs(trial.data.fraction - published_share) > 1e-9:
             return "another share of the images"
     return ""
 
 
 def _themselves_note(series: Sequence[FigureSeries]) -> str:
-    """At which GPU counts all that is drawn is a published measurement itself, by its value; empty where at none."""
+    """Return a note on the GPU counts at which all drawn measurements are the published ones; empty where at none."""
     is_published: dict[int, bool] = {}
     for curve in series:
         fact_by_gpus = _fact_by_gpus(_facts(curve))
         for member in curve.members:
             if member.trial.epoch_seconds is not None:
-                are_so_far = is_published.get(member.gpus, True)
-                is_published[member.gpus] = are_so_far and _is_one_of(fact_by_gpus, member)
+                earlier_are = is_published.get(member.gpus, True)
+                is_published[member.gpus] = earlier_are and _is_one_of(fact_by_gpus, member)
     counts = sorted(gpus for gpus, all_are in is_published.items() if all_are)
     if not counts:
         return ""
@@ -480,9 +535,9 @@ def _themselves_note(series: Sequence[FigureSeries]) -> str:
 
 
 def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> bool:
-    """Whether a series draws the published measurements.
+    """Whether a series is the published measurements themselves.
 
-    That is the same time at every GPU count that was published, if any of these was measured.
+    It is where its epoch times are the published ones at all of its GPU counts that were published, one or more.
     """
     fact_by_gpus = _fact_by_gpus(facts)
     timed = [member for member in series.members if member.trial.epoch_seconds is not None]
@@ -495,7 +550,7 @@ def _fact_by_gpus(facts: Sequence[PublishedFact]) -> dict[int, PublishedFact]:
 
 
 def _is_one_of(fact_by_gpus: Mapping[int, PublishedFact], member: Member) -> bool:
-    """Whether a member is what was published for its GPU count: the same epoch time of the same share of the images."""
+    """Whether a member has the epoch time and the share of the images that were published for its GPU count."""
     fact = fact_by_gpus.get(member.gpus)
     seconds = member.trial.epoch_seconds
     if fact is None or seconds is None:

@@ -93,7 +93,7 @@ class ClaimOutcome:
 
 @dataclass(frozen=True)
 class StudyClaim:
-    """Something that the study says, as a question to the results at hand."""
+    """A claim of the study, as a question to the results at hand."""
 
     question: str
     """The claim as a question, the heading of its test."""

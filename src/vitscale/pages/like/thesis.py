@@ -1,6 +1,6 @@
-"""The thesis on Swin Transformer V2 (Garrett, Pittsburgh 2023): its quantities, and its claim that it scales poorly.
+"""The thesis on Swin Transformer V2 (Garrett, Pittsburgh 2023): its quantities, and its claim of poor scaling.
 
-Only what its abstract says is used. The thesis fine-tunes for semantic segmentation on ADE20K with 8 images for each
+Only the abstract is used. The thesis fine-tunes for semantic segmentation on ADE20K with 8 images for each
 GPU and iteration, and scales the iterations down; here this is strong-micro, whatever it is called there.
 
 Tables by GPU count and kind of GPU hold training time, speedup and utilisation, and the seconds of a whole run by part.
@@ -34,13 +34,13 @@ _figure = partial(StudyFigure, study="thesis", mode="strong-micro")
 
 
 _PART_NAMES = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
-"""Parts of a run that are not called by their own name."""
+"""Part of a run -> its heading, where that is not the part's own name."""
 _ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 """The parts of a run, in the order of their columns."""
 
 
 def training_table(material: Material) -> Table:
-    """The quantities of the thesis: time, speedup, efficiency, and how busy GPUs and processors were."""
+    """Return the table of the quantities of the thesis: time, speedup, efficiency, utilisation of GPUs and CPUs."""
     columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
                "CPU utilisation")  # fmt: skip
     notes = [
@@ -48,37 +48,56 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    reasons = set()
-    for member in _members(material):
-        used = member.trial.resources
-        if used is not None and used.gpu_utilisation is None and used.gpu_reason:
-            reasons.add(used.gpu_reason)
+    reasons = _reasons_without_gpu_utilisation(_members(material))
     if reasons:
         notes.append(f"GPU utilisation is unavailable: {'; '.join(sorted(reasons))}.")
     return _table(material, "Training time and utilisation", columns, _training_cells, notes)
 
 
+def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
+    reasons = set()
+    for member in members:
+        used = member.trial.resources
+        if used is not None and used.gpu_utilisation is None and used.gpu_reason:
+            reasons.add(used.gpu_reason)
+    return reasons
+
+
 def parts_table(material: Material) -> Table:
-    """The seconds of each part of a whole run."""
+    """Return the table of the seconds of each part of a whole run."""
     members = _members(material)
-    breakdowns = {id(member.trial): _breakdown(member.trial) for member in members}
-    known = [breakdown.seconds for breakdown in breakdowns.values() if breakdown.seconds]
-    has_copies = any(seconds.get("h2d") for seconds in known)  # else the device is the host
-    parts = [part for part in _ORDER if any(part in seconds for seconds in known) and (part != "h2d" or has_copies)]
+    breakdown_by_trial = {id(member.trial): _breakdown(member.trial) for member in members}
+    breakdowns = list(breakdown_by_trial.values())
+    parts = _recorded_parts(breakdowns)
 
     def cells(member: Member) -> tuple[Cell, ...]:
-        seconds = breakdowns[id(member.trial)].seconds
+        seconds = breakdown_by_trial[id(member.trial)].seconds
         run_seconds = sum(seconds.values()) if seconds else None
         part_cells = [Cell(units.seconds(seconds.get(part))) for part in parts]
         return (Cell(f"{member.gpus:,}"), Cell(units.seconds(run_seconds)), *part_cells)
 
-    columns = ("GPUs", "whole run", *(_PART_NAMES.get(part, part) for part in parts))
-    notes = _parts_notes(members, list(breakdowns.values()))
+    part_headings = [_PART_NAMES.get(part, part) for part in parts]
+    columns = ("GPUs", "whole run", *part_headings)
+    notes = _parts_notes(members, breakdowns)
     return _table(material, "Where the time of a whole run goes", columns, cells, notes)
 
 
+def _recorded_parts(breakdowns: Sequence[_RunBreakdown]) -> list[str]:
+    """Return the parts that any breakdown has, in the order of their columns.
+
+    Copies to the device are left out where all take no time, for then the device is the host itself.
+    """
+    recorded: set[str] = set()
+    for breakdown in breakdowns:
+        recorded.update(breakdown.seconds)
+    has_copies = any(breakdown.seconds.get("h2d") for breakdown in breakdowns)
+    if not has_copies:
+        recorded.discard("h2d")
+    return [part for part in _ORDER if part in recorded]
+
+
 def _parts_notes(members: Sequence[Member], breakdowns: Sequence[_RunBreakdown]) -> list[str]:
-    """What a reader of the parts must know: what is missing, of how many epochs they are, and what they add up to."""
+    """Return notes on the parts of runs: what is missing, of how many epochs they are, and what they add up to."""
     known = [breakdown.seconds for breakdown in breakdowns if breakdown.seconds]
     notes = []
     reasons = {breakdown.reason for breakdown in breakdowns if not breakdown.is_known}
@@ -103,8 +122,8 @@ def _parts_notes(members: Sequence[Member], breakdowns: Sequence[_RunBreakdown])
 
 
 def tables(material: Material) -> list[Table]:
-    """Both tables; none without a series."""
-    return [training_table(material), parts_table(material)] if _strong(material) else []
+    """Return both tables; none where the results have no strong-micro series."""
+    return [training_table(material), parts_table(material)] if _strong_series(material) else []
 
 
 def _table(
@@ -114,29 +133,33 @@ def _table(
     cells: Callable[[Member], tuple[Cell, ...]],
     notes: list[str],
 ) -> Table:
-    series = _strong(material)
-    groups = [
-        RowGroup(name, tuple(cells(member) for member in curve.members))
-        for curve, name in zip(series, names(series), strict=True)
-    ]
+    """Return a table with a row for each member, grouped by series. `cells`: returns the row of a member."""
+    series = _strong_series(material)
+    groups = []
+    for curve, name in zip(series, names(series), strict=True):
+        rows = [cells(member) for member in curve.members]
+        groups.append(RowGroup(name, tuple(rows)))
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
-def _strong(material: Material) -> list[FigureSeries]:
-    """One series for each strong-micro curve: of one that goes on over several hosts, that with all its members."""
+def _strong_series(material: Material) -> list[FigureSeries]:
+    """Return one series for each strong-micro curve.
+
+    A curve that goes on over several hosts is two series, of which that with the most members is returned.
+    """
     strong = [series for series in material.series if series.mode == "strong-micro"]
     longest_last = sorted(strong, key=lambda series: len(series.members))
-    longest = {id(series.curve): series for series in longest_last}
-    return [series for series in strong if longest[id(series.curve)] is series]
+    longest_by_curve = {id(series.curve): series for series in longest_last}
+    return [series for series in strong if longest_by_curve[id(series.curve)] is series]
 
 
 def _members(material: Material) -> list[Member]:
-    """The members of all series of the tables."""
-    return list(itertools.chain.from_iterable(series.members for series in _strong(material)))
+    """Return the members of all series of the tables."""
+    return list(itertools.chain.from_iterable(series.members for series in _strong_series(material)))
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:
-    """The row of a member in `training_table`."""
+    """Return the row of a member in `training_table`."""
     trial = member.trial
     speedup = member.against_base
     efficiency = None
@@ -159,10 +182,10 @@ def _training_cells(member: Member) -> tuple[Cell, ...]:
 
 
 class _RunBreakdown(NamedTuple):
-    """Where the time of a whole run goes, or why that is unknown."""
+    """The seconds of each part of a whole run, or why they are unknown."""
 
     seconds: Mapping[str, float]
-    """Part to seconds; empty where they are unknown."""
+    """Part -> seconds; empty where they are unknown."""
     reason: str = ""
     is_known: bool = True
 

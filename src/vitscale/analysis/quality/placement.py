@@ -9,7 +9,7 @@ from typing import TypeVar
 from vitscale.analysis.quality.wording import by_cause, counted_trials, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
-    in_unlike_places,
+    last_in_each_environment,
     off_their_gpus_node,
     oversubscription,
     shared_physical_cores,
@@ -87,7 +87,7 @@ def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], 
     """
     faults = {}
     for trial in measured:
-        for run in in_unlike_places(trial.recorded_runs):
+        for run in last_in_each_environment(trial.recorded_runs):
             fault = fault_in(run)
             if fault:
                 faults[trial.trial_id] = fault
@@ -164,7 +164,7 @@ def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 def _unused_gpus(trial: TrialResult) -> int:
     """Most GPUs that a rank of the trial saw and did not use."""
     gpus = [0]
-    for run in in_unlike_places(trial.recorded_runs):
+    for run in last_in_each_environment(trial.recorded_runs):
         gpus += [environment.gpus_unused or 0 for environment in environments(run)]
     return max(gpus)
 

@@ -79,11 +79,14 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
 
 
 def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], _Fault]) -> dict[str, _Fault]:
-    """Identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
+    """Return identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
+
+    Of runs that share the environments of their ranks only the last is examined. Of several faults in a trial the last
+    one counts.
 
     Args:
-        measured: the trials. Of runs with the very same environments only the last is looked at.
-        fault_in: run -> its fault; empty where it has none. Of several faults in a trial the last one counts.
+        measured: the trials.
+        fault_in: run -> its fault; empty where it has none.
     """
     faults = {}
     for trial in measured:
@@ -95,7 +98,7 @@ def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], 
 
 
 def _first_value(values_by_trial: Mapping[str, _Fault]) -> _Fault:
-    """The value of the first trial, as an example in a message."""
+    """Return the value of the first trial, as an example in a message."""
     return next(iter(values_by_trial.values()))
 
 
@@ -162,7 +165,7 @@ def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _unused_gpus(trial: TrialResult) -> int:
-    """Most GPUs that a rank of the trial saw and did not use."""
+    """Return the largest number of GPUs that a rank of the trial saw and did not use."""
     gpus = [0]
     for run in last_in_each_environment(trial.recorded_runs):
         gpus += [environment.gpus_unused or 0 for environment in environments(run)]

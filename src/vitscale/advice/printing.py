@@ -153,7 +153,7 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
 
 
-def _cells(option: Option, columns: Columns) -> list[doc.Cell]:
+def _cells(option: Option, columns: OptionColumns) -> list[doc.Cell]:
     """Return the cells of an option's row."""
     return [cell_of(option) for cell_of in columns.values()]
 
@@ -209,7 +209,7 @@ def _excess(name: str, value: float, limit: float | None) -> Iterator[str]:
 
 CellOf = Callable[[Option], doc.Cell]
 """Option -> the cell of a column."""
-Columns = dict[doc.Column, CellOf]
+OptionColumns = dict[doc.Column, CellOf]
 """The columns of a table of options, in order, with the function that makes the cells of each."""
 
 
@@ -239,7 +239,7 @@ def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = Fals
     return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
 
 
-def _detail_columns(advice: Advice, options: Sequence[Option]) -> Columns:
+def _detail_columns(advice: Advice, options: Sequence[Option]) -> OptionColumns:
     """Return the columns for which the table of answers has no room.
 
     The start-up is in the time of that table too. "OOM chance" is the chance that the option does not fit in memory.
@@ -269,7 +269,7 @@ def _verdicts_in_words(option: Option) -> str:
     return ", ".join(verdicts) if verdicts else units.UNKNOWN
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> Columns:
+def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> OptionColumns:
     """Return the columns of a table of options.
 
     The cost is in money where there is a price or an instance, else in GPU-hours.
@@ -286,7 +286,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
         return doc.Cell(f"{name}, {sentences.engine(option)}" if has_several_engines else name)
 
-    columns: Columns = {}
+    columns: OptionColumns = {}
     if are_rented:
         columns[doc.Column("instance", words=True)] = instance
     else:

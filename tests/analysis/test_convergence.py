@@ -17,8 +17,8 @@ from vitscale.analysis.learning.convergence import (
     accuracy_at_seconds,
     common_reach,
 )
+from vitscale.analysis.learning.convergence import accuracy_points as course_of
 from vitscale.analysis.learning.convergence import convergence as convergence_of
-from vitscale.analysis.learning.convergence import course as course_of
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.store.records import EpochLine, StepLine

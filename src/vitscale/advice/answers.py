@@ -1,6 +1,9 @@
 """The answers: fastest, cheapest, most ranks, the knee; each from the surest candidates that there are.
 
-Limits are held against the interval of a future run, not against the expected value alone.
+Limits are compared with the interval of a future run, not with the expected value alone.
+
+Arrays have one element for each of N candidates, (N,), in the order of `ForecastTable.candidates`. A candidate's index
+is its position there. A mask is an array of booleans that selects candidates.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ class Answer:
     kind: QuestionKind
     option: Option
     riskier: Option | None = None
-    """A better option that less surely meets the limits, or whose engine nobody measured."""
+    """A clearly better option that meets the limits less surely, or whose engine was not measured."""
     at_the_end: bool = False
-    """Whether the knee lies at the largest count looked at, so that the real one may lie beyond."""
+    """Whether the knee is at the largest rank count of any candidate, so that the real one may lie beyond."""
 
 
 @dataclass(frozen=True)
@@ -43,37 +46,41 @@ class Choosing:
     request: Request
     limits: Limits
     seconds: FloatArray
-    """The cost in time: that of the work, or the time to the same loss where the global batch may change."""
+    """The cost in time: seconds of the work, or the time to the same loss where the global batch may change."""
 
     @property
     def shown(self) -> BoolArray:
-        """Candidates that the tables show."""
+        """The mask of the candidates that the tables show."""
         return self.view.contends & (self.view.keeps_batch | self.request.any_batch)
 
     @property
     def pool(self) -> BoolArray:
-        """Candidates that may be an answer: large batches only where they are asked for or nothing else is left."""
+        """The mask of the candidates that may be an answer.
+
+        Large batches are among them only where they are asked for or nothing else is left.
+        """
         moderate = self.shown & ~self.view.large_batch
         return moderate if moderate.any() and not self.request.large_batch else self.shown
 
     @property
     def preferred(self) -> BoolArray:
-        """Candidates of the pool whose engine was measured; all of it, where there is none."""
+        """The mask of the pool's candidates whose engine was measured; the whole pool, where there is none."""
         return measured_first(self.view, self.pool)
 
     @property
     def spent(self) -> FloatArray:
-        """Money, or GPU-hours, for `seconds`."""
+        """What each candidate costs for `seconds`: money, or GPU-hours where no price is known."""
         return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
 
     def option(self, index: int) -> Option:
-        """One candidate, taken out of the arrays."""
+        """Return one candidate with its forecast, read from the arrays."""
         view = self.view
         candidate = view.candidates[index]
-        seconds = _estimate_at(index, view.time)
+        seconds = _run_estimate(view.time, index)
         gpu_hours = seconds.times(candidate.gpus / 3600)
         price = float(view.price_per_gpu_hour[index]) if self.request.priced else None
         startup = view.startups[index]
+        grade_by_limit = {limit: int(grades[index]) for limit, grades in self._grades_by_limit.items()}
         return Option(
             candidate=candidate,
             series=view.series[index],
@@ -83,16 +90,16 @@ class Choosing:
             keeps_batch=bool(view.keeps_batch[index]),
             large_batch=bool(view.large_batch[index]),
             seconds=seconds,
-            training=_estimate_at(index, view.training),
+            training=_run_estimate(view.training, index),
             startup=None if startup is None else startup.seconds.one_run,
             startup_assumed=None if startup is None else startup.assumption,
             gpu_hours=gpu_hours,
             cost=None if price is None else gpu_hours.times(price),
-            efficiency=_estimate_at(index, view.efficiency),
-            same_loss_seconds=_known_at(index, view.same_loss_seconds),
-            memory_bytes=_known_at(index, view.memory_bytes),
-            oom_chance=_known_at(index, view.oom_chance),
-            verdicts={limit: VERDICTS[int(grades[index])] for limit, grades in self._grades_by_limit.items()},
+            efficiency=_run_estimate(view.efficiency, index),
+            same_loss_seconds=_finite_value(view.same_loss_seconds, index),
+            memory_bytes=_finite_value(view.memory_bytes, index),
+            oom_chance=_finite_value(view.oom_chance, index),
+            verdicts={limit: VERDICTS[grade] for limit, grade in grade_by_limit.items()},
         )
 
     @cached_property
@@ -101,27 +108,32 @@ class Choosing:
         return {limit: _grade(shares) for limit, shares in self.limits.items()}
 
 
-def _estimate_at(index: int, values: FloatArray) -> Estimate:
-    """One candidate's value with the interval of a future run, out of (3, candidates)."""
+def _run_estimate(values: FloatArray, index: int) -> Estimate:
+    """Return one candidate's expected value with the interval of a future run.
+
+    Args:
+        values: expected values, lower ends and upper ends of all candidates, (3, N).
+        index: the candidate's.
+    """
     value, low, high = map(float, values[:, index])
     return of_a_run(value, low, high)
 
 
-def _known_at(index: int, values: FloatArray) -> float | None:
-    """One candidate's value; None where it is not finite."""
+def _finite_value(values: FloatArray, index: int) -> float | None:
+    """Return one candidate's value, out of (N,); None where it is not finite."""
     return float(values[index]) if np.isfinite(values[index]) else None
 
 
 def measured_first(view: ForecastTable, mask: BoolArray) -> BoolArray:
-    """Candidates in `mask` whose engine was measured; all, where there is none."""
+    """Return the mask of the candidates in `mask` whose engine was measured; `mask` itself, where there is none."""
     measured: BoolArray = mask & view.measured
     return measured if measured.any() else mask
 
 
 def answers(choosing: Choosing) -> tuple[Answer, ...]:
-    """One answer for each question that the limits ask, unless nothing meets them; and the knee.
+    """Return one answer for each question that the limits ask, and the knee; lacks questions without an answer.
 
-    Without a limit: the fastest, the cheapest and the knee.
+    Without a limit the questions are the fastest and the cheapest.
     """
     questions = [kind for limit, kind in _QUESTIONS.items() if limit in choosing.limits] or ["fastest", "cheapest"]
     possible_answers = [*(_within_limits(choosing, kind) for kind in questions), _knee(choosing)]
@@ -129,14 +141,14 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
 
 
 def closest(choosing: Choosing) -> Option | None:
-    """The possible answer that misses its worst limit by least; None where nothing may be an answer."""
+    """Return the option that misses its worst limit by least; None where no candidate may be an answer."""
     largest_shares = overshoot(choosing.limits, len(choosing.view.candidates))
     index = best(choosing.preferred, largest_shares, choosing.seconds)
     return None if index is None else choosing.option(index)
 
 
 def each_alone(choosing: Choosing) -> dict[str, Option]:
-    """Limit -> the best under it alone; limits that nothing meets are left out."""
+    """Return limit -> the best option under this limit alone; lacks limits that nothing meets."""
     options = {}
     for limit, shares in choosing.limits.items():
         answer = _within_limits(replace(choosing, limits={limit: shares}), _QUESTIONS[limit])
@@ -146,15 +158,19 @@ def each_alone(choosing: Choosing) -> dict[str, Option]:
 
 
 def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
-    """The best of the surest: of all that meet every limit, else of those that probably do; measured engines first."""
+    """Return the answer to a question within the limits; None where nothing even probably meets them.
+
+    It is the best candidate of those that surely meet the limits, else of those that probably do. Of either those with
+    measured engines come first.
+    """
     grade = grades(choosing.limits, len(choosing.view.candidates))
-    pick = _PICKS[kind]
+    pick_best = _PICKS[kind]
     surely = grade >= VERDICTS.index("meets")
     probably = grade >= VERDICTS.index("probably")
-    surely_measured = pick(choosing, choosing.preferred & surely)
-    surely_any_engine = pick(choosing, choosing.pool & surely)
-    probably_measured = pick(choosing, choosing.preferred & probably)
-    probably_any_engine = pick(choosing, choosing.pool & probably)
+    surely_measured = pick_best(choosing, choosing.preferred & surely)
+    surely_any_engine = pick_best(choosing, choosing.pool & surely)
+    probably_measured = pick_best(choosing, choosing.preferred & probably)
+    probably_any_engine = pick_best(choosing, choosing.pool & probably)
     chosen = _first_known(surely_measured, surely_any_engine, probably_measured, probably_any_engine)
     if chosen is None:
         return None
@@ -166,7 +182,7 @@ def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
 
 
 def _first_known(*indices: int | None) -> int | None:
-    """The first index that is not None."""
+    """Return the first index that is not None; None where all are."""
     for index in indices:
         if index is not None:
             return index
@@ -183,8 +199,8 @@ def _is_worth_the_risk(choosing: Choosing, kind: QuestionKind, other: int, chose
     Args:
         choosing: all candidates.
         kind: the question.
-        other: place of the riskier candidate.
-        chosen: place of the chosen one.
+        other: index of the riskier candidate.
+        chosen: index of the chosen one.
     """
     if kind == "most":
         return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
@@ -193,48 +209,64 @@ def _is_worth_the_risk(choosing: Choosing, kind: QuestionKind, other: int, chose
 
 
 def _most(choosing: Choosing, mask: BoolArray) -> int | None:
-    """Most ranks, as far as more of them make it faster: beyond that, more would be paid for a longer time."""
+    """Return the index of the candidate with most ranks; None where the mask is empty.
+
+    Only candidates count that no other one beats in time and cost: beyond, more is paid for a longer time.
+    """
     is_on_front = np.zeros(len(mask), dtype=bool)
     is_on_front[front(mask, choosing.seconds, choosing.spent)] = True
     return best(is_on_front, -choosing.view.gpus, choosing.seconds)
 
 
+def _fastest(choosing: Choosing, mask: BoolArray) -> int | None:
+    """Return the index of the fastest candidate, of equals the cheapest; None where the mask is empty."""
+    return best(mask, choosing.seconds, choosing.spent)
+
+
+def _cheapest(choosing: Choosing, mask: BoolArray) -> int | None:
+    """Return the index of the cheapest candidate, of equals the fastest; None where the mask is empty."""
+    return best(mask, choosing.spent, choosing.seconds)
+
+
 _PICKS: dict[QuestionKind, Callable[[Choosing, BoolArray], int | None]] = {
-    "fastest": lambda choosing, mask: best(mask, choosing.seconds, choosing.spent),
-    "cheapest": lambda choosing, mask: best(mask, choosing.spent, choosing.seconds),
+    "fastest": _fastest,
+    "cheapest": _cheapest,
     "most": _most,
 }
-"""Question -> picks the place of the best candidate in a mask; None where the mask is empty."""
+"""Question -> the function that picks the best candidate in a mask."""
 
 
 def _knee(choosing: Choosing) -> Answer | None:
-    """The largest efficiency / time, which is the smallest ranks x time^2. Start-up is paid once, and left out.
+    """Return the knee of the curve: the candidate with the largest efficiency / time; None without a candidate.
 
-    Where a rank's hour costs more on one instance than on another, its price stands for the rank.
+    As efficiency is proportional to 1 / (ranks x time), this is the smallest ranks x time^2. Where a rank's hour costs
+    more on one instance than on another, ranks count by their price. Start-up is paid once, and left out of the time.
 
     Eager, Zahorjan & Lazowska, "Speedup Versus Efficiency in Parallel Systems" (IEEE Transactions on Computers 38(3),
     1989), section 4. Up to there one per cent less time costs less than one per cent more GPU-hours, beyond it more.
     """
     view = choosing.view
-    training = view.training[0] + (choosing.seconds - view.seconds)
+    expected_training = view.training[0]
+    more_to_same_loss = choosing.seconds - view.seconds  # 0 where `seconds` is the time of the work
+    training = expected_training + more_to_same_loss
     index = best(choosing.preferred, view.gpus * view.price_per_gpu_hour * training**2, view.gpus)
     if index is None:
         return None
-    # Large batches that are no answer were looked at too.
+    # Of all that are shown: large batches may be no answer, but show what is beyond this count.
     largest_count = view.gpus[measured_first(view, choosing.shown)].max()
     return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == largest_count))
 
 
 class LimitShares(NamedTuple):
-    """Shares of a limit that each candidate takes: 1.0 is exactly at the limit, and more misses it.
+    """The share of a limit that each candidate takes, (N,): 1.0 is exactly at the limit, and more misses it.
 
-    Efficiency is turned round: least allowed / expected.
+    Example: 30 h of a deadline of 24 h are 1.25. A share of the least efficiency is that efficiency / the candidate's.
     """
 
     expected: FloatArray
     """Share that the expected value takes."""
     far_end: FloatArray
-    """Share that the far end of its interval takes."""
+    """Share that the worse end of its interval takes."""
 
 
 Limits = Mapping[str, LimitShares]
@@ -242,7 +274,7 @@ Limits = Mapping[str, LimitShares]
 
 
 def limits(view: ForecastTable, request: Request) -> Limits:
-    """Every limit that was given, over all candidates."""
+    """Return each limit of the request with the shares of it that all candidates take."""
     shares: dict[str, LimitShares] = {}
     expected_seconds, _, longest_seconds = view.time
     if request.deadline_seconds is not None:
@@ -261,11 +293,13 @@ def limits(view: ForecastTable, request: Request) -> Limits:
 
 
 def grades(limits: Limits, count: int) -> NDArray[np.int64]:
-    """Each candidate's worst verdict, as its position in `VERDICTS`; without a limit the best one. NaN misses.
+    """Return each candidate's worst verdict on any limit, as its position in `VERDICTS`, (N,).
+
+    Without a limit it is the best verdict. A candidate with a share of NaN misses the limit.
 
     Args:
         limits: the limits.
-        count: number of candidates.
+        count: N, the number of candidates.
     """
     worst = np.full(count, len(VERDICTS) - 1)
     for shares in limits.values():
@@ -274,17 +308,17 @@ def grades(limits: Limits, count: int) -> NDArray[np.int64]:
 
 
 def _grade(shares: LimitShares) -> NDArray[np.int64]:
-    """Each candidate's verdict on one limit, as its position in `VERDICTS`."""
+    """Return each candidate's verdict on one limit, as its position in `VERDICTS`, (N,)."""
     probably_or_misses = np.where(shares.expected <= 1.0, VERDICTS.index("probably"), VERDICTS.index("misses"))
     return np.where(shares.far_end <= 1.0, VERDICTS.index("meets"), probably_or_misses)
 
 
 def overshoot(limits: Limits, count: int) -> FloatArray:
-    """The largest share of any limit that each candidate's expected value takes; infinite where it is NaN.
+    """Return the largest share of any limit that each candidate's expected value takes, (N,); NaN counts as infinite.
 
     Args:
         limits: the limits.
-        count: number of candidates.
+        count: N, the number of candidates.
     """
     largest = np.zeros(count)
     for shares in limits.values():
@@ -293,33 +327,36 @@ def overshoot(limits: Limits, count: int) -> FloatArray:
 
 
 def _rounded(key: FloatArray) -> FloatArray:
-    """Keys to ten digits: those that differ in the last bits alone are equal, and the other cost decides."""
+    """Return keys rounded to ten digits, so that those which differ in the last bits alone are equal."""
     mantissa, exponent = np.frexp(key)
     rounded: FloatArray = np.ldexp(np.round(mantissa, 10), exponent)
     return rounded
 
 
 def best(mask: BoolArray, *keys: FloatArray) -> int | None:
-    """Place in `mask` of the smallest first key; among equals of the smallest second, and so on. None: mask empty."""
+    """Return the index of the candidate in `mask` with the smallest first key; None where the mask is empty.
+
+    Among equals the second key decides, and so on.
+    """
     indices = np.flatnonzero(mask)
     if not len(indices):
         return None
-    order = np.lexsort([_rounded(key[indices]) for key in reversed(keys)])
+    order = np.lexsort([_rounded(key[indices]) for key in reversed(keys)])  # lexsort sorts by its last key first
     return int(indices[order[0]])
 
 
 def front(mask: BoolArray, first: FloatArray, second: FloatArray) -> list[int]:
-    """Places in `mask` that no other one beats in one of two costs without losing in the other, by rising `first`.
+    """Return the Pareto front of two costs: the indices in `mask` of which no other one is as good in both costs.
 
-    Where several are equal in both only one is kept.
+    They come by rising `first` cost. Of several that are equal in both only one is in the front.
     """
     indices = np.flatnonzero(mask)
     first = _rounded(first)
     second = _rounded(second)
-    order = indices[np.lexsort((second[indices], first[indices]))]
+    indices_by_first = indices[np.lexsort((second[indices], first[indices]))]
     unbeaten: list[int] = []
     lowest_second = np.inf
-    for index in order:
+    for index in indices_by_first:
         if second[index] < lowest_second:
             unbeaten.append(int(index))
             lowest_second = float(second[index])

@@ -1,4 +1,10 @@
-"""What could be rented and trained: every engine, batch and rank count that the model and the precision allow."""
+"""What could be rented and trained: every engine, batch and rank count that the model and the precision allow.
+
+candidate    a configuration: engine variant, ranks and hosts, micro-batch, accumulation, checkpointing
+variant      an engine with those options that decide how it distributes training (deepspeed ZeRO-2)
+split        how ranks share one model: by tensors, sequences or pipeline stages; usually they do not
+share        images that one model takes of a global batch
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
 
 BEYOND = 8
-"""Times the largest measured count up to which counts are looked at, where the user does not say."""
+"""Times the largest measured count up to which counts are candidates, where the user does not say."""
 _HOSTS_ONE_BY_ONE = 16
 """Hosts up to which every count of hosts is looked at; beyond, four to each doubling."""
 
@@ -41,7 +47,7 @@ class RankCount(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """How a model's part of a global batch is trained."""
+    """How a model's share of a global batch is trained: in `grad_accum` micro-batches."""
 
     micro_batch: int
     grad_accum: int
@@ -50,13 +56,11 @@ class _Batch(NamedTuple):
 def rank_counts(
     series: Sequence[Series], *, gpus: tuple[int, ...] | None, max_gpus: int | None, ranks_per_node: int | None
 ) -> tuple[RankCount, ...]:
-    """The counts to look at, in rising order of ranks.
-
-    Without `gpus`: powers of two, what was measured, and whole hosts, up to `max_gpus`.
+    """Return the rank counts of candidates, in rising order.
 
     Args:
-        series: the measured ones.
-        gpus: exactly these counts.
+        series: the measured series.
+        gpus: exactly these counts. None: powers of two, measured counts and whole hosts, up to `max_gpus`.
         max_gpus: the largest count. None: eight times the largest measured one.
         ranks_per_node: ranks of a full host. None: as `layouts.host_size` has it, and a count of `gpus` that does not
             fill such hosts lies on smaller, equal ones.
@@ -85,7 +89,7 @@ def rank_counts(
 
 
 def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> set[int]:
-    """Powers of two, measured counts and whole hosts, as far as they are a part of a host or fill all of theirs.
+    """Return powers of two, measured counts and whole hosts, as far as they fit on one host or fill all of theirs.
 
     Args:
         measured: the measured counts.
@@ -102,9 +106,13 @@ def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> s
 def counts_of(
     instance: Instance, series: Sequence[Series], gpus: tuple[int, ...] | None, max_gpus: int | None
 ) -> tuple[int, ...]:
-    """Rank counts on whole instances: those of `gpus`, else up to `max_gpus`.
+    """Return the rank counts that fill whole instances, in rising order.
 
-    Without either they go up to eight times the largest measured count; one instance is then looked at in any case.
+    Args:
+        instance: the kind of instance.
+        series: the measured series.
+        gpus: exactly these counts, as far as they fill instances. None: all numbers of instances up to `max_gpus`.
+        max_gpus: the largest count. None: eight times the largest measured one, but at least one instance.
     """
     if gpus is not None:
         limit = max(gpus) if max_gpus is None else max_gpus
@@ -119,7 +127,7 @@ def counts_of(
 
 
 def _host_counts(limit: int) -> set[int]:
-    """Numbers of hosts up to `limit`: each up to 16, then 4, 5, 6 and 7 times each power of two."""
+    """Return numbers of hosts up to `limit`: each up to 16, then 4, 5, 6 and 7 times each power of two."""
     counts = set(range(1, min(limit, _HOSTS_ONE_BY_ONE) + 1))
     for power in range(2, limit.bit_length()):
         counts |= {quarters * 2**power for quarters in (4, 5, 6, 7)}
@@ -138,18 +146,19 @@ _MOST_IMAGES = 1_000_000
 
 @dataclass(frozen=True)
 class Candidates:
-    """All candidates, which of them keep the study's global batch, and what was not even looked at."""
+    """All candidates, which of them keep the study's global batch, and what is no candidate."""
 
     combinations: tuple[Candidate, ...]
     keeps_batch: tuple[bool, ...]
-    """Whether a candidate has a global batch that the study's policy gives at its rank count, or was measured."""
+    """For each of them whether its global batch is one that the study's policy gives at its rank count, or was
+    measured."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Engine, as a reader would call it -> why it cannot train this."""
     indivisible: tuple[int, ...] = ()
     """Rank counts over which the study's one global batch does not divide."""
 
     def beside(self, other: Candidates) -> Candidates:
-        """These candidates and others."""
+        """Return these candidates and others together."""
         return replace(
             self,
             combinations=self.combinations + other.combinations,
@@ -161,7 +170,7 @@ class Candidates:
 def candidates(
     comparable: ComparableSeries, counts: Sequence[tuple[int, int]], *, hosts_given: bool = False
 ) -> Candidates:
-    """Every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
+    """Return every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
     What was measured at one of the rank counts is among them.
 
@@ -174,7 +183,7 @@ def candidates(
     micro_batches = _micro_batches(comparable)
     trainable = _Trainable.of(comparable)
     combinations: list[Candidate] = []
-    keeps_batch: list[bool] = []
+    keeps_by_policy: list[bool] = []
     indivisible = []
     for gpus, per_node in counts:
         shares = shares_of_batch(comparable, gpus)
@@ -185,27 +194,26 @@ def candidates(
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
             for (micro_batch, accum), keeps in keeps_by_batch.items():
-                for checkpointing in trainable.checkpointing(micro_batch, accum):
+                for checkpointing in trainable.checkpointing_options(micro_batch, accum):
                     combinations.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
-                    keeps_batch.append(keeps)
+                    keeps_by_policy.append(keeps)
 
     measured = _measured_candidates(comparable, trainable, dict(counts), hosts_given)
-    measured_counts = {candidate.gpus for candidate in measured}  # to look up few candidates, which takes long
+    measured_counts = {candidate.gpus for candidate in measured}  # a look at the count first saves most look-ups
     was_measured = [candidate.gpus in measured_counts and candidate in measured for candidate in combinations]
-    keeps_batch = [keeps or was for keeps, was in zip(keeps_batch, was_measured, strict=True)]
+    keeps_batch = [keeps or is_measured for keeps, is_measured in zip(keeps_by_policy, was_measured, strict=True)]
     other_measured = measured.difference(compress(combinations, was_measured))
-    # Pairs stay together, first the one without checkpointing.
     combinations += sorted(other_measured, key=_pair_order)
     keeps_batch += [True] * len(other_measured)
     return Candidates(tuple(combinations), tuple(keeps_batch), refused, tuple(indivisible))
 
 
 def _batches(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
-    """Batch of a rank -> whether it keeps the study's global batch; those that do come first.
+    """Return batch of a rank -> whether it keeps the study's global batch; those that do come first.
 
     Args:
         shares: a rank's share of each global batch of the study.
-        micro_batches: the micro-batches to look at.
+        micro_batches: the micro-batches of candidates.
     """
     keeps_by_batch = {batch: True for share in shares for batch in _divisions(share, micro_batches)}
     for micro_batch, accum in product(micro_batches, _ACCUMULATIONS):
@@ -216,7 +224,7 @@ def _batches(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch
 def _measured_candidates(
     comparable: ComparableSeries, trainable: _Trainable, ranks_per_node: Mapping[int, int], hosts_given: bool
 ) -> set[Candidate]:
-    """What was measured at one of the rank counts, with activation checkpointing and without.
+    """Return what was measured at one of the rank counts, with activation checkpointing and without.
 
     Args:
         comparable: the series to advise about.
@@ -231,13 +239,13 @@ def _measured_candidates(
             continue  # a study cannot ask for a host that is not full
         if hosts_given and candidate.ranks_per_node != min(candidate.gpus, host):
             continue
-        for checkpointing in trainable.checkpointing(candidate.micro_batch, candidate.grad_accum):
+        for checkpointing in trainable.checkpointing_options(candidate.micro_batch, candidate.grad_accum):
             measured.add(replace(candidate, activation_checkpointing=checkpointing))
     return measured
 
 
 def _pair_order(candidate: Candidate) -> tuple[str, bool]:
-    """Sorts candidates that differ in checkpointing alone next to each other."""
+    """Return a sort key by which candidates that differ in checkpointing alone are neighbours, first without it."""
     return str(replace(candidate, activation_checkpointing=False)), candidate.activation_checkpointing
 
 
@@ -245,14 +253,16 @@ def _pair_order(candidate: Candidate) -> tuple[str, bool]:
 class _Trainable:
     """Which batches can be trained, and whether with recomputed activations.
 
-    A script of the user's own trains what it trained, or what an argument tells it to.
+    vitscale's own training takes every batch. A user's script takes the batches that it was measured with, and others
+    if it has a command-line argument for them.
     """
 
     train: TrainSpec
     """How the series trains."""
     micro_batches: frozenset[int]
-    """Those that were measured, as are `accumulations`."""
+    """The measured micro-batches."""
     accumulations: frozenset[int]
+    """The measured accumulations."""
 
     @classmethod
     def of(cls, comparable: ComparableSeries) -> _Trainable:
@@ -263,8 +273,11 @@ class _Trainable:
             accumulations=frozenset(candidate.grad_accum for candidate in comparable.measured),
         )
 
-    def checkpointing(self, micro_batch: int, grad_accum: int) -> tuple[bool, ...]:
-        """How a batch can be trained: without recomputed activations, with them, or both; empty if it cannot."""
+    def checkpointing_options(self, micro_batch: int, grad_accum: int) -> tuple[bool, ...]:
+        """Return whether a batch can be trained with activation checkpointing, without it (False), or both ways.
+
+        Empty where it cannot be trained.
+        """
         if self.train.script is None:
             return (False, True)
         arguments = self._arguments
@@ -277,7 +290,7 @@ class _Trainable:
 
     @cached_property
     def _arguments(self) -> Set[str]:
-        """The fields of a trial that the script is told by its arguments."""
+        """The fields of a trial that the script takes as command-line arguments."""
         return placeholders(self.train.arguments)
 
 
@@ -286,7 +299,7 @@ _MOST_ALONG = 64
 
 
 def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, int]]) -> Candidates:
-    """Candidates whose ranks share models, with the study's own global batches and with pipelines of 1F1B.
+    """Return candidates whose ranks share models, with the study's own global batches and with pipelines of 1F1B.
 
     Ranks share by powers of two along each axis that the model and an engine allow, and as they were measured. Ranks
     that cut matrices share a host.
@@ -299,7 +312,8 @@ def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, i
     micro_batches = _micro_batches(comparable)
     trial = comparable.trial
     combinations: list[Candidate] = []
-    splits = list(_splits(trial.model, max((per_node for _, per_node in counts), default=1)))
+    largest_host = max((per_node for _, per_node in counts), default=1)
+    splits = list(_splits(trial.model, ranks_per_node=largest_host))
     splits += _measured_splits(comparable).difference([NO_SPLIT, *splits])
     for variant in variants:
         train = with_variant(trial.train, variant)
@@ -314,10 +328,19 @@ def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, i
                 for micro_batch, accum in _study_batches(comparable, gpus, micro_batches, parallel.ranks_per_model):
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
-                    combinations += [
-                        Candidate(gpus, per_node, variant, micro_batch, accum, again, None, parallel)
-                        for again in (False, True)
-                    ]
+                    for checkpointing in (False, True):
+                        combinations.append(
+                            Candidate(
+                                gpus,
+                                per_node,
+                                variant,
+                                micro_batch,
+                                accum,
+                                checkpointing,
+                                instance=None,
+                                parallel=parallel,
+                            )
+                        )
     return Candidates(tuple(combinations), (True,) * len(combinations))
 
 
@@ -363,7 +386,7 @@ def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool
 def rented(
     comparable: ComparableSeries, instances: Sequence[Instance], gpus: tuple[int, ...] | None, max_gpus: int | None
 ) -> Candidates:
-    """Candidates on whole instances, with only the engines that were measured and the study's own batches.
+    """Return candidates on whole instances, with only the engines that were measured and the study's own batches.
 
     Raises:
         RequestError: none of them trains in the study's precision, or comes to the counts asked for.
@@ -399,22 +422,29 @@ def _on_instances(comparable: ComparableSeries, instance: Instance, counts: Sequ
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
             for micro_batch, accum in batches:
-                for checkpointing in trainable.checkpointing(micro_batch, accum):
+                for checkpointing in trainable.checkpointing_options(micro_batch, accum):
                     yield Candidate(gpus, instance.gpus, variant, micro_batch, accum, checkpointing, instance)
 
 
 def _study_batches(
     comparable: ComparableSeries, gpus: int, micro_batches: Sequence[int], ranks_per_model: int = 1
 ) -> list[_Batch]:
-    """The batches of a model that keep the study's global batch, each once; the arguments as in `shares_of_batch`."""
+    """Return the batches of a model that keep the study's global batch, each once.
+
+    Args:
+        comparable: the series to advise about.
+        gpus: ranks, a multiple of `ranks_per_model`.
+        micro_batches: the micro-batches of candidates.
+        ranks_per_model: ranks that share a model.
+    """
     shares = sorted(shares_of_batch(comparable, gpus, ranks_per_model))
     return list(dict.fromkeys(batch for share in shares for batch in _divisions(share, micro_batches)))
 
 
 def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: int = 1) -> frozenset[int]:
-    """Images per model and optimizer step by the study's batch policy, for each batch that it was measured with.
+    """Return the images per model and optimizer step, for each global batch that the study was measured with.
 
-    There are none where no batch divides.
+    They follow from the study's batch policy. Batches that do not divide over the models are left out.
 
     Args:
         comparable: the series to advise about.
@@ -445,7 +475,7 @@ class _Variants(NamedTuple):
 
 
 def _variants(comparable: ComparableSeries) -> _Variants:
-    """The measured variants, and those that are looked at though nobody measured them."""
+    """Return the measured variants, and the unmeasured ones of `PROPOSED` that could train the same."""
     trainable = sorted(comparable.variants)
     refused: dict[str, str] = {}
     train = comparable.trial.train
@@ -463,7 +493,7 @@ def _variants(comparable: ComparableSeries) -> _Variants:
 
 
 def _refusal(measured: Trial, variant: EngineVariant) -> str:
-    """Why an unmeasured variant cannot train what was measured; empty where it can."""
+    """Return why an unmeasured variant cannot train what was measured; empty where it can."""
     train = with_variant(measured.train, variant)
     try:
         check(train)
@@ -478,14 +508,14 @@ def _refusal(measured: Trial, variant: EngineVariant) -> str:
 
 
 def as_configured(measured: TrainSpec, candidate: Candidate) -> TrainSpec:
-    """How a candidate would train, where what is measured trains as `measured`."""
+    """Return how a candidate would train: as the measured training, with the candidate's engine and batch."""
     train = with_variant(measured, candidate.variant)
     changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
     return train.model_copy(update=changes)
 
 
 def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
-    """The same training under another wrapper at its defaults; unchanged under the one it has."""
+    """Return the same training under another wrapper at its defaults; unchanged under the one that it has."""
     if EngineVariant.of_train(train) == variant:
         return train
     defaults = {name: TrainSpec.model_fields[name].default for name in WRAPPER_FIELDS - {"engine"}}
@@ -493,18 +523,24 @@ def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:
 
 
 def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
-    """Micro-batches that were measured, and powers of two times the smallest and the largest."""
+    """Return the measured micro-batches, with halves of the smallest and doubles of the largest, in rising order.
+
+    Example: 32 and 64 give 2, 4, 8, 16, 32, 64, 128, 256 and 512. The smallest is halved while it is even.
+    """
     measured = measured_micro_batches(comparable.members)
     smallest = min(measured)
     largest = max(measured)
-    smaller = {smallest >> power for power in range(1, _SMALLER + 1) if smallest % (1 << power) == 0}
-    larger = {largest << power for power in range(1, _LARGER + 1)}
+    smaller = {smallest // 2**power for power in range(1, _SMALLER + 1) if smallest % 2**power == 0}
+    larger = {largest * 2**power for power in range(1, _LARGER + 1)}
     sizes = measured | smaller | larger
     return tuple(sorted(size for size in sizes if 1 <= size <= _MOST_IMAGES))
 
 
 def _divisions(share: int, micro_batches: Sequence[int]) -> Iterator[_Batch]:
-    """Yields the batches whose product is a model's share of the global batch; one is the whole share at once."""
+    """Yields the batches that a model's share of the global batch divides into; one of them is the whole share.
+
+    Example: a share of 12 with micro-batches 4 and 8 gives 4 x 3 and 12 x 1.
+    """
     for micro_batch in sorted({*micro_batches, share}):
         if share % micro_batch == 0 and micro_batch <= _MOST_IMAGES:
             yield _Batch(micro_batch, share // micro_batch)

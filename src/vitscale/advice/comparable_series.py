@@ -56,27 +56,40 @@ class ComparableSeries:
         return frozenset(_variant(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from; the reference where none has its engine and variant.
+        """Return the member from which a candidate is worked out; the reference where none has its engine variant.
 
-        Among members that have, those that split models likewise come first, then those of the reference's policy, then
-        those with the nearest micro-batch.
+        Among members that have it, those that split models likewise come first, then those of the reference's policy,
+        then those with the nearest micro-batch.
         """
-        same = [series for series in self.members if _variant(series) == candidate.variant]
-        return min(
-            same or [self.reference],
-            key=lambda member: (
-                member.points[-1].trial.parallel != candidate.parallel,
-                member.mode != self.reference.mode,
-                _micro_batch_distance(member, candidate.micro_batch),
-            ),
-        )
+
+        def distance(member: Series) -> _Distance:
+            return _Distance(
+                other_split=_trial(member).parallel != candidate.parallel,
+                other_policy=member.mode != self.reference.mode,
+                micro_batch=_micro_batch_distance(member, candidate.micro_batch),
+            )
+
+        of_same_variant = [series for series in self.members if _variant(series) == candidate.variant]
+        return min(of_same_variant or [self.reference], key=distance)
+
+
+class _Distance(NamedTuple):
+    """How far a series is from a candidate, the weightiest difference first."""
+
+    other_split: bool
+    other_policy: bool
+    micro_batch: float
 
 
 def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
-    """The best measured series of those that `name` names, and the series that are comparable with it.
+    """Return the best measured series of those that `name` names, with the series that are comparable with it.
 
-    The best has most rank counts; among equals strong-micro comes before strong-global before weak, then, of what
-    trains the same model otherwise (in bf16, compiled), what takes the fewest GPU-seconds an image, then most runs.
+    The best is chosen by these criteria in turn:
+
+    1. most rank counts;
+    2. the batch policy: strong-micro before strong-global before weak;
+    3. of the ways in which the same model was trained (in bf16, compiled), that with the fewest GPU-seconds an image;
+    4. most runs.
 
     Raises:
         RequestError: there is no such series, or none at all.
@@ -135,7 +148,7 @@ def _merit(series: Series) -> _Merit:
 
 
 def _task(series: Series) -> tuple[object, ...]:
-    """What is learned, and from what, on what; the rest of a workload is how."""
+    """Return what a series learns, from which data and on which device; the rest of a workload is how it trains."""
     trial = _trial(series)
     train = trial.train
     learned = (trial.model, trial.data.name, train.optimizer, train.gradient_clipping)
@@ -143,7 +156,7 @@ def _task(series: Series) -> tuple[object, ...]:
 
 
 def _image_seconds(series: Series) -> float:
-    """GPU-seconds for an image at the fewest ranks; infinite where the batch is unknown."""
+    """Return the GPU-seconds for an image at the fewest ranks; infinite where the batch is unknown."""
     point = min(series.points, key=lambda point: point.gpus)
     if not point.batch_known or not point.step_seconds:
         return math.inf
@@ -155,17 +168,17 @@ def _variant(series: Series) -> EngineVariant:
 
 
 def _micro_batch_distance(series: Series, micro_batch: int) -> float:
-    """The logarithm of the ratio of the two micro-batches, without its sign."""
+    """Return |ln(a / b)| of the micro-batches of a series and of a candidate."""
     return abs(math.log(_trial(series).train.micro_batch / micro_batch))
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:
-    """Micro-batches of all points of some series."""
+    """Return the micro-batches of all points of some series."""
     return frozenset(point.trial.train.micro_batch for series in members for point in series.points)
 
 
 def work_of(comparable: ComparableSeries, request: Request) -> Work:
-    """The work to be done: the dataset as the study's largest trial uses it, for as many epochs as are asked for.
+    """Return the work to be done: the dataset as the study uses it, for as many epochs as the request names.
 
     Raises:
         RequestError: the results do not say how many images or epochs.
@@ -190,7 +203,7 @@ def work_of(comparable: ComparableSeries, request: Request) -> Work:
 
 
 def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseScale:
-    """The median over the trials of comparable series whose gradient noise scale is known; else why it is not.
+    """Return the median gradient noise scale over the trials of comparable series that have one; else why none has.
 
     Raises:
         RequestError: there is no such series.

@@ -1,4 +1,13 @@
-"""Forecasts of every candidate, as arrays: time, efficiency, memory; and which candidates may be advised."""
+"""Forecasts of every candidate, as arrays: time, efficiency, memory; and which candidates may be advised.
+
+    candidate    a configuration that could be trained: engine, ranks, micro-batch and so on
+    series       a measured scaling curve, from which the forecasts of a candidate are worked out
+    contender    a candidate that may be advised: predictable, fits in memory, close to the fastest of its kind
+
+A rough forecast of all candidates finds the contenders; only these get an exact one. N candidates and C contenders have
+arrays of shape (N,) and (C,). An array of shape (3, N) has three rows: the expected value, and the lower and the upper
+end of its 90 % interval.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +31,10 @@ from vitscale.prediction.start_up import StartUpForecast, launcher_of, start_up
 from vitscale.trial.trial import Trial, World
 
 Forecaster = Callable[[str, Sequence[Candidate], bool], Evaluated]
-"""(series, candidates, whether a rough forecast will do): `prediction.workloads.evaluate_all` with all else settled."""
+"""forecaster(series, candidates, is_rough) -> the forecasts of the candidates from that series, in the same order.
+
+A rough forecast is made of fewer random draws, and is the one that has the memory of the candidates.
+"""
 
 MOST_OOM_CHANCE = 0.05
 """Chance of not fitting in memory above which a candidate is dropped."""
@@ -30,27 +42,27 @@ MOST_OOM_CHANCE = 0.05
 
 @dataclass(frozen=True)
 class ForecastTable:
-    """One place per candidate. NaN is unavailable."""
+    """The forecasts of N candidates. Every column is in the order of `candidates`; NaN where it is unavailable."""
 
     candidates: tuple[Candidate, ...]
     series: tuple[str, ...]
-    """Which measured series each was worked out from."""
+    """The measured series that each was worked out from."""
     labels: tuple[Label, ...]
     time: FloatArray
-    """Seconds of the whole work with start-up, and the ends of the 90 % interval of a future run: (3, candidates)."""
+    """Seconds of the whole work with start-up, (3, N): expected, soonest and latest end of a future run."""
     training: FloatArray
-    """The same without start-up, and in the ends without luck with failures: what the knee is looked for in, and what
-    measurements can narrow."""
+    """Seconds of the whole work without start-up, (3, N). Its interval leaves out that runs have more or fewer failures
+    than expected. The knee is found by these seconds, and measurements can narrow their interval."""
     startups: tuple[StartUpForecast | None, ...]
-    """Start-up of one run; None: not known, and not in the time."""
+    """Start-up of one run; None where it is unknown, and then it is not in `time`."""
     efficiency: FloatArray
-    """Efficiency against one rank, and the ends of the interval of the mean: (3, candidates)."""
+    """Efficiency against one rank, (3, N): expected, and the ends of the interval of the mean."""
     same_loss_seconds: FloatArray
     memory_bytes: FloatArray
     oom_chance: FloatArray
     gpus: FloatArray
     price_per_gpu_hour: FloatArray
-    """1 where GPU-hours are all that is counted."""
+    """1 where no price is known: then costs are in GPU-hours."""
     global_batch: FloatArray
     keeps_batch: BoolArray
     large_batch: BoolArray
@@ -60,14 +72,14 @@ class ForecastTable:
     known: BoolArray
     """Whether its time could be predicted."""
     fits: BoolArray
-    """Whether it fits in memory, or may where that is unknown; ranks that share a model must be known to fit."""
+    """Whether it fits in memory. True where that is unknown, but for ranks that share a model: they must be known to
+    fit."""
     needless: BoolArray
-    """Whether it recomputes activations though it would fit without; where memory is unknown, whether it does not do as
-    the study does."""
+    """Whether it recomputes activations though it would fit without; see `_needless`."""
     contends: BoolArray
-    """Whether it may be advised. What is NaN or None for other candidates is known for these."""
+    """Whether it may be advised. Only these contenders have a time, a start-up and an efficiency."""
     memory_known: bool
-    """Whether it is known of any candidate that it fits, or that it does not."""
+    """Whether the memory of any candidate could be predicted."""
 
     @property
     def seconds(self) -> FloatArray:
@@ -86,56 +98,58 @@ def forecast_table(
     interrupted: Mapping[str, Interruptions] | None = None,
     price_per_gpu_hour: float | None = None,
 ) -> ForecastTable:
-    """Works out every candidate from the measured series nearest to it.
+    """Return the forecast of every candidate, from the measured series nearest to it.
 
-    All are worked out roughly, and with all draws those that no other of their engine and rank count clearly beats.
+    All candidates get a rough forecast. Only contenders get an exact one: those that no other candidate of their engine
+    and rank count clearly beats.
 
     Args:
         comparable: the series asked for, and those comparable with it.
-        candidates: the configurations to look at.
+        candidates: the configurations to forecast.
         forecaster: makes the forecasts.
         work: the work to be done.
         noise: the gradient noise scale.
-        study_batch: the global batch whose loss `same_loss_seconds` is held against.
+        study_batch: the global batch with which `same_loss_seconds` compares.
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
-        price_per_gpu_hour: the price of candidates that are no instance with a price of its own.
+        price_per_gpu_hour: the price of candidates that are not on an instance with a price of its own.
     """
     combinations = candidates.combinations
     series = _nearest_series(comparable, combinations)
     forecasts = _Forecasts(combinations, series, forecaster)
-    rough_forecast = forecasts.of(range(len(combinations)), rough=True)
+    rough_forecast = forecasts.at_indices(range(len(combinations)), rough=True)
     rough = _rough_forecast_of_all(comparable, candidates, rough_forecast, work, noise, study_batch)
 
     indices = np.flatnonzero(rough.contends)
     contenders = [combinations[index] for index in indices]
-    exact = forecasts.of([int(index) for index in indices], rough=False)
+    exact = forecasts.at_indices([int(index) for index in indices], rough=False)
     startups = _start_ups(comparable, contenders)
-    epoch_ends = np.stack([exact.step.value, exact.step.future_low, exact.step.future_high]) * rough.steps[indices]
-    failures = [(interrupted or {}).get(series[index]) for index in indices]
-    times = _run_times(contenders, work.epochs * epoch_ends, startups, failures)
+    epoch_seconds = rough.steps[indices] * np.stack([exact.step.value, exact.step.future_low, exact.step.future_high])
+    interruptions = [(interrupted or {}).get(series[index]) for index in indices]
+    times = _run_times(contenders, work.epochs * epoch_seconds, startups, interruptions)
     startup_seconds = np.array([_startup_seconds(startup) for startup in startups])
-    same_loss_seconds = startup_seconds + times.training[0] * rough.images_to_same_loss[indices]
+    expected_training = times.training[0]
+    same_loss_seconds = startup_seconds + expected_training * rough.images_to_same_loss[indices]
 
-    def spread(values: FloatArray) -> FloatArray:
-        """Values of contenders as those of all candidates: NaN for the others."""
-        values_of_all = np.full((*values.shape[:-1], len(combinations)), np.nan)
-        values_of_all[..., indices] = values
-        return values_of_all
+    def for_all_candidates(contender_values: FloatArray) -> FloatArray:
+        """Return values of all candidates, (..., N), from those of contenders, (..., C): NaN for the others."""
+        values = np.full((*contender_values.shape[:-1], len(combinations)), np.nan)
+        values[..., indices] = contender_values
+        return values
 
     labels = list(rough_forecast.labels)
-    startup_by_index: dict[int, StartUpForecast | None] = {}
+    startup_by_candidate: list[StartUpForecast | None] = [None] * len(combinations)
     for index, label, startup in zip(indices, exact.labels, startups, strict=True):
         labels[index] = label
-        startup_by_index[int(index)] = startup
+        startup_by_candidate[index] = startup
     return ForecastTable(
         candidates=combinations,
         series=_origins(comparable, combinations, series),
         labels=tuple(labels),
-        time=spread(times.seconds),
-        training=spread(times.training),
-        startups=tuple(startup_by_index.get(index) for index in range(len(combinations))),
-        efficiency=spread(np.stack([exact.speed.value, exact.speed.low, exact.speed.high])),
-        same_loss_seconds=spread(same_loss_seconds),
+        time=for_all_candidates(times.seconds),
+        training=for_all_candidates(times.training),
+        startups=tuple(startup_by_candidate),
+        efficiency=for_all_candidates(np.stack([exact.speed.value, exact.speed.low, exact.speed.high])),
+        same_loss_seconds=for_all_candidates(same_loss_seconds),
         memory_bytes=rough_forecast.memory_bytes,
         oom_chance=rough_forecast.oom_chance,
         gpus=column(combinations, "gpus"),
@@ -154,16 +168,16 @@ def forecast_table(
 
 @dataclass(frozen=True)
 class _RoughForecast:
-    """Which candidates contend by their rough forecast, and why: an array for each column, (candidates,).
+    """Which candidates contend by their rough forecast, and why: arrays of shape (N,).
 
-    Columns of the same name are described at `ForecastTable`.
+    `ForecastTable` describes the fields that it has too.
     """
 
     steps: FloatArray
     """Steps of an epoch."""
     global_batch: FloatArray
     images_to_same_loss: FloatArray
-    """As the function of this name has it."""
+    """Images that it needs for the study's loss, over those that the study needs; NaN where unknown."""
     keeps_batch: BoolArray
     large_batch: BoolArray
     measured: BoolArray
@@ -181,7 +195,16 @@ def _rough_forecast_of_all(
     noise: NoiseScale,
     study_batch: int,
 ) -> _RoughForecast:
-    """Finds the candidates that contend. `forecast` is the rough one; the others are those of `forecast_table`."""
+    """Find the candidates that contend.
+
+    Args:
+        comparable: as for `forecast_table`, like the arguments that are not named here.
+        candidates: the configurations to forecast.
+        forecast: their rough forecast.
+        work: the work to be done.
+        noise: the gradient noise scale.
+        study_batch: the global batch of the study that the loss is compared with.
+    """
     combinations = candidates.combinations
     batch = column(combinations, "global_batch")
     micro_batch = column(combinations, "micro_batch")
@@ -191,9 +214,11 @@ def _rough_forecast_of_all(
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     epoch_seconds = steps * forecast.step.value
     known = np.isfinite(epoch_seconds)
-    # Models are shared so that they fit: where nobody can say what a rank holds there is no answer.
+    # Models are shared so that they fit: where the memory of a rank is unknown, they are not advised.
     shares_model = np.array([candidate.parallel.ranks_per_model > 1 for candidate in combinations], dtype=bool)
-    fits = ~(forecast.oom_chance > MOST_OOM_CHANCE) & ~(shares_model & np.isnan(forecast.memory_bytes))
+    is_shared_of_unknown_size = shares_model & np.isnan(forecast.memory_bytes)
+    is_too_large = forecast.oom_chance > MOST_OOM_CHANCE  # False where the chance is NaN
+    fits = ~is_too_large & ~is_shared_of_unknown_size
     needless = _needless(combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing)
     measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
     kinds = [
@@ -202,7 +227,7 @@ def _rough_forecast_of_all(
     ]
     contends = _contends(
         known & fits & ~needless,
-        np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
+        np.where(measured, _CLEARLY, 1.0),  # of an unmeasured engine only the best contends: a hint, not an answer
         kinds,
         epoch_seconds,
         epoch_seconds * np.nan_to_num(to_same_loss, nan=1.0),
@@ -222,31 +247,36 @@ def _rough_forecast_of_all(
 
 
 def _nearest_series(comparable: ComparableSeries, combinations: Sequence[Candidate]) -> list[str]:
-    """The name of the series that each candidate is worked out from."""
-    name_by_origin: dict[tuple[object, ...], str] = {}
+    """Return for each candidate the name of the series that it is worked out from."""
+    name_by_settings: dict[tuple[object, ...], str] = {}  # a search for each of many thousand candidates takes long
     names: list[str] = []
     for candidate in combinations:
-        # All that decides which series it is worked out from.
-        origin = (candidate.variant, candidate.micro_batch, candidate.parallel)
-        if origin not in name_by_origin:
-            name_by_origin[origin] = comparable.nearest(candidate).name
-        names.append(name_by_origin[origin])
+        settings = (candidate.variant, candidate.micro_batch, candidate.parallel)  # all that decides the nearest series
+        if settings not in name_by_settings:
+            name_by_settings[settings] = comparable.nearest(candidate).name
+        names.append(name_by_settings[settings])
     return names
 
 
 def _origins(
     comparable: ComparableSeries, combinations: Sequence[Candidate], nearest: Sequence[str]
 ) -> tuple[str, ...]:
-    """The name of each candidate's series: the one that has it, if it was measured, else the nearest."""
+    """Return for each candidate the name of the series that measured it, else of the one nearest to it.
+
+    Args:
+        comparable: the measured series.
+        combinations: the candidates.
+        nearest: the name of the nearest series of each.
+    """
     names = []
     for candidate, nearest_name in zip(combinations, nearest, strict=True):
-        series = comparable.measured.get(candidate)
-        names.append(nearest_name if series is None else series.name)
+        measured_series = comparable.measured.get(candidate)
+        names.append(nearest_name if measured_series is None else measured_series.name)
     return tuple(names)
 
 
 def _price_per_gpu_hour(candidate: Candidate, price_given: float | None) -> float:
-    """The price of the candidate's instance, else the one that was given, else 1."""
+    """Return the price of the candidate's instance, else the one that was given, else 1."""
     if candidate.instance is not None:
         return candidate.instance.price_per_gpu_hour
     return price_given or 1.0
@@ -254,67 +284,101 @@ def _price_per_gpu_hour(candidate: Candidate, price_given: float | None) -> floa
 
 @dataclass(frozen=True)
 class _Forecasts:
-    """Makes forecasts of candidates, those of one series together."""
+    """Makes forecasts of candidates: one call of `forecaster` for all that are worked out from the same series."""
 
     combinations: Sequence[Candidate]
     series: Sequence[str]
     """The series that each candidate is worked out from."""
     forecaster: Forecaster
 
-    def of(self, indices: Sequence[int], *, rough: bool) -> Evaluated:
-        """The forecasts of the candidates at these places, in this order."""
+    def at_indices(self, indices: Sequence[int], *, rough: bool) -> Evaluated:
+        """Return the forecasts of the candidates at these positions of `combinations`, in the order of `indices`."""
         indices_by_series: dict[str, list[int]] = {}
         for index in indices:
             indices_by_series.setdefault(self.series[index], []).append(index)
 
-        def piece(name: str) -> tuple[list[int], Evaluated]:
+        def forecast_series(name: str) -> tuple[list[int], Evaluated]:
             members = indices_by_series[name]
             return members, self.forecaster(name, [self.combinations[index] for index in members], rough)
 
-        return gathered(forks.spread(piece, list(indices_by_series), fewest=_MANY_SERIES))
+        return gathered(forks.spread(forecast_series, list(indices_by_series), fewest=_MANY_SERIES))
 
 
 class _RunTimes(NamedTuple):
-    """Expected seconds of the whole work, and the ends of the interval of a future run: (3, candidates)."""
+    """Seconds of the whole work of C contenders, (3, C): expected, soonest and latest end of a future run."""
 
     seconds: FloatArray
-    """With start-up and failures."""
+    """With start-up, and with failures that may be more or fewer than expected."""
     training: FloatArray
-    """Without start-up, and in the ends without luck with failures."""
+    """Without start-up, and with the expected number of failures in all three rows."""
+
+
+class _RunSeconds(NamedTuple):
+    """One column of `_RunTimes`: the seconds of one candidate."""
+
+    expected: float
+    soonest: float
+    """Lower end of the 90 % interval of a future run."""
+    latest: float
+    """Upper end of it."""
 
 
 def _run_times(
     candidates: Sequence[Candidate],
     step_seconds: FloatArray,
     startups: Sequence[StartUpForecast | None],
-    failures: Sequence[Interruptions | None],
+    interruptions: Sequence[Interruptions | None],
 ) -> _RunTimes:
-    """The times of some candidates.
+    """Return the times of C candidates.
 
     Args:
         candidates: the candidates.
-        step_seconds: seconds of all steps of the work, and the ends of their interval: (3, candidates).
-        startups: the start-up of each; None: not known, and not in the time.
-        failures: the failures and checkpoints of each; None: left out of the time.
+        step_seconds: seconds of all steps of the work, (3, C).
+        startups: the start-up of each; None where it is unknown, and then it is left out of the time.
+        interruptions: the failures and checkpoints of each; None where they are left out of the time.
     """
     training = np.full((3, len(candidates)), np.nan)
-    seconds = training.copy()
-    for index, (candidate, startup, interruptions) in enumerate(zip(candidates, startups, failures, strict=True)):
-        expected, soonest, latest = map(float, step_seconds[:, index])
-        work = (expected, soonest, latest)
-        training[:, index] = work
-        if interruptions is not None:
-            nodes = max(1, candidate.gpus // candidate.ranks_per_node)
-            restart_seconds = _startup_seconds(startup)
-            training[:, index] = [interruptions.wall(each, nodes, restart_seconds).wall_seconds for each in work]
-            finish, soonest, latest = interruptions.of_a_run(work, nodes, restart_seconds)
-            expected = finish.wall_seconds
-        seconds[:, index] = with_start_up(startup.seconds if startup else None, expected, soonest, latest)
+    seconds = np.full((3, len(candidates)), np.nan)
+    for index, (candidate, startup) in enumerate(zip(candidates, startups, strict=True)):
+        steps = _RunSeconds(*map(float, step_seconds[:, index]))
+        interruptions_of_candidate = interruptions[index]
+        if interruptions_of_candidate is None:
+            training[:, index] = steps
+            without_start_up = steps
+        else:
+            job = _InterruptedJob(candidate, interruptions_of_candidate, _startup_seconds(startup))
+            training[:, index] = job.with_expected_failures(steps)
+            without_start_up = job.with_varying_failures(steps)
+        seconds[:, index] = with_start_up(startup.seconds if startup else None, *without_start_up)
     return _RunTimes(seconds, training)
 
 
+class _InterruptedJob(NamedTuple):
+    """A candidate whose work is interrupted by checkpoints and by failures of hosts."""
+
+    candidate: Candidate
+    interruptions: Interruptions
+    restart_seconds: float
+    """The start-up after each failure."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of hosts."""
+        return max(1, self.candidate.gpus // self.candidate.ranks_per_node)
+
+    def with_expected_failures(self, steps: _RunSeconds) -> _RunSeconds:
+        """Return each of the three times with the checkpoints and failures that are expected in so much work."""
+        walls = [self.interruptions.wall(seconds, self.nodes, self.restart_seconds) for seconds in steps]
+        return _RunSeconds(*(wall.wall_seconds for wall in walls))
+
+    def with_varying_failures(self, steps: _RunSeconds) -> _RunSeconds:
+        """Return the same with an interval that also holds how many failures one run has."""
+        finish, soonest, latest = self.interruptions.of_a_run(steps, self.nodes, self.restart_seconds)
+        return _RunSeconds(finish.wall_seconds, soonest, latest)
+
+
 def _startup_seconds(startup: StartUpForecast | None) -> float:
-    """Expected seconds of a start-up; 0 where it is unknown."""
+    """Return the expected seconds of a start-up; 0 where it is unknown."""
     return startup.seconds.value if startup is not None else 0.0
 
 
@@ -329,7 +393,9 @@ _TIMES_THE_NOISE = 10
 
 
 def _large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: int, noise: NoiseScale) -> BoolArray:
-    """Large-batch training: beyond the smallest batch of the study, and few steps an epoch or far above the noise.
+    """Return which candidates are large-batch training, (N,).
+
+    These have a larger batch than the study's smallest, and few steps an epoch or a batch far above the noise scale.
 
     From ten times the noise scale on, one more image in a batch saves less than a tenth of the steps that it should
     (McCandlish et al. 2018, section 2.3).
@@ -342,26 +408,31 @@ def _large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: in
 
 
 def _contends(usable: BoolArray, times: FloatArray, kinds: Sequence[Hashable], *costs: FloatArray) -> BoolArray:
-    """Candidates that cost at most `times` as much as the cheapest of their kind, in any of the costs.
+    """Return which candidates contend, (N,): those close to the cheapest of their kind in any of the costs.
 
     Args:
         usable: which candidates may contend.
-        times: the factor of each candidate.
-        kinds: the kind of each candidate.
+        times: how many times the cheapest cost each candidate may have.
+        kinds: the kind of each candidate; it competes with those of the same kind.
         costs: one or more costs of each candidate.
     """
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    kind_numbers = np.array([numbers[kind] for kind in kinds], dtype=int)
+    different_kinds = dict.fromkeys(kinds)
+    number_by_kind = {kind: number for number, kind in enumerate(different_kinds)}
+    kind_numbers = np.array([number_by_kind[kind] for kind in kinds], dtype=int)  # (N,)
     contending = np.zeros(len(usable), dtype=bool)
     for cost in costs:
-        cheapest = np.full(len(numbers), np.inf)
-        np.minimum.at(cheapest, kind_numbers[usable], cost[usable])
-        contending |= usable & (cost <= times * cheapest[kind_numbers])
+        lowest_by_kind = np.full(len(different_kinds), np.inf)
+        np.minimum.at(lowest_by_kind, kind_numbers[usable], cost[usable])
+        lowest_of_own_kind = lowest_by_kind[kind_numbers]  # (N,)
+        contending |= usable & (cost <= times * lowest_of_own_kind)
     return contending
 
 
 def _start_ups(comparable: ComparableSeries, combinations: Sequence[Candidate]) -> tuple[StartUpForecast | None, ...]:
-    """Each candidate's start-up, from all runs of comparable series; candidates with unmeasured batches share one."""
+    """Return each candidate's start-up, from all runs of comparable series; None where it is unknown.
+
+    Candidates of one engine on equal hosts share a forecast, if their batches were not measured.
+    """
     points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
     startup_by_key: dict[tuple[object, ...], StartUpForecast | None] = {}
@@ -379,7 +450,7 @@ def _start_ups(comparable: ComparableSeries, combinations: Sequence[Candidate]) 
 
 
 def _started_trial(points: Sequence[MeasuredPoint], candidate: Candidate) -> Trial:
-    """The trial that a candidate would start, where it is worked out from the series of these points."""
+    """Return the trial that a candidate would start, if it is worked out from the series of these points."""
     trial = points[-1].trial
     ranks_per_node = min(candidate.gpus, candidate.ranks_per_node)
     world = World(
@@ -393,7 +464,9 @@ def _started_trial(points: Sequence[MeasuredPoint], candidate: Candidate) -> Tri
 
 
 def images_to_same_loss(batch: FloatArray, study_batch: int, noise: NoiseScale) -> FloatArray:
-    """Images that another global batch needs for a loss, over those that the study's needs; NaN: unknown.
+    """Return the images that each global batch needs for a loss, over those that the study's batch needs.
+
+    Example: 1.25 where a batch needs a quarter more images. NaN where the noise scale is unknown.
 
     McCandlish et al. 2018 (arXiv 1812.06162), section 2.3: steps = S_min (1 + B_noise/B), so that the images B x steps
     grow as B + B_noise. It holds where each batch size has its own best learning rate.
@@ -405,15 +478,23 @@ def images_to_same_loss(batch: FloatArray, study_batch: int, noise: NoiseScale) 
 
 
 def _needless(combinations: Sequence[Candidate], oom: FloatArray, as_measured: bool) -> BoolArray:
-    """Whether a candidate recomputes without need; where memory is unknown, whether it differs from what was measured.
+    """Return which candidates recompute activations without need, (N,).
 
-    Candidates come in pairs, without checkpointing and with it, except for a script that only does as it was measured:
-    see `candidates`.
+    They would fit in memory without it. Where memory is unknown, needless are those that do otherwise than the study.
+
+    Candidates come in pairs (`candidates`): [a without checkpointing, a with it, b without, b with, ...]. Only those of
+    a user's script that cannot be asked for checkpointing do not, and none of these is needless.
+
+    Args:
+        combinations: the candidates.
+        oom: their chance of not fitting in memory; NaN where unknown.
+        as_measured: whether the study recomputes activations.
     """
     checkpointed = np.array([candidate.activation_checkpointing for candidate in combinations], dtype=bool)
     are_pairs = 2 * checkpointed.sum() == len(combinations)
     if not are_pairs:
         return np.zeros(len(combinations), dtype=bool)
-    oom_without = oom[::2].repeat(2)  # of each pair, without checkpointing
+    oom_without = oom[::2].repeat(2)  # both of a pair get the chance of the one without checkpointing
     fits_without = ~(oom_without > MOST_OOM_CHANCE)
-    return np.where(np.isnan(oom_without), checkpointed != as_measured, checkpointed & fits_without)
+    is_unknown = np.isnan(oom_without)
+    return np.where(is_unknown, checkpointed != as_measured, checkpointed & fits_without)

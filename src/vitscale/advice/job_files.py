@@ -25,13 +25,13 @@ _ACCELERATORS = (
     (r"A100", "A100"), (r"A10G", "A10G"), (r"A10\b", "A10"), (r"L40S", "L40S"), (r"L40\b", "L40"), (r"L4\b", "L4"),
     (r"V100.*32 ?G", "V100-32GB"), (r"V100", "V100"), (r"P100", "P100"), (r"T4", "T4"), (r"RTX.*4090", "RTX4090"),
 )  # fmt: skip
-"""(pattern of a GPU's name as its driver tells it, SkyPilot's name from `sky gpus list`); the first match counts."""
+"""(pattern of a GPU's name as its driver reports it, SkyPilot's name from `sky gpus list`); the first match counts."""
 _STUDY_END = "END_OF_STUDY"
 """No line of a study file is this: each is a comment, a section or `key = value`."""
 
 
 def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
-    """The file that starts a study, in a format of `JOB_FORMATS`.
+    """Return the text of a file that starts a study elsewhere, in a format of `JOB_FORMATS`.
 
     Args:
         kind: the format's name.
@@ -50,7 +50,7 @@ def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple
 
 
 def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
-    """The file of a SkyPilot task; the arguments are those of `job_text`."""
+    """Return the file of a SkyPilot task; the arguments are those of `job_text`."""
     has_several_hosts = option.nodes > 1
     script = trial.train.script
     task: dict[str, Any] = {"name": _label(study)}
@@ -78,7 +78,7 @@ def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]
 
 
 def _sky_resources(option: Option, trial: Trial, devices: tuple[str, ...]) -> dict[str, Any]:
-    """The cores and GPUs of a host, in SkyPilot's words; a GPU that has no name there is to be replaced."""
+    """Return the cores and GPUs of a host, in SkyPilot's words; the user is to replace a GPU without a name there."""
     resources = {"cpus": f"{_cores(option, trial)}+"}
     if trial.train.device == "cuda":
         instance = option.candidate.instance
@@ -90,7 +90,10 @@ def _sky_resources(option: Option, trial: Trial, devices: tuple[str, ...]) -> di
 
 
 def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel: Path) -> str:
-    """The file of a JobSet: a first host that drives, and others that serve ssh; arguments as those of `job_text`."""
+    """Return the file of a JobSet, whose first host runs `vitscale run`; the arguments are those of `job_text`.
+
+    The other hosts serve ssh, by which the first one starts their ranks.
+    """
     name = _label(study)
     has_several_hosts = option.nodes > 1
     hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{index}.{name}" for index in range(option.nodes - 1))]
@@ -105,7 +108,7 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel
     else:
         jobs.append(_job("first", 1, run, option, trial, name))
     spec: dict[str, Any] = {
-        # The other hosts serve ssh for ever: what counts is that the first has ended well.
+        # The other hosts serve ssh for ever: the set succeeds as soon as the first host does.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["first"]},
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "subdomain": name},
@@ -130,7 +133,7 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel
 
 
 def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_set: str) -> dict[str, Any]:
-    """A replicated job, with one pod on each host.
+    """Return a replicated job, with one pod on each host.
 
     Args:
         name: its name in the set.
@@ -180,19 +183,24 @@ JOB_FORMATS: Mapping[str, JobFormat] = {
 
 
 def _cores(option: Option, trial: Trial) -> int:
-    """Cores of a host."""
+    """Return the cores that the ranks of a host need."""
     return option.candidate.ranks_per_node * max(1, trial.world.threads_per_rank)
 
 
 def _label(study: str) -> str:
-    """The study's name as DNS takes it, short enough for the names of pods that are made of it."""
+    """Return the study's name as a DNS label, short enough for the names of pods that are made of it.
+
+    Example: "ViT-B on 8 GPUs" gives "vit-b-on-8-gpus"; a name that begins with a digit gets "vitscale-" before it.
+    """
     match = re.search(r'^name = "(.*)"$', study, re.MULTILINE)
-    label = re.sub(r"[^a-z0-9]+", "-", match[1].lower() if match else "").strip("-")[:36].strip("-")
+    name = match[1].lower() if match else ""
+    with_hyphens = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+    label = with_hyphens[:36].strip("-")
     return label if label and label[0].isalpha() else f"vitscale-{label}".strip("-")
 
 
 def _text(dumper: Any, text: str) -> Any:
-    """Writes texts of several lines as blocks."""
+    """Represent a text as YAML; one of several lines as a block."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
@@ -201,7 +209,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
-    """A file of several documents, after a comment."""
+    """Return a file of several documents, after a comment."""
     texts = [
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for document in documents
     ]

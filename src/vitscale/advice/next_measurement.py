@@ -40,28 +40,29 @@ class Measurement:
     """The part of the step that is then better known."""
     gpu_minutes: float
     spread_before: float
-    """Upper over lower end of the 90 % interval of a future run, start-up and luck with failures aside."""
+    """Upper over lower end of the 90 % interval of a future run, without start-up and with the expected failures."""
     spread_after: float
+    """The same after the measurement."""
 
     @property
     def gain_per_gpu_minute(self) -> float:
-        """Reduction of the interval's width, as a logarithm."""
+        """Reduction of the interval's width per GPU-minute, as a logarithm."""
         return (math.log(self.spread_before) - math.log(self.spread_after)) / self.gpu_minutes
 
 
 def measurements(
     option: Option, series: Series, network: Network, shares: Mapping[str, float]
 ) -> tuple[Measurement, ...]:
-    """Measurements that would narrow an option's interval by a tenth or more, the most for a GPU-minute first.
+    """Return measurements that would narrow an option's interval by a tenth or more, the best for a GPU-minute first.
 
-    The variance of the logarithm of a future run's step is the sum of its parts' (`variance_by_part`). A measurement
-    leaves a known share of its part's variance; the interval's width goes as the root of the sum.
+    The variance of the logarithm of a future run's step is the sum of the variances of its parts. A measurement leaves
+    a known share of its parts' variances; the width of the interval is proportional to the root of the sum.
 
     Args:
         option: the answer.
         series: the measured series it was worked out from.
         network: what is known of the network.
-        shares: each part's share of that variance; "job-to-job" is never the whole.
+        shares: part -> its share of that variance; "job-to-job" is how runs differ among themselves.
     """
     low, high = option.training.ends
     if not low > 0:
@@ -72,8 +73,8 @@ def measurements(
     variance = (width / (2 * REACH)) ** 2
     worthwhile = []
     for proposal in (*_checks(option, series, network), *_runs(option, series, shares, variance)):
-        removed = sum(shares.get(part, 0.0) * (1 - left) for part, left in proposal.variance_left.items())
-        width_after = width * math.sqrt(max(0.0, 1 - removed))
+        removed_share = sum(shares.get(part, 0.0) * (1 - left) for part, left in proposal.variance_left.items())
+        width_after = width * math.sqrt(max(0.0, 1 - removed_share))
         measurement = Measurement(
             what=proposal.what,
             part=proposal.part,
@@ -124,7 +125,7 @@ def _checks(option: Option, series: Series, network: Network) -> Iterator[_Propo
 
 
 def _variance_left_by_check(bandwidth_spread: float) -> float:
-    """Share of a network's variance that is left once a check has measured its bandwidth."""
+    """Return the share of a network's variance that is left once a check has measured its bandwidth."""
     return min(1.0, (CHECKED_SPREAD / bandwidth_spread) ** 2) if bandwidth_spread > 0 else 1.0
 
 
@@ -147,8 +148,8 @@ def _runs(option: Option, series: Series, shares: Mapping[str, float], variance:
     def gpu_minutes(ranks: int, runs: int) -> float:
         return runs * ranks * run_seconds / 60
 
-    def compute_left(runs: int) -> float:
-        """Share of its variance that is left: runs measure compute directly, so it is known as far as they agree."""
+    def compute_variance_left(runs: int) -> float:
+        """Return the share of compute's variance that is left: afterwards that is the variance of the runs' mean."""
         compute_variance = shares.get("compute", 0.0) * variance
         return min(1.0, run_variance / runs / compute_variance) if compute_variance > 0 else 1.0
 
@@ -160,7 +161,7 @@ def _runs(option: Option, series: Series, shares: Mapping[str, float], variance:
             what=f"2 short runs on 1 rank{instance} at micro-batch {candidate.micro_batch} (measure.steps = 50, "
             "repeats = 2)",
             gpu_minutes=gpu_minutes(ranks=1, runs=2),
-            variance_left={"compute": compute_left(runs=2)},
+            variance_left={"compute": compute_variance_left(runs=2)},
         )
     measured_counts = {point.gpus for point in points}
     if option.gpus > 1 and (max(measured_counts) == 1 or not option.measured_engine):
@@ -180,7 +181,7 @@ def _runs(option: Option, series: Series, shares: Mapping[str, float], variance:
             what=f"{missing_runs} more run{plural} of what was measured, on {', '.join(map(str, counts))} ranks "
             "(measure.repeats = 3)",
             gpu_minutes=sum(gpu_minutes(count, missing_runs) for count in counts),
-            variance_left={"compute": compute_left(_ENOUGH_RUNS), "optimizer": fewest_runs / _ENOUGH_RUNS},
+            variance_left={"compute": compute_variance_left(_ENOUGH_RUNS), "optimizer": fewest_runs / _ENOUGH_RUNS},
         )
     if option.gpus not in measured_counts:
         parts_of_a_step = [part for part in shares if part != "job-to-job"]

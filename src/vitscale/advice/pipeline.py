@@ -1,23 +1,28 @@
-"""Advice from a results folder and a user's limits: every candidate looked at, and what to measure next."""
+"""Advice from a results folder and a user's limits: every candidate looked at, and what to measure next.
+
+`advised_from` is the whole of it. `advise` forecasts all candidates and picks the answers; `advised_from` adds what the
+first answer takes for granted, and which measurements would narrow its forecast.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from vitscale.advice.answers import Answer, Choosing, answers, best, closest, each_alone, front, limits, measured_first
 from vitscale.advice.candidates import Candidates, candidates, of_shared_models, rank_counts, rented
 from vitscale.advice.comparable_series import ComparableSeries, comparable_series, noise_of, work_of
-from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, ForecastTable, forecast_table
+from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, forecast_table
 from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
 from vitscale.engines.variants import EngineVariant
 from vitscale.prediction import evaluating, finishing, labels, layouts, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
-from vitscale.prediction.evidence import Evidence
+from vitscale.prediction.evidence import Evidence, MeasuredPoint
 from vitscale.prediction.fitting import DRAWS, Fitted
 from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.results import Assumption
@@ -32,22 +37,22 @@ class Advice:
     asked: Request
     work: Work
     reference: str
-    """The series that advice is about."""
+    """Name of the series that advice is about."""
     origins: tuple[str, ...]
-    """The series that the answers are from."""
+    """Names of the series that the answers were worked out from."""
     trial: Trial
     """The reference's trial at its largest measured rank count."""
     trials: Mapping[str, Trial]
-    """Series -> its trial likewise, for every series that a candidate may be worked out from."""
+    """Series -> its trial at its largest measured rank count, for every series that forecasts may be from."""
     study_batches: tuple[int, ...]
     """Global batches that the series was measured with, in rising order."""
     noise: NoiseScale
     answers: tuple[Answer, ...]
     """Fastest, cheapest, most ranks, the knee, as asked for. Where nothing meets the limits there is only the knee."""
     closest: Option | None
-    """The nearest option, where limits were given and nothing meets them."""
+    """The option that misses the limits by least, where limits were given and nothing meets them; else None."""
     alone: Mapping[str, Option]
-    """Limit -> the option that meets it by itself, where nothing meets all limits."""
+    """Limit -> the best option under this limit alone, where nothing meets all limits together."""
     never: tuple[str, ...]
     """Limits that nothing meets even by themselves."""
     front: tuple[Option, ...]
@@ -57,9 +62,10 @@ class Advice:
     other_batch: Option | None
     """The fastest that trains with another global batch than the study, where that is faster than all that keep it."""
     large_batch: Option | None
-    """Where it was not asked for: what only large-batch training meets the limits with; else the fastest of all, where
-    only that is so fast."""
+    """The option that is better than all others because it trains with large batches, where the request does not allow
+    them (`_large_batch`)."""
     looked_at: int
+    """Number of candidates."""
     dropped: Mapping[str, int]
     """Why candidates were left out -> how many."""
     refused: Mapping[str, str]
@@ -101,13 +107,13 @@ def advise(
     forecaster: Forecaster,
     interrupted: Mapping[str, finishing.Interruptions] | None = None,
 ) -> Advice:
-    """Looks at every candidate and answers.
+    """Forecast every candidate, and pick the answers to the request.
 
     Args:
         evidence: the measured series.
         request: limits and choices.
         noise: the gradient noise scale, where it is known.
-        forecaster: what candidates of a series are expected to take.
+        forecaster: makes the forecasts of candidates.
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
 
     Raises:
@@ -117,27 +123,26 @@ def advise(
     work = work_of(comparable, request)
     all_candidates = _candidates(comparable, request)
     batches = sorted({point.trial.global_batch for series in comparable.of_the_policy for point in series.points})
-    view = forecast_table(
-        comparable, all_candidates, forecaster, work, noise, batches[0], interrupted, request.price_per_gpu_hour
+    forecasts = forecast_table(
+        comparable,
+        all_candidates,
+        forecaster,
+        work,
+        noise,
+        study_batch=batches[0],
+        interrupted=interrupted,
+        price_per_gpu_hour=request.price_per_gpu_hour,
     )
-    to_same_loss = request.any_batch and noise.images is not None
-    seconds = view.same_loss_seconds if to_same_loss else view.seconds
-    choosing = Choosing(view, request, limits(view, request), seconds)
+    counts_time_to_same_loss = request.any_batch and noise.images is not None
+    seconds = forecasts.same_loss_seconds if counts_time_to_same_loss else forecasts.seconds
+    choosing = Choosing(forecasts, request, limits(forecasts, request), seconds)
 
     answers_to_limits = answers(choosing)
-    nearest: Option | None = None
-    alone: Mapping[str, Option] = {}
-    never: tuple[str, ...] = ()
-    nothing_meets_limits = all(answer.kind == "knee" for answer in answers_to_limits)
-    if request.limited and nothing_meets_limits:
-        nearest = closest(choosing)
-    if nearest is not None:
-        alone = each_alone(choosing)
-        never = tuple(limit for limit in choosing.limits if limit not in alone)
     options = [answer.option for answer in answers_to_limits]
-    if nearest is not None:
-        options.append(nearest)
-    pareto_front = front(measured_first(view, choosing.shown), choosing.seconds, choosing.spent)
+    miss = _miss_of_limits(choosing, answers_to_limits)
+    if miss.closest is not None:
+        options.append(miss.closest)
+    pareto_front = front(measured_first(forecasts, choosing.shown), choosing.seconds, choosing.spent)
     return Advice(
         asked=request,
         work=work,
@@ -148,24 +153,45 @@ def advise(
         study_batches=tuple(batches),
         noise=noise,
         answers=answers_to_limits,
-        closest=nearest,
-        alone=alone,
-        never=never,
+        closest=miss.closest,
+        alone=miss.alone,
+        never=miss.never,
         front=tuple(choosing.option(index) for index in pareto_front),
         by_count=_by_count(choosing),
         other_batch=_other_batch(choosing),
-        large_batch=_large_batch(choosing, nearest),
+        large_batch=_large_batch(choosing, nothing_meets_limits=miss.closest is not None),
         looked_at=len(all_candidates.combinations),
-        dropped=_dropped(view, choosing),
+        dropped=_dropped(choosing),
         refused=all_candidates.refused,
         indivisible=all_candidates.indivisible,
-        memory_known=view.memory_known,
+        memory_known=forecasts.memory_known,
         interruptions_known=all(option.series in (interrupted or {}) for option in options),
     )
 
 
+class _MissOfLimits(NamedTuple):
+    """What comes nearest to limits that nothing meets; empty where something meets them. See `Advice`."""
+
+    closest: Option | None = None
+    alone: Mapping[str, Option] = {}
+    never: tuple[str, ...] = ()
+
+
+def _miss_of_limits(choosing: Choosing, answers_to_limits: Sequence[Answer]) -> _MissOfLimits:
+    """Return what comes nearest to the limits, where the answers show that nothing meets them."""
+    only_the_knee = all(answer.kind == "knee" for answer in answers_to_limits)
+    if not choosing.request.limited or not only_the_knee:
+        return _MissOfLimits()
+    closest_option = closest(choosing)
+    if closest_option is None:
+        return _MissOfLimits()
+    alone = each_alone(choosing)
+    never = tuple(limit for limit in choosing.limits if limit not in alone)
+    return _MissOfLimits(closest_option, alone, never)
+
+
 def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
-    """All candidates that a request allows, on hosts like the measured ones or on instances.
+    """Return all candidates that a request allows, on hosts like the measured ones or on instances that are rented.
 
     Raises:
         RequestError: a rank count is uneven, or there are none.
@@ -184,22 +210,37 @@ def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
-    """The fastest option of each engine, split and instance at each rank count, measured engines first."""
-    fastest: dict[tuple[bool, str, EngineVariant, str, int], int] = {}
+    """Return the fastest option of each engine, split and instance at each rank count, measured engines first."""
+    fastest: dict[_RowOrder, int] = {}
     for index in np.flatnonzero(choosing.shown):
-        option = choosing.view.candidates[index]
-        rented = "" if option.instance is None else option.instance.name
-        split = str(option.parallel)
-        key = (not choosing.view.measured[index], rented, option.variant, split, option.gpus)
-        if key not in fastest or choosing.seconds[index] < choosing.seconds[fastest[key]]:
-            fastest[key] = int(index)
-    return tuple(choosing.option(fastest[key]) for key in sorted(fastest))
+        candidate = choosing.view.candidates[index]
+        row = _RowOrder(
+            is_unmeasured=not choosing.view.measured[index],
+            instance="" if candidate.instance is None else candidate.instance.name,
+            variant=candidate.variant,
+            split=str(candidate.parallel),
+            gpus=candidate.gpus,
+        )
+        if row not in fastest or choosing.seconds[index] < choosing.seconds[fastest[row]]:
+            fastest[row] = int(index)
+    return tuple(choosing.option(fastest[row]) for row in sorted(fastest))
+
+
+class _RowOrder(NamedTuple):
+    """What the candidates of one row of `Advice.by_count` have in common; rows are sorted by it."""
+
+    is_unmeasured: bool
+    instance: str
+    """Name of the instance; empty for hosts like the measured ones."""
+    variant: EngineVariant
+    split: str
+    gpus: int
 
 
 def _other_batch(choosing: Choosing) -> Option | None:
-    """The fastest option with a larger or smaller global batch, where the answers must keep the study's.
+    """Return the fastest option with another global batch than the study's, where the answers must keep that one.
 
-    None where it is not faster than all that keep it.
+    Return None where it is not faster than all that keep it.
     """
     view = choosing.view
     if choosing.request.any_batch:
@@ -209,21 +250,20 @@ def _other_batch(choosing: Choosing) -> Option | None:
     changing = np.flatnonzero(measured & ~view.keeps_batch)
     if len(keeping) == 0 or len(changing) == 0:
         return None
-    fastest = changing[np.argmin(view.seconds[changing])]
-    return choosing.option(int(fastest)) if view.seconds[fastest] < view.seconds[keeping].min() else None
+    fastest = int(changing[np.argmin(view.seconds[changing])])
+    is_faster = view.seconds[fastest] < view.seconds[keeping].min()
+    return choosing.option(fastest) if is_faster else None
 
 
-def _large_batch(choosing: Choosing, nearest: Option | None) -> Option | None:
-    """The option that only large-batch training allows; None where it gains nothing.
+def _large_batch(choosing: Choosing, nothing_meets_limits: bool) -> Option | None:
+    """Return the option that is better than all answers because it trains with large batches; None where none is.
 
-    Args:
-        choosing: all candidates.
-        nearest: the option that misses the limits by least, where nothing meets them: then large-batch training counts
-            where it meets them, else where it is the fastest.
+    Where nothing meets the limits, it is the answer that meets them with large batches. Else it is the fastest
+    candidate, where that is faster than every candidate that may be an answer.
     """
-    if nearest is not None:
-        allowed = replace(choosing, request=replace(choosing.request, large_batch=True))
-        for answer in answers(allowed):
+    if nothing_meets_limits:
+        with_large_batches = replace(choosing, request=replace(choosing.request, large_batch=True))
+        for answer in answers(with_large_batches):
             if answer.kind != "knee":
                 return answer.option
         return None
@@ -231,12 +271,17 @@ def _large_batch(choosing: Choosing, nearest: Option | None) -> Option | None:
     fastest_answer = best(choosing.preferred, choosing.seconds)
     if fastest is None or fastest_answer is None:
         return None
-    return choosing.option(fastest) if choosing.seconds[fastest] < choosing.seconds[fastest_answer] else None
+    is_faster = choosing.seconds[fastest] < choosing.seconds[fastest_answer]
+    return choosing.option(fastest) if is_faster else None
 
 
-def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
-    """Reason -> number of candidates that were left out for it and would have been looked at."""
-    in_question = ~view.needless & (view.keeps_batch | choosing.request.any_batch)
+def _dropped(choosing: Choosing) -> dict[str, int]:
+    """Return reason -> number of candidates that were left out for it; lacks reasons without a candidate.
+
+    Candidates that the request would not have shown in any case are not counted.
+    """
+    view = choosing.view
+    would_be_shown = ~view.needless & (view.keeps_batch | choosing.request.any_batch)
     masks = {
         f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": view.known
         & ~view.fits
@@ -244,12 +289,12 @@ def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
         "ranks share a model, and what they hold is not modelled": ~view.fits & np.isnan(view.memory_bytes),
         "its time cannot be predicted": ~view.known,
     }
-    counts = {reason: int((mask & in_question).sum()) for reason, mask in masks.items()}
+    counts = {reason: int((mask & would_be_shown).sum()) for reason, mask in masks.items()}
     return {reason: count for reason, count in counts.items() if count > 0}
 
 
 def advised_from(fitted: Fitted, analysis: Analysis, request: Request) -> Advice:
-    """The advice, with what its first answer assumes and what would narrow it.
+    """Return the advice, with the assumptions behind its first answer and the measurements that would narrow it.
 
     Raises:
         RequestError: what is asked cannot be answered from these results.
@@ -277,27 +322,34 @@ def advised_from(fitted: Fitted, analysis: Analysis, request: Request) -> Advice
 
 
 def _forecaster(fitted: Fitted, request: Request) -> Forecaster:
-    """Makes forecasts by the fitted models, for the hosts and the memory that a request names."""
+    """Return a function that forecasts candidates by the fitted models, with the hosts and the memory of a request."""
 
     def forecast(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
-        are_hosts_assumed = request.ranks_per_node is None and layouts.host_size(fitted.series[series].points)[1]
         return workloads.evaluate_all(
             fitted,
             series,
             candidates,
-            hosts_assumed=are_hosts_assumed,
+            hosts_assumed=_is_host_size_assumed(request, fitted.series[series].points),
             memory_capacity_bytes=request.memory_capacity_bytes,
-            with_memory=rough,  # the rough forecast has it for all candidates
+            with_memory=rough,  # the exact forecast needs none: the rough one has the memory of all candidates
             draws=evaluating.ROUGH if rough else DRAWS,
         )
 
     return forecast
 
 
+def _is_host_size_assumed(request: Request, points: Sequence[MeasuredPoint]) -> bool:
+    """Whether neither the request nor a measurement states how many ranks a full host has."""
+    if request.ranks_per_node is not None:
+        return False
+    _, is_assumed = layouts.host_size(points)
+    return is_assumed
+
+
 def _interruptions_by_series(
     evidence: Evidence, analysis: Analysis, request: Request
 ) -> dict[str, finishing.Interruptions]:
-    """Series -> failures and checkpoints of its training; lacks series of which the cost of a checkpoint is unknown."""
+    """Return series -> failures and checkpoints of its training; lacks series whose checkpoints have unknown cost."""
     interrupted = {}
     for series in evidence.series:
         interruptions = finishing.interruptions(
@@ -312,13 +364,13 @@ def _interruptions_by_series(
 
 
 _WORTH_TELLING = 0.01
-"""Share of the time that failures and checkpoints must take for their assumptions to be told."""
+"""Share of the time that failures and checkpoints must take for their assumptions to be reported."""
 
 
 def _assumptions_about_failures(
     interruptions: finishing.Interruptions | None, option: Option
 ) -> tuple[Assumption, ...]:
-    """Assumptions about failures and checkpoints; none where these take next to no time, or are left out of it."""
+    """Return the assumptions about failures and checkpoints; none where these take next to no time, or are left out."""
     if interruptions is None:
         return ()
     startup_seconds = 0.0 if option.startup is None else option.startup.value
@@ -329,12 +381,12 @@ def _assumptions_about_failures(
 
 
 def _assumptions(changed_series: variants.PredictionVariant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
-    """Assumptions of the option as it would be run; none where it was measured.
+    """Return the assumptions behind the forecast of an option; none where it was measured.
 
     Args:
         changed_series: the fitted series, with what the option changes of it.
         option: the option.
-        advice: the advice, for what was asked.
+        advice: the advice, for the request.
     """
     if option.label == "measured":
         return ()
@@ -342,10 +394,14 @@ def _assumptions(changed_series: variants.PredictionVariant, option: Option, adv
     points = changed_series.fitted.points
     largest_measured = max(point.gpus for point in points)
     extends_measured_hosts = candidate.gpus > largest_measured and candidate.instance is None
-    are_hosts_assumed = extends_measured_hosts and advice.asked.ranks_per_node is None and layouts.host_size(points)[1]
     batch = {"micro_batch": candidate.micro_batch, "grad_accum": candidate.grad_accum, "micro_batches": None}
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
     train = changed_series.trial.train.model_copy(update=batch)
     trial = changed_series.trial.model_copy(update={"world": world, "train": train})
-    layout = layouts.SeriesLayout(trial, images=None, steps_per_epoch=None, host_size_assumed=are_hosts_assumed)
+    layout = layouts.SeriesLayout(
+        trial,
+        images=None,
+        steps_per_epoch=None,
+        host_size_assumed=extends_measured_hosts and _is_host_size_assumed(advice.asked, points),
+    )
     return labels.assumptions(changed_series, layout)

@@ -1,4 +1,4 @@
-"""Advice as a document: the answers as one table, what a reader must know of them, the rest folded; and as JSON."""
+"""Advice as a document: the answers as one table, notes on them, all other tables folded; and as JSON."""
 
 from __future__ import annotations
 
@@ -35,20 +35,22 @@ _BRACKETS = (
 def advice_document(
     advice: Advice, launch: Sequence[str], start: str | None, remarks: Remarks = NO_REMARKS
 ) -> doc.Document:
-    """The answers, what would narrow them, what must be known; the Pareto front and all else folded.
+    """Return the answers, what would narrow them, and notes on them; the Pareto front and all else are folded.
 
     Args:
         advice: what was found.
         launch: the commands that would start it.
         start: the command that starts the file that was written; None: none was.
-        remarks: what a reader must know first.
+        remarks: notes on the results, which come first.
     """
-    narrower, *other_measurements = _measurements(advice.measurements, units.ranks_time(advice.device, "minutes"))
+    best_measurement, *other_measurements = _measurements(
+        advice.measurements, units.ranks_time(advice.device, "minutes")
+    )
     blocks: list[doc.Block] = [
         *remarks.blocks,
         doc.Paragraph(" ".join(_head(advice)), "strong"),
         *_answers(advice),
-        doc.Paragraph(narrower),
+        doc.Paragraph(best_measurement),
     ]
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
     if notes:
@@ -58,7 +60,7 @@ def advice_document(
         blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
     if advice.front:
         columns = _columns(advice, advice.front)
-        rows = [[form(option) for form in columns.values()] for option in advice.front]
+        rows = [_cells(option, columns) for option in advice.front]
         title = "Nothing else is both faster and cheaper"
         blocks.append(doc.table(list(columns), rows, title=title, folded=True))
     assumptions = tuple(
@@ -74,7 +76,7 @@ def advice_document(
 
 
 def _head(advice: Advice) -> list[str]:
-    """Sentences on what was looked at, under which limits."""
+    """Return the first sentences: the work, the number of configurations, the limits."""
     work = advice.work
     head = [
         f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
@@ -89,7 +91,7 @@ def _head(advice: Advice) -> list[str]:
 
 
 def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> list[str]:
-    """Where the time of the chosen option goes, and how to run it; empty where there is no option.
+    """Return where the time of the chosen option goes, and how to run it; empty where there is no option.
 
     Args:
         advice: what was found.
@@ -112,9 +114,10 @@ def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> l
 
 
 def _answers(advice: Advice) -> Iterator[doc.Block]:
-    """Yields a table with one row for each question, what is less sure than its options, and all figures, folded.
+    """Yields the table of the answers, the better but less sure options, and a folded table of all figures.
 
-    Where nothing meets the limits, the one row is what comes nearest, and bullets say by how much it misses.
+    The table has a row for each question. Where nothing meets the limits, it has the row "nearest" too, and bullets say
+    by how much that option misses.
     """
     option_by_question = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
     if advice.closest is not None:
@@ -134,8 +137,8 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
             cells = [doc.Cell(f"= {first_question[option.candidate]}", spans=len(columns))]
         else:
             first_question[option.candidate] = question
-            cells = [form(option) for form in columns.values()]
-            detail_rows.append((doc.Cell(question), *(form(option) for form in detail_columns.values())))
+            cells = _cells(option, columns)
+            detail_rows.append((doc.Cell(question), *_cells(option, detail_columns)))
         rows.append((doc.Cell(question), *cells))
     question_column = doc.Column("answer", words=True)
     notes = [_BRACKETS]
@@ -146,12 +149,17 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     if dares:
         yield doc.Bullets(dares)
     if advice.closest is not None:
-        yield doc.Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
+        yield doc.Bullets((*_shortfalls(advice, advice.closest), *_limits_one_by_one(advice)))
     yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
 
 
+def _cells(option: Option, columns: OptionColumns) -> list[doc.Cell]:
+    """Return the cells of an option's row."""
+    return [cell_of(option) for cell_of in columns.values()]
+
+
 def _why_nearest(advice: Advice) -> str:
-    """Why the answer is what comes nearest to the limits."""
+    """Return the sentence above the nearest option: nothing meets the limits, or only large-batch training does."""
     large = advice.large_batch
     if large is None:
         return "No configuration meets the limits. What comes nearest:"
@@ -168,8 +176,8 @@ def starts_as_forks(advice: Advice, option: Option) -> bool:
     return option.startup is not None and started_as_forks(advice.trials[option.series])
 
 
-def _alone(advice: Advice) -> Iterator[str]:
-    """Yields which limits can be met one by one, where several cannot be met together."""
+def _limits_one_by_one(advice: Advice) -> Iterator[str]:
+    """Yields a sentence on each limit by itself, where there are several and nothing meets all of them."""
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
@@ -201,6 +209,8 @@ def _excess(name: str, value: float, limit: float | None) -> Iterator[str]:
 
 CellOf = Callable[[Option], doc.Cell]
 """Option -> the cell of a column."""
+OptionColumns = dict[doc.Column, CellOf]
+"""The columns of a table of options, in order, with the function that makes the cells of each."""
 
 
 def _time(option: Option) -> doc.Cell:
@@ -208,7 +218,7 @@ def _time(option: Option) -> doc.Cell:
 
 
 def _seconds_cell(estimate: Estimate | None) -> doc.Cell:
-    """A time with its bounds in the unit of the value."""
+    """Return the cell of a time, with its bounds in the unit of the value."""
     if estimate is None:
         return doc.Cell(units.UNKNOWN)
     unit = units.time_unit([estimate.value])
@@ -225,14 +235,14 @@ def _amount_cell(estimate: Estimate | None, unit: units.Unit = _NO_UNIT) -> doc.
 
 
 def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
-    """The unit in which the time of all ranks of some options stands in a column."""
+    """Return the unit for a column with the GPU-hours of some options: "GPU-hours", "GPU-days"."""
     return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
 
 
-def _detail_columns(advice: Advice, options: Sequence[Option]) -> dict[doc.Column, CellOf]:
-    """The columns for which the table of answers has no room.
+def _detail_columns(advice: Advice, options: Sequence[Option]) -> OptionColumns:
+    """Return the columns for which the table of answers has no room.
 
-    Start-up is in the time; the chance is that of not fitting.
+    The start-up is in the time of that table too. "OOM chance" is the chance that the option does not fit in memory.
     """
     spent = _spent_unit(advice, options)
     return {
@@ -243,10 +253,14 @@ def _detail_columns(advice: Advice, options: Sequence[Option]) -> dict[doc.Colum
         doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
         doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
         doc.Column("OOM chance"): lambda option: doc.Cell(units.percent(option.oom_chance)),
-        doc.Column("known by", words=True): lambda option: doc.Cell(
-            f"{option.label}, {'in' if option.label == 'measured' else 'from'} {option.series}"
-        ),
+        doc.Column("known by", words=True): _known_by_cell,
     }
+
+
+def _known_by_cell(option: Option) -> doc.Cell:
+    """Return "measured, in ddp (weak)" or "predicted, from ddp (weak)"."""
+    preposition = "in" if option.label == "measured" else "from"
+    return doc.Cell(f"{option.label}, {preposition} {option.series}")
 
 
 def _verdicts_in_words(option: Option) -> str:
@@ -255,8 +269,16 @@ def _verdicts_in_words(option: Option) -> str:
     return ", ".join(verdicts) if verdicts else units.UNKNOWN
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> dict[doc.Column, CellOf]:
-    """The columns of a table of options; money takes the place of ranks' time where there is a price or an instance."""
+def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> OptionColumns:
+    """Return the columns of a table of options.
+
+    The cost is in money where there is a price or an instance, else in GPU-hours.
+
+    Args:
+        advice: what was found.
+        options: the rows.
+        time: makes the cells of the column "time".
+    """
     are_rented = any(option.candidate.instance is not None for option in options)
     has_several_engines = len({sentences.engine(option) for option in options}) > 1
 
@@ -264,7 +286,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
         return doc.Cell(f"{name}, {sentences.engine(option)}" if has_several_engines else name)
 
-    columns: dict[doc.Column, CellOf] = {}
+    columns: OptionColumns = {}
     if are_rented:
         columns[doc.Column("instance", words=True)] = instance
     else:
@@ -291,11 +313,11 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
 
 
 def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
-    """Sentences on measurements, of which the first one would narrow the first answer most for what it costs.
+    """Return a sentence for each measurement; where there is none, a sentence that says so.
 
     Args:
         measurements: the measurements, the best first.
-        minutes: what their costs are counted in: "GPU-minutes".
+        minutes: the unit of their costs: "GPU-minutes".
     """
     proposals = [
         f"{measurement.what}: about {number(measurement.gpu_minutes)} {minutes}; tells of {measurement.part}; the "
@@ -309,12 +331,12 @@ def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str
 
 
 def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:
-    """The advice as one JSON object.
+    """Return the advice as one JSON object.
 
     Args:
         advice: what was found.
         study: the text of the study that would run it; None where there is none.
-        remarks: what a reader must know first.
+        remarks: notes on the results, which come first.
     """
     request = advice.asked
     return {
@@ -331,18 +353,18 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
         "answers": [
             {
                 "question": answer.kind,
-                **_option(answer.option),
-                "bolder": None if answer.riskier is None else _option(answer.riskier),
+                **_option_fields(answer.option),
+                "bolder": None if answer.riskier is None else _option_fields(answer.riskier),
                 "at_the_end": answer.at_the_end,
             }
             for answer in advice.answers
         ],
-        "closest": None if advice.closest is None else _option(advice.closest),
-        "each_limit_alone": {limit: _option(option) for limit, option in advice.alone.items()}
+        "closest": None if advice.closest is None else _option_fields(advice.closest),
+        "each_limit_alone": {limit: _option_fields(option) for limit, option in advice.alone.items()}
         | dict.fromkeys(advice.never),
-        "other_batch": None if advice.other_batch is None else _option(advice.other_batch),
-        "large_batch": None if advice.large_batch is None else _option(advice.large_batch),
-        "pareto_front": [_option(option) for option in advice.front],
+        "other_batch": None if advice.other_batch is None else _option_fields(advice.other_batch),
+        "large_batch": None if advice.large_batch is None else _option_fields(advice.large_batch),
+        "pareto_front": [_option_fields(option) for option in advice.front],
         "looked_at": advice.looked_at,
         "dropped": dict(advice.dropped),
         "refused": dict(advice.refused),
@@ -360,8 +382,8 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
     }
 
 
-def _option(option: Option) -> dict[str, Any]:
-    """An option as a JSON object."""
+def _option_fields(option: Option) -> dict[str, Any]:
+    """Return an option as a JSON object."""
     candidate = option.candidate
     return {
         **attributes(option, "gpus", "nodes"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from vitscale.advice.answers import Answer
 from vitscale.advice.pipeline import Advice
@@ -22,7 +23,7 @@ LARGE = "\u2020"
 
 
 def engine(option: Option) -> str:
-    """ "ddp", "deepspeed ZeRO-2", with what else decides memory."""
+    """ "deepspeed ZeRO-2, 2 stages, activation checkpointing": the engine, the split, and whether it recomputes."""
     candidate = option.candidate
     checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
     split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
@@ -47,7 +48,7 @@ def _micro_batches(option: Option) -> str:
 
 
 def mark(option: Option) -> str:
-    """The mark beside a large batch; empty for others."""
+    """Return the mark of a large batch; an empty text for other batches."""
     return LARGE if option.large_batch else ""
 
 
@@ -78,13 +79,13 @@ def ranks_on_hosts(option: Option) -> str:
 
 
 def in_short(option: Option) -> str:
-    """ "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)": in the report's order of words."""
+    """ "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)"."""
     batch = f"micro-batch {_micro_batches(option)} (global batch {option.global_batch:,})"
     return f"{engine(option)}, {ranks_on_hosts(option)}, {batch}"
 
 
 def question(advice: Advice, answer: Answer) -> str:
-    """The question of an answer, in words."""
+    """ "fastest within the limits": the question of an answer, in words."""
     name = QUESTIONS[answer.kind]
     if answer.kind == "knee" or not advice.asked.limited:
         return name
@@ -92,13 +93,13 @@ def question(advice: Advice, answer: Answer) -> str:
 
 
 def origins(advice: Advice) -> str:
-    """The series that the answers are from."""
+    """ "ddp; fsdp and none": the names of the series that the answers are from."""
     *first, last = advice.origins or (advice.reference,)
     return f"{'; '.join(first)} and {last}" if first else last
 
 
 def limit_lines(advice: Advice) -> list[str]:
-    """The limits as they were understood."""
+    """Return a line for each limit as it was understood: "done within 2 h"."""
     request = advice.asked
     lines = []
     if request.deadline_seconds is not None:
@@ -114,17 +115,17 @@ def limit_lines(advice: Advice) -> list[str]:
 
 
 def notes(advice: Advice) -> Iterator[str]:
-    """Yields what a reader must know to use the answers; one sentence or two each."""
+    """Yields the notes below the answers, each of one or two sentences: what to be careful with, what is missing."""
     options = [answer.option for answer in advice.answers]
     if not options and advice.closest is not None:
         options = [advice.closest]
     if any(option.startup is None for option in options):
         yield "Start-up is unavailable where none is shown (no run under that launcher told it), and left out there."
-    yield from _about_answers(advice)
+    yield from _cautions_about_answers(advice)
     if advice.other_batch is not None:
-        yield _about_other_batch(advice.other_batch)
-    yield from _about_large_batches(advice)
-    yield from _about_same_loss(advice)
+        yield _gain_by_other_batch(advice.other_batch)
+    yield from _sentences_on_large_batches(advice)
+    yield from _sentences_on_same_loss(advice)
     if not advice.interruptions_known:
         yield (
             "Failures and checkpoints are left out: what a checkpoint of this model takes is not known. Say "
@@ -143,8 +144,8 @@ def notes(advice: Advice) -> Iterator[str]:
         yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts}{more} ranks."
 
 
-def _about_answers(advice: Advice) -> Iterator[str]:
-    """Yields what a reader must know of each answer; an option that answers several questions is treated once."""
+def _cautions_about_answers(advice: Advice) -> Iterator[str]:
+    """Yields the cautions about all answers; an option that answers several questions is treated once."""
     treated = set()
     for answer in advice.answers:
         if answer.at_the_end:
@@ -153,12 +154,12 @@ def _about_answers(advice: Advice) -> Iterator[str]:
                 "further with --max-gpus."
             )
         if answer.option.candidate not in treated:
-            yield from _about(answer)
+            yield from _cautions_about_answer(answer)
         treated.add(answer.option.candidate)
 
 
-def _about_other_batch(option: Option) -> str:
-    """What an option with another global batch than the study's would gain."""
+def _gain_by_other_batch(option: Option) -> str:
+    """Return the sentence on an option that is faster by another global batch than the study's."""
     if option.same_loss_seconds is not None:
         accuracy = f"{units.seconds(option.same_loss_seconds)} to the same loss"
     else:
@@ -169,8 +170,8 @@ def _about_other_batch(option: Option) -> str:
     )
 
 
-def _about_large_batches(advice: Advice) -> Iterator[str]:
-    """Yields what large-batch training is, where an option is marked so, and what it alone would gain."""
+def _sentences_on_large_batches(advice: Advice) -> Iterator[str]:
+    """Yields the meaning of the mark of large batches, where an option has it, and what they alone would gain."""
     shown = [*(answer.option for answer in advice.answers), *advice.front]
     if any(option.large_batch for option in shown) or advice.large_batch is not None:
         beyond_noise = (
@@ -188,8 +189,11 @@ def _about_large_batches(advice: Advice) -> Iterator[str]:
         )
 
 
-def _about_same_loss(advice: Advice) -> Iterator[str]:
-    """Yields what throughput alone hides, where the gradient noise scale is known."""
+def _sentences_on_same_loss(advice: Advice) -> Iterator[str]:
+    """Yields the meaning of the time to the same loss, and an option that is faster by it than by its throughput.
+
+    Yields nothing where the gradient noise scale is unknown.
+    """
     noise = advice.noise
     if noise.images is None:
         return
@@ -199,20 +203,37 @@ def _about_same_loss(advice: Advice) -> Iterator[str]:
         f"Same loss: until the loss that a global batch of {advice.study_batches[0]:,} would have after this work, at "
         f"a gradient noise scale of {number(noise.images)} images{trials}, each batch at its best learning rate."
     )
-    times = [(option.same_loss_seconds, option) for option in advice.front if option.same_loss_seconds is not None]
-    if not times or advice.asked.any_batch:
+    if not advice.asked.any_batch:
+        yield from _fastest_to_same_loss(advice.front)
+
+
+def _fastest_to_same_loss(options: Sequence[Option]) -> Iterator[str]:
+    """Yields a sentence on the fastest option to the same loss, where that is not the first of `options`.
+
+    Args:
+        options: by rising time of the whole work.
+    """
+    timed = [
+        _TimeToSameLoss(option.same_loss_seconds, option) for option in options if option.same_loss_seconds is not None
+    ]
+    if not timed:
         return
-    first_seconds, first = times[0]
-    quickest_seconds, quickest = min(times, key=lambda pair: pair[0])
-    if first_seconds > quickest_seconds:
+    first = timed[0]
+    quickest = min(timed, key=lambda time: time.seconds)
+    if first.seconds > quickest.seconds:
         yield (
-            f"To the same loss {in_short(quickest)} is the fastest of these: {units.seconds(quickest_seconds)}, where "
-            f"{in_short(first)} takes {units.seconds(first_seconds)}."
+            f"To the same loss {in_short(quickest.option)} is the fastest of these: {units.seconds(quickest.seconds)}, "
+            f"where {in_short(first.option)} takes {units.seconds(first.seconds)}."
         )
 
 
-def _about(answer: Answer) -> Iterator[str]:
-    """Yields what a reader must know of one answer."""
+class _TimeToSameLoss(NamedTuple):
+    seconds: float
+    option: Option
+
+
+def _cautions_about_answer(answer: Answer) -> Iterator[str]:
+    """Yields a sentence for each reason to be careful with the option of an answer."""
     name = QUESTIONS[answer.kind].capitalize()
     option = answer.option
     if not option.measured_engine:
@@ -229,7 +250,7 @@ def _about(answer: Answer) -> Iterator[str]:
 
 
 def dares(advice: Advice) -> Iterator[str]:
-    """Yields the options that are better than the answers and less sure, each once."""
+    """Yields a sentence on each option that is better than an answer and less sure, each option once."""
     treated = set()
     for answer in advice.answers:
         if answer.riskier is None or answer.option.candidate in treated:
@@ -245,7 +266,7 @@ def dares(advice: Advice) -> Iterator[str]:
 
 
 def dropped_lines(advice: Advice) -> list[str]:
-    """How many configurations were left out, and why; engines that are refused for one reason together."""
+    """Return a sentence for each reason for which candidates or engines were left out."""
     lines = [f"{count:,} left out: {reason}." for reason, count in advice.dropped.items()]
     engines_by_reason: dict[str, list[str]] = {}
     for name, reason in advice.refused.items():

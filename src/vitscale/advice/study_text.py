@@ -23,44 +23,46 @@ from vitscale.trial.trial import TrainSpec, Trial, World
 
 
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
-    """The trial that an option would run: the measured `trial` with the option's engine, batch and ranks.
+    """Return the trial that an option would run: the measured `trial` with the option's engine, batch and ranks.
 
-    The launcher is the measured one too, but for torchrun where that one cannot reach the option's other hosts.
+    The launcher is the measured one too; torchrun instead, where that one starts ranks on one host alone and the option
+    has several.
 
     Raises:
         RequestError: the study used a DeepSpeed file of its own, or was imported: only its author can repeat that.
     """
-    own = trial.train
-    chosen = option.candidate
+    measured = trial.train
+    candidate = option.candidate
     if trial.origin is not None:
-        what = "these results were imported, and do not say how to start such a training"
-        raise RequestError(what, next_step="Write a study with the engine, batch and ranks as advised")
-    if own.deepspeed_config is not None and EngineVariant.of_train(own) == chosen.variant:
+        message = "these results were imported, and do not say how to start such a training"
+        raise RequestError(message, next_step="Write a study with the engine, batch and ranks as advised")
+    if measured.deepspeed_config is not None and EngineVariant.of_train(measured) == candidate.variant:
         raise RequestError(
             "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
             "could name",
             next_step="Take the study's own file, and set [scaling] and [train] as advised",
         )
-    train = as_configured(own, chosen).model_copy(update={"epochs": work.epochs, "micro_batches": None})
+    epochs: int | None = work.epochs
     window = trial.window.model_copy(update={"steps": None})
-    if own.script is not None and "epochs" not in script.placeholders(own.arguments):
+    if measured.script is not None and "epochs" not in script.placeholders(measured.arguments):
         # The script itself decides how long it trains: the study measures as many steps as the one before.
-        train = train.model_copy(update={"epochs": own.epochs})
+        epochs = measured.epochs
         window = trial.window
+    train = as_configured(measured, candidate).model_copy(update={"epochs": epochs, "micro_batches": None})
     world = World(
-        nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
+        nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
     launcher = "torchrun" if world.nodes > 1 and trial.launcher == LOCAL else trial.launcher
     return trial.model_copy(
-        update={"train": train, "world": world, "window": window, "parallel": chosen.parallel, "launcher": launcher}
+        update={"train": train, "world": world, "window": window, "parallel": candidate.parallel, "launcher": launcher}
     )
 
 
 def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
-    """TOML of one trial: every value that decides it is written out, none left to "auto".
+    """Return a study of one trial as TOML. Every value that decides the trial is written out, none is left to "auto".
 
     Args:
-        name: the study's name; what a study's name may not hold is replaced.
+        name: the study's name; characters that it may not have are replaced by "-".
         option: what was advised.
         trial: the trial of the measured series that it was worked out from.
         work: for the epochs.
@@ -91,7 +93,7 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
 
 
 def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
-    """Section of the study -> its fields with their values, in the order of the file."""
+    """Return section of the study -> its fields with their values, in the order of the file."""
     sections: dict[str, dict[str, Any]] = {}
     if not advised.model.unknown:
         sections["model"] = advised.model.model_dump(exclude_none=True)
@@ -114,7 +116,7 @@ def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
 
 
 def _train(train: TrainSpec) -> dict[str, Any]:
-    """Fields of a [train] section that are not at their defaults; precision, device and micro-batch in any case."""
+    """Return the fields of a [train] section: those not at their defaults; precision, device and micro-batch always."""
     always: dict[str, Any] = {"engine": train.engine} if train.script is None else {}
     always |= {"precision": train.precision, "device": train.device, "micro_batch": train.micro_batch}
     left_out = {"deepspeed_config", "engine", *always}
@@ -127,21 +129,33 @@ def _train(train: TrainSpec) -> dict[str, Any]:
 
 
 def _changed(spec: Spec) -> dict[str, Any]:
-    """Fields that are not at their defaults, and those that have none."""
+    """Return the fields that are not at their defaults, and those that have none."""
     return spec.model_dump(exclude_defaults=True, exclude_none=True)
 
 
 def toml_value(value: Any) -> str:
-    """A TOML value: JSON's are TOML's too, but for what must be escaped in a string."""
+    """Return a value as TOML. It is written as in JSON, with one more character escaped."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
 
 def start_line(file: Path, option: Option, trial: Trial, start: str | None) -> str:
-    """The command that starts a written file: by another format's `start`, or a study's, with where hosts are named."""
+    """Return the command that starts a written file.
+
+    Args:
+        file: the file.
+        option: what was advised.
+        trial: the trial that it was worked out from.
+        start: the command of another format's file ("sky launch"); None: it is a study, for `vitscale run`.
+    """
+    quoted_file = shlex.quote(str(file))
+    if start:
+        return f"{start} {quoted_file}"
+    line = f"vitscale run {quoted_file}"
+    if option.nodes == 1:
+        return line
     hosts = "--scheduler slurm" if trial.launcher == "srun" else "--hostfile HOSTS"
-    line = f"{start or 'vitscale run'} {shlex.quote(str(file))}"
-    return line if start or option.nodes == 1 else f"{line} {hosts}"
+    return f"{line} {hosts}"
 
 
 _FOLDER = Path("RESULTS/runs/TRIAL")
@@ -152,7 +166,10 @@ _MOST_SHOWN = 2
 
 
 def launch_lines(trial: Trial) -> list[str]:
-    """The commands that `vitscale run` would start, a line for each of the first hosts; else the reason against it."""
+    """Return the commands that `vitscale run` would start, a line for each of the first hosts.
+
+    Where it would be refused, the one line is "unavailable: " and the reason.
+    """
     world = trial.world
     hosts: tuple[Host, ...] = ()
     if world.nodes > 1:

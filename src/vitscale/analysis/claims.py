@@ -102,7 +102,9 @@ def doubling_test(
     transfer_seconds: float | None,
     looked: tuple[int, int] = (0, 0),
 ) -> Doubling:
-    """Test a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per observation.
+    """Test whether twice the GPUs shorten training, and whether transfers explain what is missing.
+
+    Each pair holds the values on N GPUs and on 2 N GPUs, one per observation.
 
     Args:
         epochs: epoch seconds; positive and finite.
@@ -110,23 +112,32 @@ def doubling_test(
         transfer_seconds: seconds that a ring needs for an optimizer step's transfer on 2 N GPUs; None: not known.
         looked: `looked` of each side, as for `statistics.interval`.
     """
-    gain = statistics.compare(epochs[1], epochs[0], (looked[1], looked[0]))
-    side = gain.ratio.side_of(1 + MARGIN)
-    hardly: Literal["confirmed", "refuted", "not decided"] = "not decided"
-    if side == "below":
-        hardly = "confirmed"
-    elif side == "above":
-        hardly = "refuted"
-    if transfer_seconds is None or not steps[0] or not steps[1]:
+    base_epochs, doubled_epochs = epochs
+    base_steps, doubled_steps = steps
+    base_looked, doubled_looked = looked
+    gain = statistics.compare(doubled_epochs, base_epochs, (doubled_looked, base_looked))
+    hardly: Literal["confirmed", "refuted", "not decided"]
+    match gain.ratio.side_of(1 + MARGIN):
+        case "below":
+            hardly = "confirmed"
+        case "above":
+            hardly = "refuted"
+        case None:
+            hardly = "not decided"
+    if transfer_seconds is None or not base_steps or not doubled_steps:
         return Doubling(gain, hardly, left=None, beyond=None, transfers=None)
     # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
     # own: transfers cannot explain a step that is slower still.
-    beyond = statistics.ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
-    transfers: Literal["do not explain it", "are enough", "not decided"] = "not decided"
-    if beyond.side_of(1.0) == "above":
-        transfers = "do not explain it"
-    elif beyond.side_of(1.0) == "below":
-        transfers = "are enough"
+    base_with_transfer = [seconds + transfer_seconds for seconds in base_steps]
+    beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_looked, base_looked))
+    transfers: Literal["do not explain it", "are enough", "not decided"]
+    match beyond.side_of(1.0):
+        case "above":
+            transfers = "do not explain it"
+        case "below":
+            transfers = "are enough"
+        case None:
+            transfers = "not decided"
     return Doubling(gain, hardly, left=gain.ratio.value * beyond.value, beyond=beyond, transfers=transfers)
 
 
@@ -209,13 +220,14 @@ def accuracy_difference(
     """
     if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
         raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")
-    means = (fmean(reference), fmean(other))
+    reference_mean = fmean(reference)
+    other_mean = fmean(other)
+    difference = other_mean - reference_mean
     seeds = (len(reference), len(other))
-    difference = means[1] - means[0]
     counting = None
     if images_counted is not None:
-        images = [of_run * runs for of_run, runs in zip(images_counted, seeds, strict=True)]
-        counting = _counting_error(means, images)
+        images_of_all_seeds = [images * runs for images, runs in zip(images_counted, seeds, strict=True)]
+        counting = _counting_error((reference_mean, other_mean), images_of_all_seeds)
     if min(seeds) < 2:
         estimate = Estimate(difference, note=statistics.ONE_RUN)
         return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
@@ -252,18 +264,31 @@ def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
 
 
 def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
-    """Return the larger p-value of the two one-sided tests that `mean` is not beyond `-bound` or `bound`."""
+    """Return the larger p-value of two one-sided tests: that the truth is -bound or less, and that it is bound or more.
+
+    Args:
+        mean: the mean of logarithms.
+        error: its standard error.
+        freedom: degrees of freedom of the error.
+        bound: logarithm of the largest ratio that counts as equal.
+    """
     if error == 0:
         return 0.0 if abs(mean) < bound else 1.0
-    p_not_above_lower = statistics.t_below(freedom, -(mean + bound) / error)
-    p_not_below_upper = statistics.t_below(freedom, -(bound - mean) / error)
-    return max(p_not_above_lower, p_not_below_upper)
+    p_below_lower = statistics.t_below(freedom, -(mean + bound) / error)
+    p_above_upper = statistics.t_below(freedom, -(bound - mean) / error)
+    return max(p_below_lower, p_above_upper)
 
 
 def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
-    """Return the verdict of several GPU counts; `p_value`: of their equivalence."""
+    """Return the verdict of several GPU counts.
+
+    Args:
+        ratio: the mean ratio with its interval.
+        p_value: of their equivalence.
+    """
     is_equivalent = p_value < LEVEL
-    if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
+    holds_equality = ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high
+    if not holds_equality:
         return "different, but within the margin" if is_equivalent else "different"
     return "equivalent" if is_equivalent else "no difference shown"
 

@@ -1,4 +1,8 @@
-"""Curve against curve at equal rank count: is one engine faster than the other, or is the difference noise?"""
+"""Curve against curve at equal rank count: is one engine faster than the other, or is the difference noise?
+
+`compare_curves` tests every pair of curves that differ in one thing. `against_references` picks of these the few that a
+report shows: in each group of curves that differ in one thing, all others against one reference.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ class CurveComparison:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """Curves that may be compared on `gpus` ranks, each held against one of them."""
+    """Trials of several curves on `gpus` ranks, each compared with one of them, the reference."""
 
     mode: Mode
     gpus: int
@@ -46,18 +50,23 @@ class AgainstReference:
     reference: str
     reference_trial: str
     others: tuple[CurveComparison, ...]
-    """The others as `first`, the reference as `second`; the fastest first."""
+    """The comparison of each other trial with the reference, which is `second` in all of them; the fastest first."""
 
 
 def compare_curves(
     curves: Sequence[CurveResult], trials: Mapping[str, TrialResult], combine_unlike: bool
 ) -> tuple[CurveComparison, ...]:
-    """Return all pairs of curves of one mode that differ in one swept field, fields of the data excepted.
+    """Return the comparisons of all pairs of curves of one mode that differ in one swept field.
 
-    An engine with its options counts as one field. Epochs over different data are different work, and a difference in
-    two things at once explains nothing. A trial that drifts is not compared, nor are engines that train otherwise than
-    each other. Verdicts follow Holm's correction for all pairs of trials that are compared; a pair that two modes share
-    is tested once.
+    A field of the data does not count: epochs over different data are different work. An engine with its options counts
+    as one field. A difference in two things at once explains nothing. A trial that drifts is not compared, nor are
+    engines that train otherwise than each other. Verdicts follow Holm's correction for all pairs of trials that are
+    compared; a pair that two modes share is tested once.
+
+    Args:
+        curves: the curves.
+        trials: trial identity -> its result.
+        combine_unlike: whether trials are compared whose hardware or software differs.
     """
     comparisons = []
     for first, second in itertools.combinations(curves, 2):
@@ -72,7 +81,7 @@ def compare_curves(
                 comparisons.append(
                     _comparison(_Side(first, point.trial_id), _Side(second, second_trial), point.gpus, trials)
                 )
-    pairs = [_pair(comparison) for comparison in comparisons]
+    pairs = [_trial_pair(comparison) for comparison in comparisons]
     results = corrected([comparison.result for comparison in comparisons], pairs)
     return tuple(replace(comparison, result=result) for comparison, result in zip(comparisons, results, strict=True))
 
@@ -86,10 +95,11 @@ class _Side(NamedTuple):
 
 def pairs_tested(comparisons: Sequence[CurveComparison]) -> int:
     """Return the number of different pairs of trials that were tested, for which Holm's correction is made."""
-    return len({_pair(comparison) for comparison in comparisons if comparison.result.p is not None})
+    return len({_trial_pair(comparison) for comparison in comparisons if comparison.result.p is not None})
 
 
-def _pair(comparison: CurveComparison) -> frozenset[str]:
+def _trial_pair(comparison: CurveComparison) -> frozenset[str]:
+    """Return the identities of the two trials that are compared, in no order."""
     return frozenset((comparison.first_trial, comparison.second_trial))
 
 
@@ -102,51 +112,72 @@ def against_references(
 
     Args:
         curves: the compared curves.
-        trials: by identity.
-        comparisons: which pairs may be compared (`compare_curves`).
+        trials: trial identity -> its result.
+        comparisons: all pairs that may be compared (`compare_curves`), after Holm's correction for all of them.
     """
-    p_adjusted_by_pair = {_pair(comparison): comparison.result.p_adjusted for comparison in comparisons}
+    p_adjusted_by_pair = {_trial_pair(comparison): comparison.result.p_adjusted for comparison in comparisons}
     references = []
     for group, members in _groups(curves, trials).items():
         reference_trial = _reference(members, trials)
         reference = _Side(members[reference_trial], reference_trial)
-        others = []
-        for trial_id, curve in members.items():
-            pair = frozenset((trial_id, reference.trial_id))
-            if pair in p_adjusted_by_pair:
-                comparison = _comparison(_Side(curve, trial_id), reference, group.gpus, trials)
-                result = adjusted(comparison.result, p_adjusted_by_pair[pair])
-                others.append(replace(comparison, result=result))
-        others.sort(key=lambda comparison: -comparison.result.ratio.value)
-        if others:
-            fields = set(itertools.chain.from_iterable(comparison.fields for comparison in others))
-            references.append(
-                AgainstReference(
-                    mode=group.mode,
-                    gpus=group.gpus,
-                    varies=next(iter(fields)) if len(fields) == 1 else group.varies,
-                    reference=reference.curve.name,
-                    reference_trial=reference.trial_id,
-                    others=tuple(others),
-                )
-            )
+        candidates = [
+            _comparison(_Side(curve, trial_id), reference, group.gpus, trials)
+            for trial_id, curve in members.items()
+            if frozenset((trial_id, reference_trial)) in p_adjusted_by_pair
+        ]
+        if candidates:
+            references.append(_against_reference(group, reference, candidates, p_adjusted_by_pair))
     return tuple(references)
 
 
+def _against_reference(
+    group: _Group,
+    reference: _Side,
+    comparisons: Sequence[CurveComparison],
+    p_adjusted_by_pair: Mapping[frozenset[str], float | None],
+) -> AgainstReference:
+    """Return the comparisons of one group with its reference, at least one.
+
+    Args:
+        group: what the trials have in common.
+        reference: the trial that is `second` in all comparisons.
+        comparisons: the comparisons, before Holm's correction.
+        p_adjusted_by_pair: the identities of two trials -> their p-value after the correction.
+    """
+    others = []
+    for comparison in comparisons:
+        p_adjusted = p_adjusted_by_pair[_trial_pair(comparison)]
+        others.append(replace(comparison, result=adjusted(comparison.result, p_adjusted)))
+    others.sort(key=lambda comparison: -comparison.result.ratio.value)
+    fields = set(itertools.chain.from_iterable(comparison.fields for comparison in others))
+    return AgainstReference(
+        mode=group.mode,
+        gpus=group.gpus,
+        varies=next(iter(fields)) if len(fields) == 1 else group.varies,
+        reference=reference.curve.name,
+        reference_trial=reference.trial_id,
+        others=tuple(others),
+    )
+
+
 class _Group(NamedTuple):
-    """What trials have in common that differ in one thing."""
+    """What the trials of a group have in common, which differ in one thing."""
 
     mode: Mode
     gpus: int
     varies: str
-    """The swept field, or `ENGINE`."""
+    """The thing in which they differ: a swept field, or `ENGINE`."""
     shared_labels: str
     """All other labels of their curves, as JSON."""
     computation: str
+    """What they compute; equal for trials whose losses must agree."""
 
 
 def _groups(curves: Sequence[CurveResult], trials: Mapping[str, TrialResult]) -> dict[_Group, dict[str, CurveResult]]:
-    """Return each group's trials by identity, with the first curve of each. A trial may be in several groups."""
+    """Return group -> its trials: trial identity -> the first curve that the trial is on.
+
+    A trial is in one group for each thing that varies among the curves, so that it may be in several.
+    """
     groups: dict[_Group, dict[str, CurveResult]] = {}
     for curve in curves:
         for varies in dict.fromkeys(map(_axis, curve.labels)):
@@ -160,30 +191,51 @@ def _groups(curves: Sequence[CurveResult], trials: Mapping[str, TrialResult]) ->
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
-    """Return the trial of a group that is the reference: the usual engine without options, or the fastest."""
+    """Return the identity of the trial that is the reference: DDP with fewest options, else the fastest.
 
-    def distance(trial_id: str) -> tuple[bool, int, float]:
+    Args:
+        members: the trials of a group: identity -> its curve.
+        trials: trial identity -> its result.
+    """
+
+    def rank(trial_id: str) -> _ReferenceRank:
         labels = members[trial_id].labels
         is_usual = of_engine(str(labels.get("train.engine"))).usual
-        options = len(_WRAPPER_FIELDS & labels.keys()) if is_usual else 0
         epoch = trials[trial_id].epoch_seconds
-        return not is_usual, options, epoch.value if epoch else 0.0
+        return _ReferenceRank(
+            is_unusual=not is_usual,
+            options=len(_WRAPPER_FIELDS & labels.keys()) if is_usual else 0,
+            epoch_seconds=epoch.value if epoch else 0.0,
+        )
 
-    return min(members, key=distance)
+    return min(members, key=rank)
+
+
+class _ReferenceRank(NamedTuple):
+    """The order in which trials are preferred as the reference: the smallest first."""
+
+    is_unusual: bool
+    """Whether the engine is another one than DDP."""
+    options: int
+    """Number of swept fields of how DDP is set; 0 for other engines, of which the fastest is preferred."""
+    epoch_seconds: float
 
 
 def _axis(field: str) -> str:
-    """Return the thing that a label belongs to: `ENGINE` with all its options, or the field itself."""
+    """Return the thing that a swept field belongs to: `ENGINE` for an engine and all its options, else the field."""
     return ENGINE if field in _WRAPPER_FIELDS else field
 
 
 def _labels_without(curve: CurveResult, varies: str) -> dict[str, Any]:
-    """Return the labels that have nothing to do with the thing that varies."""
+    """Return the labels of a curve that do not belong to the thing that varies."""
     return {field: value for field, value in curve.labels.items() if _axis(field) != varies}
 
 
 def _compared_fields(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
-    """Return the fields in which two curves differ, if these are one thing and not the data; else none."""
+    """Return the swept fields in which two curves differ; empty where they may not be compared.
+
+    They may be compared if the fields all belong to one thing (`_axis`), which is not the data.
+    """
     fields = dict.fromkeys([*first.labels, *second.labels])
     different = tuple(field for field in fields if first.labels.get(field) != second.labels.get(field))
     is_one_thing = len({_axis(field) for field in different}) == 1
@@ -193,7 +245,7 @@ def _compared_fields(first: CurveResult, second: CurveResult) -> tuple[str, ...]
 
 
 def _are_comparable(first: TrialResult, second: TrialResult, combine_unlike: bool) -> bool:
-    """Return whether two trials compute the same in like surroundings, and both have costs."""
+    """Whether two trials compute the same, both have times, and their hardware and software allow a comparison."""
     if computation(first.trial) != computation(second.trial):
         return False
     if not first.comparable_costs or not second.comparable_costs:

@@ -3,7 +3,7 @@
 A trial of the first results is compared with its counterpart in each of the others: the trial of the same identity,
 else the one at the same place on a curve, which is the same batch policy, swept values and rank count. Epoch seconds
 are compared by whole runs: by pairs of runs where the two sides were run in turn (`rounds`), else side against side.
-Who is slower is said after Holm's correction for all trials of all results.
+Verdicts follow Holm's correction for all trials of all results.
 
 Runs that are in both results are the same, by a digest of what they measured; nothing is estimated from these.
 """
@@ -41,10 +41,11 @@ class Measured:
     """The comparison of the runs of two trials."""
 
     result: Comparison
+    """Is the other faster than the first?"""
     slowdown: Estimate
     """Epoch seconds of the other over those of the first."""
     sides: tuple[LogMean, ...]
-    """The mean logarithms of both sides' costs, the other's first; of rounds the one of their ratios."""
+    """The mean logarithms of both sides' costs, the other's first; in rounds only that of their ratios."""
     rounds: int = 0
     """Number of rounds in which the two sides were run in turn; 0: they were not."""
 
@@ -69,7 +70,7 @@ class Pair:
     """Trials that are tested together."""
 
     def gate(self, limit: float) -> Gate:
-        """The verdict on whether the other takes more than `1 + limit` times as long; the same runs are within it."""
+        """Return whether the other takes more than `1 + limit` times as long; the same runs are within any limit."""
         if self.same_runs:
             return "within"
         if self.measured is None:
@@ -82,7 +83,7 @@ class Pair:
         return self._smallest_shown(limit=None)
 
     def smallest_failed(self, limit: float) -> float | None:
-        """The smallest slowdown that makes these runs fail a limit in 4 of 5 cases; None where they never fail."""
+        """Return the smallest slowdown that makes these runs fail a limit in 4 of 5 cases; None where they never do."""
         return self._smallest_shown(limit)
 
     def _smallest_shown(self, limit: float | None) -> float | None:
@@ -91,14 +92,20 @@ class Pair:
         return power.smallest_shown(self.measured.sides, power.ComparisonQuestion(self.tests, limit))
 
     def repeats_to_show(self, slowdown: float) -> int | None:
-        """Repeats on each side that report this slowdown as slower in 4 of 5 cases; None: unknown, or too many."""
+        """Return the repeats on each side that report this slowdown as slower in 4 of 5 cases.
+
+        None where that is unknown, or they would be too many.
+        """
         if self.measured is None:
             return None
         return power.repeats_to_show(slowdown, self.measured.sides, power.ComparisonQuestion(self.tests))
 
     def repeats_to_decide(self, limit: float) -> int | None:
-        """Repeats on each side with which a limit is decided in 4 of 5 cases: equal trials are found within it, and a
-        slowdown of twice the limit fails. None: unknown, or too many."""
+        """Return the repeats on each side with which a limit is decided in 4 of 5 cases.
+
+        Equal trials are then found within it, and a slowdown of twice the limit fails. None where that is unknown, or
+        they would be too many.
+        """
         if self.measured is None:
             return None
         sides = self.measured.sides
@@ -112,7 +119,7 @@ class Pair:
 
 
 def gate_of(measured: Measured, limit: float) -> Gate:
-    """The verdict on a limit: "slower" also needs the comparison to say so after Holm's correction."""
+    """Return the verdict on a limit. "slower" also needs that verdict of the comparison after Holm's correction."""
     slowdown = measured.slowdown
     if slowdown.low is None or slowdown.high is None:
         return "undecided"
@@ -122,7 +129,7 @@ def gate_of(measured: Measured, limit: float) -> Gate:
 
 
 def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
-    """Pairs each trial of the first results with its counterpart in each of the others, in the order of the curves.
+    """Compare each trial of the first results with its counterpart in each of the others, in the order of the curves.
 
     A trial without a counterpart makes no pair, nor do two trials of which neither has run.
 
@@ -132,12 +139,12 @@ def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, .
     (_, first_results), *others = named_results
     pairs: list[Pair] = []
     for name, other_results in others:
-        pairs += _pairs_of_two_results(name, first_results, other_results)
+        pairs += _compare_results(first_results, other_results, other_name=name)
     return _with_correction(pairs)
 
 
-def _pairs_of_two_results(other_name: str, first_results: Analysis, other_results: Analysis) -> list[Pair]:
-    """The pairs of two results, before Holm's correction."""
+def _compare_results(first_results: Analysis, other_results: Analysis, other_name: str) -> list[Pair]:
+    """Compare each trial of the first results with its counterpart in one other, before Holm's correction."""
     counterparts = _counterparts(first_results, other_results)
     first_runs = _runs_by_trial(first_results)
     other_runs = _runs_by_trial(other_results)
@@ -150,12 +157,12 @@ def _pairs_of_two_results(other_name: str, first_results: Analysis, other_result
         if not first.runs_done and not other.runs_done:
             continue
         shared = _shared_runs(first_runs.get(first.trial_id, ()), other_runs.get(other.trial_id, ()))
-        pairs.append(_pair(other_name, point, first, other, shared))
+        pairs.append(_compare_trials(first, other, point=point, shared=shared, other_name=other_name))
     return pairs
 
 
 def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str, TrialResult]:
-    """Identity of each trial of the first results that has a counterpart in the others -> that counterpart."""
+    """Return the identity of each trial of the first results that has a counterpart in others -> that counterpart."""
     other_points = _points_by_place(other_results)
     counterparts = {}
     for place, point in _points_by_place(first_results).items():
@@ -167,11 +174,11 @@ def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str,
 
 
 def _with_correction(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """The pairs with their verdicts after Holm's correction for all of them, and with the number of these tests."""
+    """Return the pairs with their verdicts after Holm's correction for all of them, and with the number of tests."""
     results = [pair.measured.result for pair in pairs if pair.measured is not None]
-    tested_keys = [(pair.results, pair.first.trial_id) for pair in pairs if pair.measured is not None]
+    tested_trials = [(pair.results, pair.first.trial_id) for pair in pairs if pair.measured is not None]
     tests = max(1, sum(result.p is not None for result in results))
-    corrected_results = iter(corrected(results, tested_keys))
+    corrected_results = iter(corrected(results, tested_trials))  # one for each measured pair, in the same order
     corrected_pairs = []
     for pair in pairs:
         if pair.measured is None:
@@ -183,7 +190,7 @@ def _with_correction(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def unmatched(named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """Says which trials of the first results have no counterpart in others: one sentence each, without a full stop.
+    """Return a sentence, without a full stop, for each trial of the first results without a counterpart in others.
 
     Args:
         named_results: two results or more, each with its name.
@@ -210,9 +217,9 @@ class _CurvePoint(NamedTuple):
 
 
 def _points_by_place(analysis: Analysis) -> dict[str, _CurvePoint]:
-    """Place on a curve, as JSON of batch policy, swept values and rank count -> the trial there.
+    """Return place on a curve -> the trial there. A trial on several curves is at the first of its places only.
 
-    A trial on several curves is at the first of its places only.
+    Example of a place, which is JSON: ["weak", {"train.engine": "ddp"}, 8]: batch policy, swept values, rank count.
     """
     points: dict[str, _CurvePoint] = {}
     placed_trials: set[str] = set()
@@ -234,7 +241,18 @@ class _SharedRuns(NamedTuple):
     """Whether they share a run and neither trial has another one."""
 
 
-def _pair(other_name: str, point: _CurvePoint, first: TrialResult, other: TrialResult, shared: _SharedRuns) -> Pair:
+def _compare_trials(
+    first: TrialResult, other: TrialResult, *, point: _CurvePoint, shared: _SharedRuns, other_name: str
+) -> Pair:
+    """Compare a trial with its counterpart, before Holm's correction.
+
+    Args:
+        first: the trial of the first results.
+        other: its counterpart.
+        point: where `first` stands on a curve.
+        shared: the runs that both have; if these are all, there is nothing to compare.
+        other_name: the name of the results of `other`.
+    """
     differences = [*_trial_differences(first, other), *_environment_differences(first, other)]
     if shared.runs and not shared.are_all:
         differences.append(f"{counted(shared.runs, 'run')} in both results")
@@ -251,15 +269,15 @@ def _pair(other_name: str, point: _CurvePoint, first: TrialResult, other: TrialR
 
 
 def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
-    """The comparison of two trials; None where one has no times, or their times are of different kinds."""
+    """Compare the times of two trials; None where one has no times, or their times are of different kinds."""
     first_costs = first.comparable_costs
     other_costs = other.comparable_costs
     if not first_costs or not other_costs or first.unlike(other, combine=True):
         return None
-    is_sequential = first.looked > 0 or other.looked > 0  # repeats were added until an interval was narrow enough
-    alternated = () if is_sequential else rounds(first, other)
-    if alternated:
-        return _measured_in_rounds(alternated)
+    had_repeats_added = first.looked > 0 or other.looked > 0  # until an interval was narrow enough
+    rounds_of_both = () if had_repeats_added else rounds(first, other)
+    if rounds_of_both:
+        return _measured_in_rounds(rounds_of_both)
     looked = (other.looked, first.looked)
     return Measured(
         result=compare(other_costs, first_costs, looked),
@@ -268,18 +286,18 @@ def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     )
 
 
-def _measured_in_rounds(alternated: Sequence[Round]) -> Measured:
-    """The comparison of two trials by the ratio of their runs in each round."""
-    first_seconds = [pair.first_seconds for pair in alternated]
-    other_seconds = [pair.other_seconds for pair in alternated]
+def _measured_in_rounds(rounds_of_both: Sequence[Round]) -> Measured:
+    """Compare two trials by the ratio of their runs in each round."""
+    first_seconds = [round_of_both.first_seconds for round_of_both in rounds_of_both]
+    other_seconds = [round_of_both.other_seconds for round_of_both in rounds_of_both]
     result = compare_pairs(other_seconds, first_seconds)
-    ratios = [pair.other_seconds / pair.first_seconds for pair in alternated]
+    ratios = [other / first for first, other in zip(first_seconds, other_seconds, strict=True)]
     slowdown = result.ratio.into(1.0)  # `result` has the speed of the other over that of the first
-    return Measured(result, slowdown, sides=(log_mean(ratios),), rounds=len(alternated))
+    return Measured(result, slowdown, sides=(log_mean(ratios),), rounds=len(rounds_of_both))
 
 
 def _runs_by_trial(analysis: Analysis) -> dict[str, list[Run]]:
-    """All runs of each trial, completed or not."""
+    """Return trial identity -> all its runs, completed or not."""
     runs: dict[str, list[Run]] = {}
     for run in analysis.runs:
         runs.setdefault(run.header.trial_id, []).append(run)
@@ -287,7 +305,7 @@ def _runs_by_trial(analysis: Analysis) -> dict[str, list[Run]]:
 
 
 def _shared_runs(first_runs: Sequence[Run], other_runs: Sequence[Run]) -> _SharedRuns:
-    """The runs that two trials have in common.
+    """Count the runs that two trials have in common.
 
     A digest reads all steps of a run, so digests are made of those runs alone that began at the same time.
     """
@@ -313,7 +331,7 @@ def _begin(run: Run) -> _Begin:
 
 
 def run_digest(run: Run) -> str:
-    """The SHA-256 of what a run measured: when it began, how long it took, and the steps and epochs of its ranks.
+    """Return the SHA-256 of what a run measured: its begin, its wall time, and the steps and epochs of its ranks.
 
     Copies of a run have the same digest, also those in a bundle and those without the names of hosts.
     """
@@ -332,7 +350,7 @@ _DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 
 def _trial_differences(first: TrialResult, other: TrialResult) -> list[str]:
-    """The fields in which two trials differ: "train.precision: fp32 against bf16"."""
+    """Return the fields in which two trials differ, in words: "train.precision: fp32 against bf16"."""
     first_values = dotted(first.trial.model_dump(mode="json"))
     other_values = dotted(other.trial.model_dump(mode="json"))
     return [
@@ -343,7 +361,7 @@ def _trial_differences(first: TrialResult, other: TrialResult) -> list[str]:
 
 
 def _environment_differences(first: TrialResult, other: TrialResult) -> list[str]:
-    """What differs between the machines and the software of two trials, their git revisions last."""
+    """Return what differs in hardware and software between two trials, in words; the git revision comes last."""
     differences = list(first.unlike(other))
     first_revision = _git_revision(first)
     other_revision = _git_revision(other)
@@ -361,5 +379,5 @@ def _difference(subject: str, first: object, other: object) -> str:
 
 
 def _short(value: object) -> str:
-    """A value as text; of digests and revisions only the first digits, as git shows them."""
+    """Return a value as text; of digests and revisions only the first 12 digits, as git shows them."""
     return _DIGEST.sub(lambda digest: digest[0][:12], str(value))

@@ -73,7 +73,7 @@ class _Design(NamedTuple):
 
 @functools.lru_cache(4096)
 def smallest_shown(sides: tuple[LogMean, ...], question: ComparisonQuestion) -> float | None:
-    """The smallest slowdown, as a share, that is reported in 80 % of studies with as many runs of the same spread.
+    """Return the smallest slowdown, as a share, that 80 % of studies with as many runs of the same spread report.
 
     Args:
         sides: mean logarithms of the costs of both sides; of paired runs the one of their ratios.
@@ -124,7 +124,15 @@ def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
 
 
 def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> int | None:
-    """The fewest repeats on each side with which `power_of` reaches 80 %, by bisection; None where unknown."""
+    """Return the fewest repeats on each side with which the power reaches 80 %, by bisection.
+
+    Args:
+        sides: mean logarithms of both sides, or of the ratios of pairs.
+        power_of: a comparison still to be made -> the share of studies that give the wanted answer.
+
+    Returns:
+        None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
+    """
     if min(side.runs for side in sides) < 2:
         return None
     if all(side.squared_error == 0 for side in sides):
@@ -147,7 +155,7 @@ def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], floa
 
 
 def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
-    """The comparison with so many repeats on each side, whose runs spread as these do."""
+    """Return the comparison with so many repeats on each side, whose runs spread as these do."""
     run_variances = [side.squared_error * side.runs for side in sides]
     errors = [SquaredError(variance / repeats, repeats - 1) for variance in run_variances]
     known_spreads = [SquaredError(variance, side.freedom) for variance, side in zip(run_variances, sides, strict=True)]
@@ -159,20 +167,20 @@ def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
 
 
 def _power(log_slowdown: float, design: _Design, question: ComparisonQuestion) -> float:
-    """The share of studies that report a slowdown (the module's docstring has the formula).
+    """Return the share of studies that report a slowdown (the module's docstring has the formula).
 
-    It is the mean over points of equal probability: of sigma, (P, 1), and of the error that a study finds, (P, P).
+    Both integrals are means over P points of equal probability: of sigma, and of the error S that a study finds.
     """
     from scipy.special import ndtr  # here, as in `analysis.statistics`
 
-    sigma = math.sqrt(design.squared_error) / _deviation_ratios(design.freedom_of_spread)[:, None]
-    standard_error = sigma * _deviation_ratios(design.freedom)[None, :]
+    sigma = math.sqrt(design.squared_error) / _deviation_ratios(design.freedom_of_spread)[:, None]  # (P, 1)
+    standard_error = sigma * _deviation_ratios(design.freedom)[None, :]  # S of the formula, (P, P)
     one_sided_error = (1 - CONFIDENCE) / 2 / question.tests
-    needed = t_quantile(design.freedom, 1 - one_sided_error) * standard_error
+    needed_difference = t_quantile(design.freedom, 1 - one_sided_error) * standard_error
     if question.limit is not None:
         beyond_limit = math.log1p(question.limit) + t_quantile(design.freedom) * standard_error
-        needed = np.maximum(needed, beyond_limit)
-    return float(np.mean(ndtr((log_slowdown - needed) / sigma)))
+        needed_difference = np.maximum(needed_difference, beyond_limit)
+    return float(np.mean(ndtr((log_slowdown - needed_difference) / sigma)))
 
 
 @functools.lru_cache(1024)

@@ -70,11 +70,11 @@ class _RunPair(NamedTuple):
 
 
 def rounds(first: TrialResult, other: TrialResult) -> tuple[Round, ...]:
-    """The rounds in which the runs of a trial and of its counterpart alternated; empty where they did not.
+    """Return the rounds in which the runs of a trial and of its counterpart alternated; empty where they did not.
 
-    They alternated where no two runs went on at one time, 3 pairs or more are neighbours in time, and no side has more
-    runs outside a pair than inside. A pair with an interruption between its two runs is none, for the machine may have
-    changed in between.
+    They alternated if all of this holds: no two runs went on at one time; 3 or more pairs of runs of different sides
+    are neighbours in time; and no side has more runs outside a pair than inside. A pair with an interruption between
+    its two runs does not count, for the machine may have changed in between.
     """
     runs = [*_timed_runs(first, is_first_side=True), *_timed_runs(other, is_first_side=False)]
     runs.sort(key=lambda run: run.began_unix_seconds)
@@ -88,7 +88,7 @@ def rounds(first: TrialResult, other: TrialResult) -> tuple[Round, ...]:
 
 
 def span(results: Sequence[TrialResult]) -> RoundSpan | None:
-    """When the runs of these trials were made; None where no run records it, as in imported logs."""
+    """Return when the runs of these trials were made; None where no run records it, as in imported logs."""
     outcomes = []
     for result in results:
         for run in result.recorded_runs:
@@ -103,7 +103,7 @@ def span(results: Sequence[TrialResult]) -> RoundSpan | None:
 
 
 def _timed_runs(result: TrialResult, *, is_first_side: bool) -> list[_TimedRun]:
-    """The runs of a trial that have a cost, without imported ones, whose time of day is unknown."""
+    """Return the runs of a trial that have a cost, without imported ones, whose time of day is unknown."""
     runs = []
     trained_share = 1 - result.images_left_out
     for run, seconds in zip(result.recorded_runs, result.run_costs, strict=True):
@@ -116,7 +116,7 @@ def _timed_runs(result: TrialResult, *, is_first_side: bool) -> list[_TimedRun]:
 
 
 def _overlap(runs: Sequence[_TimedRun]) -> bool:
-    """Whether a run began before the one before it had ended. `runs`: in the order in which they began."""
+    """Whether a run began before the one before it had ended, for runs in the order in which they began."""
     for earlier, later in itertools.pairwise(runs):
         if later.began_unix_seconds < earlier.ended_unix_seconds - _CLOCK_SECONDS:
             return True
@@ -124,7 +124,9 @@ def _overlap(runs: Sequence[_TimedRun]) -> bool:
 
 
 def _neighbours(runs: Sequence[_TimedRun]) -> list[_RunPair]:
-    """Pairs of runs of different sides, one directly after the other; each run in one pair at most.
+    """Return pairs of runs of different sides, one directly after the other; each run is in one pair at most.
+
+    Example: runs of the sides A B B A A B give the pairs A B, B A and A B.
 
     Args:
         runs: in the order in which they began.
@@ -141,7 +143,7 @@ def _neighbours(runs: Sequence[_TimedRun]) -> list[_RunPair]:
 
 
 def _without_interruptions(pairs: Sequence[_RunPair]) -> list[_RunPair]:
-    """The pairs between whose two runs no more time passed than usual (`_INTERRUPTION_SECONDS`)."""
+    """Return the pairs between whose two runs no more time passed than usual (`_INTERRUPTION_SECONDS`)."""
     if not pairs:
         return []
     median_gap_seconds = statistics.median(pair.gap_seconds for pair in pairs)

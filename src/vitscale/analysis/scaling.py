@@ -124,7 +124,7 @@ def split_name(parallel: ParallelSpec) -> str:
 
 
 def trial_names(trials: Mapping[str, Trial], curves: Sequence[Curve]) -> dict[str, str]:
-    """Trial identity -> a name that tells it apart from the study's others: "ddp on 2 ranks, micro-batch 16".
+    """Return trial identity -> a name that no other trial of the study has: "ddp on 2 ranks, micro-batch 16".
 
     A name is the engine and the rank count. Where several trials share these, each gets those of its additions
     (`_name_additions`) that are not the same for all of them.
@@ -166,7 +166,7 @@ def _ids_by_name(trials: Mapping[str, Trial]) -> dict[str, list[str]]:
 
 
 def _name_additions(trial: Trial, curve_name: str) -> dict[str, str]:
-    """What may be added to a trial's name, by kind; empty texts where there is nothing to say.
+    """Return kind -> text that may be added to a trial's name; empty texts where there is nothing to add.
 
     Args:
         trial: the trial.
@@ -181,7 +181,7 @@ def _name_additions(trial: Trial, curve_name: str) -> dict[str, str]:
 
 
 def _without_common(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """For each trial, the texts of those kinds of additions in which the trials differ."""
+    """Return for each trial the texts of those kinds of additions in which the trials differ."""
     different_kinds = []
     for kind in additions[0]:
         texts = {addition[kind] for addition in additions}
@@ -194,12 +194,12 @@ def _without_common(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 
 def _norms_locally(trial: Trial) -> bool:
-    """Whether its batch norms compute something else than in one process; classification leaves no choice."""
+    """Whether each rank's batch norms see its own images alone; in classification there is no such choice."""
     return trial.model.task == "segmentation" and trial.train.batch_norm == "local"
 
 
 def _swept(field: str, value: Any, ambiguous: bool) -> str:
-    """One swept value, with as little of its field's name as tells it apart from every other field's."""
+    """Return a swept value in words: "micro_batch 16", "compile"; "train.micro_batch 16" where that is ambiguous."""
     if ambiguous:
         return f"{field} {value}"
     if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
@@ -229,7 +229,7 @@ def _last_name(field: str) -> str:
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One trial's place on a curve. None stands for what is unknown."""
+    """One trial on a curve. None stands for what is unknown."""
 
     gpus: int
     trial_id: str
@@ -253,7 +253,7 @@ class CurveResult:
     """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
     unlike: Mapping[str, str]
-    """Trials not compared with the baseline, and how their surroundings differ from its."""
+    """Identity of a trial that is not compared with the baseline -> how its hardware or software differs."""
 
 
 def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
@@ -265,9 +265,10 @@ def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
 
 
 def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the first trial that others may be compared with; None where there is none.
+    """Return the first trial that others may be compared with; None where no trial has costs.
 
-    Its costs are of the kind that most trials have, for an epoch's time is never compared with a rate of images.
+    Costs come from epoch times, or from rates of images alone, and the two kinds are never compared. So it is the first
+    trial whose costs are of the kind that most trials have.
     """
     with_costs = [trial for trial in ordered if trial.comparable_costs]
     most_have_rates = 2 * sum(trial.of_rates for trial in with_costs) > len(with_costs)
@@ -278,7 +279,13 @@ def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
 
 
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
-    """Work out one curve."""
+    """Work out the speedup and the efficiency of each point of a curve.
+
+    Args:
+        curve: the curve as it was recorded.
+        trials: trial identity -> its result, for all trials of the study.
+        combine_unlike: whether points are compared whose hardware or software differs.
+    """
     ordered = _in_order(curve)
     reference = base_of([trials[point.trial_id] for point in ordered])
     base = None
@@ -298,7 +305,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
                 over_base = _scaling(reference, result, curve.mode, point.gpus / base.gpus)
         over_plain = _NO_SCALING
         if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
-            over_plain = _scaling(plain, result, curve.mode, point.gpus)
+            over_plain = _scaling(plain, result, curve.mode, point.gpus)  # the plain run has 1 rank
         points.append(
             ScalingPoint(
                 gpus=point.gpus,
@@ -348,7 +355,10 @@ def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
 
 
 def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> TrialResult | None:
-    """Return the completed trial without a wrapper that does on one rank what `trial`'s curve does on N."""
+    """Return the completed trial without a wrapper that does on one rank what `trial`'s curve does on N ranks.
+
+    None where the study has no such trial.
+    """
     for other in trials.values():
         is_plain = of_engine(other.trial.train.engine).alone
         if is_plain and other.comparable_costs and _same_work(mode, other.trial, trial):

@@ -20,10 +20,10 @@ _MAY_COMPILE = ("engine", "first_step")
 
 
 def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[StartUp, ...]]:
-    """The start-ups of each trial's runs, in their order; what was compiled is beside the phases, in `one_off`.
+    """Return trial identity -> the start-up of each of its runs, without the seconds of compilations.
 
-    Where a run compiled, a phase gets the median of the runs that do the same and did not. Where no such run is
-    recorded, the phase is left out: unavailable.
+    Where a run compiled something in a phase, the phase gets the median of the runs that do the same work in it and
+    compiled nothing. Where no such run is recorded, the phase is left out. `StartUp.one_off` has what was taken out.
 
     Args:
         trials: the figures of all trials of a study, by identity.
@@ -36,9 +36,10 @@ def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[St
         usual_seconds = known_median(phase.seconds for phase in same_work if not phase.has_compilation)
         for phase in same_work:
             if phase.has_compilation:
-                of_trial = start_ups[phase.trial.trial_id]
-                of_trial[phase.place] = _without_compilation(of_trial[phase.place], phase, usual_seconds)
-    return {trial_id: tuple(of_trial) for trial_id, of_trial in start_ups.items()}
+                trial_start_ups = start_ups[phase.trial.trial_id]
+                start_up = trial_start_ups[phase.run_index]
+                trial_start_ups[phase.run_index] = _without_compilation(start_up, phase, usual_seconds)
+    return {trial_id: tuple(trial_start_ups) for trial_id, trial_start_ups in start_ups.items()}
 
 
 class _Phase(NamedTuple):
@@ -46,12 +47,12 @@ class _Phase(NamedTuple):
 
     name: str
     trial: TrialFigures
-    place: int
-    """Place of the run among the trial's runs."""
+    run_index: int
+    """Index of the run among the trial's runs."""
 
     @property
     def _run(self) -> RunFigures:
-        return self.trial.run_figures[self.place]
+        return self.trial.run_figures[self.run_index]
 
     @property
     def seconds(self) -> float:
@@ -65,13 +66,13 @@ class _Phase(NamedTuple):
 
 
 def _phases_of_same_work(trials: Mapping[str, TrialFigures]) -> Iterator[list[_Phase]]:
-    """The phases of all runs that may hold a compilation; those in which the same is done come together."""
+    """Yield the phases of all runs that may hold a compilation, those with the same work in one list."""
     groups: dict[tuple[str, ...], list[_Phase]] = {}
     for figures in trials.values():
         for name in _MAY_COMPILE:
             phases = [
-                _Phase(name, figures, place)
-                for place, run in enumerate(figures.run_figures)
+                _Phase(name, figures, run_index)
+                for run_index, run in enumerate(figures.run_figures)
                 if name in run.phase_seconds
             ]
             if phases:
@@ -80,7 +81,7 @@ def _phases_of_same_work(trials: Mapping[str, TrialFigures]) -> Iterator[list[_P
 
 
 def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
-    """What runs share that do the same in a phase: the engine that they build, or the first step that they train."""
+    """Return a key of the work in a phase: equal where runs build the same engine, or train the same first step."""
     trial = figures.trial
     if phase == "first_step":
         return (figures.trial_id,)
@@ -90,10 +91,16 @@ def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
 
 
 def _without_compilation(start_up: StartUp, phase: _Phase, usual: float | None) -> StartUp:
-    """The start-up with the `usual` seconds of a phase that holds a compilation; without the phase where it is None."""
-    others = {name: seconds for name, seconds in start_up.phases.items() if name != phase.name}
+    """Return the start-up without the compilation in one of its phases.
+
+    Args:
+        start_up: the start-up.
+        phase: the phase with a compilation.
+        usual: seconds of the phase without one; None where they are unknown, and then the whole phase is taken out.
+    """
+    other_phases = {name: seconds for name, seconds in start_up.phases.items() if name != phase.name}
     if usual is None:
-        return StartUp(others, one_off={**start_up.one_off, phase.name: phase.seconds})
-    compiling = max(0.0, phase.seconds - usual)
-    phases = {**others, phase.name: min(usual, phase.seconds)}
-    return StartUp(phases, one_off={**start_up.one_off, phase.name: compiling})
+        return StartUp(other_phases, one_off={**start_up.one_off, phase.name: phase.seconds})
+    compiling_seconds = max(0.0, phase.seconds - usual)
+    phases = {**other_phases, phase.name: min(usual, phase.seconds)}
+    return StartUp(phases, one_off={**start_up.one_off, phase.name: compiling_seconds})

@@ -128,14 +128,15 @@ def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = 
 
 
 def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
-    """The 95 % interval of a figure worked out from the runs of one side or several together.
+    """Return a figure that is worked out from the runs of one side, or of several together, with its 95 % interval.
 
     Each side adds the jackknife's variance: (n-1)/n times the sum of squared deviations of the figures with one of the
     side's n runs left out. For a mean this is its ordinary variance. Student's t has Welch's degrees of freedom.
 
     Args:
         centre: the figure from all runs.
-        without: for each side the figure without each of its runs in turn. No interval from fewer than 3 runs.
+        without: for each side the figures with one of its runs left out, each run in turn: [side][run]. There is no
+            interval where a side has fewer than 3 runs.
     """
     fewest = min(len(side) for side in without)
     if fewest < FEWEST_REPEATS:
@@ -215,18 +216,28 @@ def _direction(times_as_fast: Estimate) -> ComparisonVerdict:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for all of them together (Holm): below 0.05 where a family-wise test at 5 % rejects."""
+    """Return the p-values adjusted for all of them together (Holm), in the same order.
+
+    An adjusted p-value is below 0.05 where a family-wise test at 5 % rejects. The smallest of n is multiplied by n, the
+    next one by n - 1 and so on, and none is smaller than the one before: 0.01, 0.04 and 0.03 give 0.03, 0.06 and 0.06.
+    """
     tests = len(p_values)
     adjusted_values = [0.0] * tests
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(tests), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (tests - rank) * p_values[index]))
-        adjusted_values[index] = largest
+    largest_so_far = 0.0
+    indices_by_p = sorted(range(tests), key=p_values.__getitem__)
+    for smaller, index in enumerate(indices_by_p):
+        largest_so_far = max(largest_so_far, min(1.0, (tests - smaller) * p_values[index]))
+        adjusted_values[index] = largest_so_far
     return adjusted_values
 
 
 def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
-    """Return the same test as one of several: it keeps a direction only where the adjusted p-value is below 0.05."""
+    """Return a test with its p-value adjusted; it keeps a direction only where the adjusted p-value is below 0.05.
+
+    Args:
+        test: the test.
+        p_adjusted: its p-value after a correction; None: the test has no p-value, and stays as it is.
+    """
     if p_adjusted is None:
         return test
     loses_direction = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
@@ -316,7 +327,7 @@ def variance(values: Sequence[float]) -> float:
 
 
 def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> tuple[float, float]:
-    """Standard deviation of logarithms about the mean of their own group, over all groups, with its degrees of freedom.
+    """Return (standard deviation of logarithms about the mean of their own group, its degrees of freedom).
 
     Args:
         costs: positive costs of each group.

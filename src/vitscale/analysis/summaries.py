@@ -44,7 +44,8 @@ def summarise(
         trial_id: identity of the trial.
         trial: the trial.
         all_runs: all its runs with an outcome.
-        combine_unlike: whether runs from unlike surroundings are combined; otherwise only the largest group counts.
+        combine_unlike: whether runs on different hardware or software are combined; otherwise only the largest group
+            of runs on the same counts.
         target_ci: the precision of epoch times that the study asked for, if runs were added until it is reached.
     """
     combined = _combined_runs(all_runs, combine_unlike)
@@ -98,77 +99,82 @@ class _CombinedRuns(NamedTuple):
     runs: tuple[Run, ...]
     """In the order of repeats."""
     environment: RunEnvironment | None
-    """The surroundings of the first of them; None without a run."""
+    """Hardware and software of the first of them; None without a run."""
     left_out: tuple[str, ...]
     """Why each other completed run does not count with them."""
 
 
 def _combined_runs(all_runs: Sequence[Run], combine_unlike: bool) -> _CombinedRuns:
-    """The largest group of completed runs from like surroundings; all of them if `combine_unlike`."""
+    """Return the largest group of completed runs on the same hardware and software; all runs if `combine_unlike`."""
     completed = [run for run in all_runs if run.outcome.kind == "completed"]
     if not completed:
         return _CombinedRuns(runs=(), environment=None, left_out=())
     completed.sort(key=lambda run: run.header.repeat)
     environments = run_environments(completed)
-    all_places = list(range(len(completed)))
-    combined_places = all_places if combine_unlike else largest_like_group(environments)
-    environment = environments[combined_places[0]]
+    all_indices = list(range(len(completed)))
+    combined_indices = all_indices if combine_unlike else largest_like_group(environments)
+    environment = environments[combined_indices[0]]
     left_out = []
-    for place in all_places:
-        if place not in combined_places:
-            reasons = "; ".join(differences(environment, environments[place]))
-            left_out.append(f"repeat {completed[place].header.repeat + 1}: {reasons}")
-    return _CombinedRuns(tuple(completed[place] for place in combined_places), environment, tuple(left_out))
+    for index in all_indices:
+        if index not in combined_indices:
+            reasons = "; ".join(differences(environment, environments[index]))
+            left_out.append(f"repeat {completed[index].header.repeat + 1}: {reasons}")
+    return _CombinedRuns(tuple(completed[index] for index in combined_indices), environment, tuple(left_out))
 
 
 class _Sample(NamedTuple):
     """The runs of a trial as a sample: what counts as one observation, and what decided how many there are."""
 
     allocations: tuple[tuple[int, ...], ...]
+    """Indices of the runs of each allocation of a batch system, or of the same hosts."""
     components: Components | None
+    """The spread between allocations and inside them."""
     clusters: tuple[tuple[int, ...], ...]
-    """Places of the runs of each observation."""
+    """Indices of the runs of each observation."""
     looked: int
     """Number of first runs that decided how many there are; 0 where none did."""
 
 
 def _sample(runs: Sequence[Run], figures: Sequence[RunFigures], target_ci: float | None) -> _Sample:
-    """The sample that a trial's runs are, by their epoch times and the allocations in which they were made."""
+    """Return what counts as an observation among a trial's runs, by their epoch times and their allocations."""
     allocations = groups([allocation_of(run) for run in runs])
-    epoch_seconds = [of_run.epoch_seconds for of_run in figures]
+    epoch_seconds = [run_figures.epoch_seconds for run_figures in figures]
     known_by_allocation = []
     for runs_of_allocation in allocations:
-        each_run_alone = [[run] for run in runs_of_allocation]
-        known_by_allocation.append(observations(epoch_seconds, each_run_alone))
+        seconds_of_runs = [epoch_seconds[run] for run in runs_of_allocation]
+        known_by_allocation.append([seconds for seconds in seconds_of_runs if seconds is not None])
     spread = components(known_by_allocation)
     clusters = clusters_of(len(runs), allocations, spread)
     looked = 0
-    if len(clusters) == len(runs):  # `target_ci` counts runs, which are no observations where allocations are
+    is_run_observation = len(clusters) == len(runs)
+    if is_run_observation:  # `target_ci` counts runs, and decides nothing where allocations are the observations
         looked = looked_at([seconds for seconds in epoch_seconds if seconds], target_ci)
     return _Sample(allocations, spread, clusters, looked)
 
 
 def _breakdown(runs: Sequence[Run], figures: Sequence[RunFigures], sample: _Sample) -> Breakdown | None:
-    """The parts of a step's time, mean over observations; None where no step was explained."""
+    """Return the parts of a step's time, mean over observations; None where no step was explained."""
     by_run = []
-    for run, of_run in zip(runs, figures, strict=True):
-        by_run.append(breakdown(run, of_run.steady_from or 0))
+    for run, run_figures in zip(runs, figures, strict=True):
+        by_run.append(breakdown(run, run_figures.steady_from or 0))
     return mean_breakdown(by_run, sample.clusters)
 
 
 def _traffic(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures], sample: _Sample) -> Traffic | None:
+    """Return what an optimizer step of the trial sends; None where no run recorded it."""
     ranks_share_model = trial.parallel.pipeline * trial.parallel.sequence > 1
     reason = exchanges_unknown(trial) if trial.world.size > 1 else ""
     return traffic(runs, figures, sample.clusters, unlike=ranks_share_model, exchanges_unknown=reason)
 
 
 def _peak_bytes(figures: Sequence[RunFigures]) -> int | None:
-    """Peak of the run that needed most; None where no run recorded it."""
-    return max((of_run.peak_bytes for of_run in figures if of_run.peak_bytes is not None), default=None)
+    """Return the peak of the run that needed most; None where no run recorded it."""
+    peaks = [run_figures.peak_bytes for run_figures in figures if run_figures.peak_bytes is not None]
+    return max(peaks, default=None)
 
 
 def _last_clock_anomalies(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Impossible times in the last run that has any."""
+    """Return the impossible times in the last run that has any."""
     for run in reversed(runs):
         anomalies = clock_anomalies(run)
         if anomalies:
@@ -192,9 +198,11 @@ def _failures(all_runs: Sequence[Run]) -> tuple[Failure, ...]:
 
 
 def _epoch_seconds_source(figures: Sequence[RunFigures]) -> PaceSource | None:
-    """What the epoch time rests on: whole epochs if that of any run does; None without an epoch time."""
-    sources = {of_run.pace.source for of_run in figures if of_run.epoch_seconds is not None}
-    return "epochs" if "epochs" in sources else next(iter(sources), None)
+    """Return what the epoch time rests on: whole epochs if that of any run does; None without an epoch time."""
+    sources = {run_figures.pace.source for run_figures in figures if run_figures.epoch_seconds is not None}
+    if "epochs" in sources:
+        return "epochs"
+    return next(iter(sources), None)
 
 
 class _TrialOutcome(NamedTuple):
@@ -207,7 +215,7 @@ class _TrialOutcome(NamedTuple):
 
 
 def _outcome(all_runs: Sequence[Run]) -> _TrialOutcome:
-    """Completed if any run is, else the outcome of the last run."""
+    """Return the outcome of a trial: completed if any run is, else that of the last run."""
     if not all_runs:
         return _TrialOutcome(kind=None, reason=NOT_RUN_YET)
     in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
@@ -222,43 +230,47 @@ def _outcome(all_runs: Sequence[Run]) -> _TrialOutcome:
 
 
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
-    """Each epoch once, mean over the runs that had it."""
-    runs_by_epoch: dict[int, list[EpochFigures]] = {}
-    for of_run in figures:
-        for epoch in of_run.epochs:
-            runs_by_epoch.setdefault(epoch.epoch, []).append(epoch)
-    return tuple(_mean_epoch(runs_by_epoch[number]) for number in sorted(runs_by_epoch))
+    """Return each epoch once, mean over the runs that had it, by its number."""
+    epochs_by_number: dict[int, list[EpochFigures]] = {}
+    for run_figures in figures:
+        for epoch in run_figures.epochs:
+            epochs_by_number.setdefault(epoch.epoch, []).append(epoch)
+    return tuple(_mean_epoch(epochs_by_number[number]) for number in sorted(epochs_by_number))
 
 
 def _mean_of_last_epochs(figures: Sequence[RunFigures]) -> EpochFigures | None:
-    """The mean over runs, each at its own last whole epoch; None where no run has one."""
-    last_epochs = [of_run.last_epoch for of_run in figures if of_run.last_epoch is not None]
+    """Return the mean over runs, each at its own last whole epoch; None where no run has one."""
+    last_epochs = [run_figures.last_epoch for run_figures in figures if run_figures.last_epoch is not None]
     return _mean_epoch(last_epochs) if last_epochs else None
 
 
-def _mean_epoch(of_runs: Sequence[EpochFigures]) -> EpochFigures:
-    """One epoch of each run, at least one, put together.
+def _mean_epoch(epochs: Sequence[EpochFigures]) -> EpochFigures:
+    """Put one epoch of each run together: means of losses and accuracies, the median time, the highest number.
 
-    Means of what was learned, the median of the time, the highest number.
+    Args:
+        epochs: one of each run, at least one.
     """
     return EpochFigures(
-        epoch=max(epoch.epoch for epoch in of_runs),
-        elapsed_seconds=known_median(epoch.elapsed_seconds for epoch in of_runs),
-        complete=all(epoch.complete for epoch in of_runs),
-        runs=len(of_runs),
-        **{name: whole_mean([getattr(epoch, name) for epoch in of_runs]) for name in LEARNED},
+        epoch=max(epoch.epoch for epoch in epochs),
+        elapsed_seconds=known_median(epoch.elapsed_seconds for epoch in epochs),
+        complete=all(epoch.complete for epoch in epochs),
+        runs=len(epochs),
+        **{name: whole_mean([getattr(epoch, name) for epoch in epochs]) for name in LEARNED},
     )
 
 
 def _mean_loss_by_step(by_run: Sequence[LossByStep]) -> LossByStep:
-    """The loss of each step, mean over the runs that have the step."""
+    """Return the loss of each step, mean over the runs that have the step.
+
+    `LossByStep.means` takes an array of (runs, rows, steps): here of 1 run, with a row for each run of the trial.
+    """
     have_same_steps = all(np.array_equal(losses.step, by_run[0].step) for losses in by_run)
     if by_run and have_same_steps:
-        losses = np.stack([losses.loss for losses in by_run])
-        return LossByStep.means(by_run[0].step, losses[np.newaxis])[0]
+        losses_by_run = np.stack([losses.loss for losses in by_run])  # (runs of the trial, steps)
+        return LossByStep.means(by_run[0].step, losses_by_run[np.newaxis])[0]
     all_steps = np.concatenate([np.array([], dtype=np.int64), *(losses.step for losses in by_run)])
     all_losses = np.concatenate([np.array([]), *(losses.loss for losses in by_run)])
-    steps, positions = np.unique(all_steps, return_inverse=True)
+    steps, positions = np.unique(all_steps, return_inverse=True)  # each line's position in `steps`
     totals = np.bincount(positions, weights=all_losses, minlength=len(steps))
     counts = np.bincount(positions, minlength=len(steps))
     return LossByStep.means(steps, (totals / counts)[np.newaxis, np.newaxis])[0]

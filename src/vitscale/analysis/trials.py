@@ -110,7 +110,8 @@ class LoaderFigures:
     def of(cls, trial: Trial, runs: Sequence[Run]) -> LoaderFigures:
         """Work out the figures from the epochs of all ranks of a trial's runs."""
         lines = [line for run in runs for rank in run.ranks for line in rank.epochs]
-        work = [work for line in lines if (work := _loader_work(line)) is not None]
+        work_by_line = [_loader_work(line) for line in lines]
+        work = [work_of_line for work_of_line in work_by_line if work_of_line is not None]
         loads_beside_training = trial.train.device == "cpu" and trial.data.workers > 0
         is_work_complete = len(work) == len(lines)
         return cls(
@@ -136,7 +137,7 @@ def _loader_work(line: EpochLine) -> _LoaderWork | None:
 
 
 def _share_of_cores(work: Sequence[_LoaderWork], cores: int) -> float | None:
-    """Seconds that a rank's loader was at work / (seconds x cores of the rank), median over ranks and epochs."""
+    """Return seconds that a rank's loader was at work / (seconds x cores of the rank), median over ranks and epochs."""
     return known_median(
         (epoch.reading_seconds + epoch.decoding_seconds) / (epoch.epoch_seconds * cores)
         for epoch in work
@@ -145,7 +146,7 @@ def _share_of_cores(work: Sequence[_LoaderWork], cores: int) -> float | None:
 
 
 def _decoding_share(work: Sequence[_LoaderWork]) -> float | None:
-    """Seconds of decoding / seconds of reading and decoding, all epochs together; None where there are none."""
+    """Return seconds of decoding / seconds of reading and decoding, all epochs together; None where there are none."""
     reading_seconds = math.fsum(epoch.reading_seconds for epoch in work)
     decoding_seconds = math.fsum(epoch.decoding_seconds for epoch in work)
     busy_seconds = reading_seconds + decoding_seconds
@@ -215,7 +216,7 @@ class TrialFigures:
     looked: int
     """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...]
-    """Places in `run_figures` of the runs of each allocation, or of the same hosts; empty without runs."""
+    """Indices in `run_figures` of the runs of each allocation, or of the same hosts; empty without runs."""
     components: Components | None
     """The spread between allocations and inside them; None where there is one, or none has 2 runs."""
     clock_anomalies: tuple[str, ...]
@@ -302,7 +303,7 @@ class TrialFigures:
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """The runs of each observation, by their place in `run_figures`."""
+        """The runs of each observation, by their index in `run_figures`."""
         return clusters_of(len(self.run_figures), self.allocations, self.components)
 
     @property
@@ -425,7 +426,7 @@ class TrialResult(TrialFigures):
         All other fields stay those of all runs; `recorded_runs` too, which then are more than `run_figures`.
 
         Args:
-            dropped: places in `run_figures` of the runs to leave out.
+            dropped: indices in `run_figures` of the runs to leave out.
         """
         remaining = [run for run in range(len(self.run_figures)) if run not in dropped]
         fewer = replace(
@@ -441,16 +442,16 @@ class TrialResult(TrialFigures):
 
 
 def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the allocations of the remaining runs, by their places among these.
+    """Return the allocations of the remaining runs, by their indices among these.
 
     Example: allocations (0, 1) and (2, 3) without run 1 are (0,) and (1, 2).
     """
-    new_place = {run: place for place, run in enumerate(remaining)}
+    new_index_by_run = {run: new_index for new_index, run in enumerate(remaining)}
     renumbered = []
     for allocation in allocations:
-        places = tuple(new_place[run] for run in allocation if run in new_place)
-        if places:
-            renumbered.append(places)
+        new_indices = tuple(new_index_by_run[run] for run in allocation if run in new_index_by_run)
+        if new_indices:
+            renumbered.append(new_indices)
     return tuple(renumbered)
 
 

@@ -71,7 +71,7 @@ class Winner:
 
 
 def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), *, correct: bool = True) -> Winner:
-    """Finds the cheapest of several trials.
+    """Find the cheapest of several trials, and correct its cost for having been chosen.
 
     Args:
         costs: of each trial one positive cost per run, all in one unit.
@@ -112,7 +112,7 @@ class _Noise:
 
 
 def _rivals(means: Sequence[LogMean], best: int) -> tuple[int, ...]:
-    """Positions of the trials that are not significantly slower than the best, the cheapest first."""
+    """Return the positions of the trials that are not significantly slower than the best, the cheapest first."""
     noise = _pooled(means)
     tests = len(means) - 1
     rivals = []
@@ -129,7 +129,7 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
         trial: one of the others; with fewer than 3 runs it is taken to be as noisy as all trials together.
         best: the winner, with 3 runs or more.
         noise: that of all trials together.
-        tests: number of trials that the winner is held against.
+        tests: number of trials that the winner is compared with.
     """
     trial_error = trial.error
     if trial.runs < FEWEST_REPEATS:
@@ -139,7 +139,12 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
 
 
 def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
-    """The winner's cost with its interval, corrected for having been chosen. `means`: of two trials or more."""
+    """Return the winner's cost with its interval, corrected for having been chosen.
+
+    Args:
+        means: of two trials or more.
+        best: position of the winner.
+    """
     close = _close_to(means, best)
     noise = _pooled([means[position] for position in close])
     value = means[best].value
@@ -147,22 +152,22 @@ def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
         return Estimate(exp_of(value), exp_of(value), exp_of(value))
     ends = _hybrid_interval(means, best, noise)
     errors = [noise.error_of(mean) for mean in means]
-    expected = value + _selection_bias(_drawn_together(means, close, noise), errors)
-    # Where the runner-up is as fast, the conditional interval lies above all that the observed mean speaks for.
+    expected = value + _selection_bias(_shrunken_means(means, close, noise), errors)
+    # Where the runner-up is as fast, the conditional interval may lie above the corrected cost.
     low = min(ends.low, expected)
     high = max(ends.high, expected)
     return Estimate(exp_of(expected), exp_of(low), exp_of(high))
 
 
 def _pooled(means: Sequence[LogMean]) -> _Noise:
-    """The noise of one run, from the spread of runs within each trial; one trial or more has two runs."""
+    """Return the noise of one run, from the spread of runs within each trial; at least one trial must have two runs."""
     freedom = sum(mean.freedom for mean in means)
     squares = sum(mean.freedom * mean.squared_error * mean.runs for mean in means)
     return _Noise(math.sqrt(squares / freedom), freedom)
 
 
 def _close_to(means: Sequence[LogMean], best: int) -> list[int]:
-    """The winner and all trials that pooled noise does not tell apart from it."""
+    """Return the positions of the winner and of all trials that pooled noise does not tell apart from it."""
     noise = _pooled(means)
     limit = t_quantile(noise.freedom, 1 - _ERROR / (len(means) - 1))
     close = [best]
@@ -181,7 +186,11 @@ class _Interval(NamedTuple):
 
 
 def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> _Interval:
-    """The hybrid conditional interval of the winner's mean logarithm (the module's docstring has the source)."""
+    """Return the hybrid conditional interval of the winner's mean logarithm (the module's docstring has the source).
+
+    Its ends are the true means under which the observed mean is just at an end of the middle 95 % of the distribution
+    that it has as the winner's.
+    """
     observed = means[best].value
     error = noise.error_of(means[best])
     runner_up = min(mean.value for position, mean in enumerate(means) if position != best)
@@ -189,7 +198,10 @@ def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> _Int
     tail = (_ERROR - _OUTER_ERROR) / (1 - _OUTER_ERROR) / 2
 
     def share_below(truth: float) -> float:
-        """The chance of a mean below the observed one, given `truth`, that it wins and lies within `reach`."""
+        """Return the chance of a mean below the observed one.
+
+        It is conditional: the true mean is `truth`, the trial wins, and its mean lies within `reach` of the truth.
+        """
         low = -reach / error
         high = (min(runner_up, truth + reach) - truth) / error
         return _truncated_t_below(noise.freedom, low, (observed - truth) / error, high)
@@ -202,7 +214,7 @@ def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> _Int
 
 
 def _truncated_t_below(freedom: int, low: float, value: float, high: float) -> float:
-    """The share below `value` of Student's t that is cut off at `low` and `high`; 1 where nothing is between these."""
+    """Return the share below `value` of Student's t cut off at `low` and `high`; 1 where nothing is between these."""
     if high <= low or value >= high:
         return 1.0
     if value <= low:
@@ -214,7 +226,7 @@ def _truncated_t_below(freedom: int, low: float, value: float, high: float) -> f
 
 
 def _root(decreasing: Callable[[float], float], low: float, high: float, value: float) -> float:
-    """The argument between `low` and `high` at which a decreasing function has a value, by bisection."""
+    """Return the argument between `low` and `high` at which a decreasing function has a value, by bisection."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if decreasing(middle) > value:
@@ -224,30 +236,37 @@ def _root(decreasing: Callable[[float], float], low: float, high: float, value: 
     return (low + high) / 2
 
 
-def _drawn_together(means: Sequence[LogMean], close: Sequence[int], noise: _Noise) -> list[float]:
-    """The means, those close to the winner drawn towards each other until they scatter as their true values do.
+def _shrunken_means(means: Sequence[LogMean], close: Sequence[int], noise: _Noise) -> list[float]:
+    """Return the means, those close to the winner moved towards their centre until they scatter as true values do.
 
-    How true values scatter is what the means scatter by beyond their standard errors (the estimate of DerSimonian and
-    Laird, "Meta-analysis in clinical trials", Controlled Clinical Trials 7, 1986, 177-188).
+    Means scatter because true values do, and because of noise. The variance of the true values is what the means
+    scatter by beyond their standard errors (the estimate of DerSimonian and Laird, "Meta-analysis in clinical trials",
+    Controlled Clinical Trials 7, 1986, 177-188).
+
+    Args:
+        means: of all trials.
+        close: positions of those close to the winner, and of the winner; the other means stay as they are.
+        noise: of one run.
     """
-    truths = [mean.value for mean in means]
+    shrunken = [mean.value for mean in means]
     if len(close) < 2:
-        return truths
+        return shrunken
     weights = [1 / noise.error_of(means[position]) ** 2 for position in close]
-    values = [truths[position] for position in close]
-    total = math.fsum(weights)
-    centre = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    values = [means[position].value for position in close]
+    total_weight = math.fsum(weights)
+    centre = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total_weight
     squares = math.fsum(weight * (value - centre) ** 2 for weight, value in zip(weights, values, strict=True))
-    scale = total - math.fsum(weight**2 for weight in weights) / total
-    true_variance = max(0.0, (squares - (len(close) - 1)) / scale)
+    squares_by_noise = len(close) - 1  # expected where all true values are equal
+    scale = total_weight - math.fsum(weight**2 for weight in weights) / total_weight
+    true_variance = max(0.0, (squares - squares_by_noise) / scale)
     for position, weight, value in zip(close, weights, values, strict=True):
         true_share = true_variance / (true_variance + 1 / weight)
-        truths[position] = centre + math.sqrt(true_share) * (value - centre)
-    return truths
+        shrunken[position] = centre + math.sqrt(true_share) * (value - centre)
+    return shrunken
 
 
 def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
-    """The mean of (true value - observed one) of the trial that is observed as the smallest of all.
+    """Return the mean of (true value - observed one) of the trial that is observed as the smallest of all.
 
     At x, trial i is observed and wins with density f_i(x) = normal density of i * P(all others lie above x). The bias
     is the sum over i of the integral of (true value of i - x) f_i(x).
@@ -256,26 +275,30 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
         truths: the true mean of each trial.
         errors: the standard error of each.
     """
-    centres = np.array(truths)[:, None]
-    scales = np.array(errors)[:, None]
-    lowest = np.min(centres - _GRID_REACH * scales)
-    highest = np.min(centres + _GRID_REACH * scales)  # where one trial lies below for certain, no other can win
-    may_win = (centres - _GRID_REACH * scales < highest)[:, 0]
-    centres = centres[may_win]
-    scales = scales[may_win]
-    grid = np.linspace(lowest, highest, _GRID_POINTS)
+    all_centres = np.array(truths)[:, None]  # (trials, 1)
+    all_scales = np.array(errors)[:, None]
+    least_values = all_centres - _GRID_REACH * all_scales
+    lowest = np.min(least_values)
+    # The trial with this largest value lies below it for certain: no trial whose least value is above it can win.
+    highest = np.min(all_centres + _GRID_REACH * all_scales)
+    may_win = (least_values < highest)[:, 0]
+    centres = all_centres[may_win]
+    scales = all_scales[may_win]
+    grid = np.linspace(lowest, highest, _GRID_POINTS)  # the observed values x
     # In pieces: thousands of trials would take gigabytes.
     pieces = [slice(first, first + _TRIALS_AT_ONCE) for first in range(0, len(centres), _TRIALS_AT_ONCE)]
-    log_all_above = np.zeros(_GRID_POINTS)
+    log_all_above = np.zeros(_GRID_POINTS)  # logarithm of P(all trials lie above x)
     for piece in pieces:
-        log_all_above += np.log(_share_above((grid - centres[piece]) / scales[piece])).sum(axis=0)
-    bias_by_step = 0.0
+        deviations = (grid - centres[piece]) / scales[piece]  # (trials of the piece, points)
+        log_all_above += np.log(_share_above(deviations)).sum(axis=0)
+    sum_over_grid = 0.0
     for piece in pieces:
         deviations = (grid - centres[piece]) / scales[piece]
         densities = np.exp(-0.5 * deviations**2) / (scales[piece] * math.sqrt(2 * math.pi))
         others_above = np.exp(log_all_above - np.log(_share_above(deviations)))
-        bias_by_step += float(((centres[piece] - grid) * densities * others_above).sum())
-    return bias_by_step * float(grid[1] - grid[0])
+        sum_over_grid += float(((centres[piece] - grid) * densities * others_above).sum())
+    grid_step = float(grid[1] - grid[0])
+    return sum_over_grid * grid_step
 
 
 class _NormalValues(NamedTuple):
@@ -292,7 +315,7 @@ def _normal_table() -> _NormalValues:
 
 
 def _share_above(deviations: FloatArray) -> FloatArray:
-    """The share of the normal distribution above each deviation; never 0, for its logarithm is taken."""
+    """Return the share of the normal distribution above each deviation; never 0, so that it has a logarithm."""
     table = _normal_table()
     shares = np.interp(deviations, table.deviations, table.shares_above)
     return np.maximum(shares, np.finfo(float).tiny)

@@ -17,11 +17,11 @@ noise scale B_noise = tr(Sigma) / |G|^2, in images, holds for the moment of trai
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
@@ -100,7 +100,7 @@ class Reach:
 
 
 def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Convergence | None:
-    """The convergence of one trial; None where there is no run.
+    """Return the convergence of one trial; None where there is no run.
 
     Args:
         runs: its completed runs.
@@ -109,14 +109,14 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
     """
     if not runs:
         return None
-    courses = [course(run, run_figures) for run, run_figures in zip(runs, figures, strict=True)]
+    points_by_run = [accuracy_points(run, run_figures) for run, run_figures in zip(runs, figures, strict=True)]
     target = runs[0].header.trial.train.target_accuracy
     target_runs: list[TargetRun] = []
     if target is not None:
-        target_runs = [_target_run(run, points, target) for run, points in zip(runs, courses, strict=True)]
+        target_runs = [_target_run(run, points, target) for run, points in zip(runs, points_by_run, strict=True)]
         target_runs.sort(key=lambda run: run.repeat)
-    images = _cost_of_target(target_runs, lambda run: run.images, lambda run: run.trained_images, clusters=None)
-    seconds = _cost_of_target(target_runs, lambda run: run.seconds, lambda run: run.trained_seconds, clusters=clusters)
+    images = _cost_of_target([_images_to_target(run) for run in target_runs], clusters=None)
+    seconds = _cost_of_target([_seconds_to_target(run) for run in target_runs], clusters)
     noise = noise_scale(runs)
     return Convergence(
         noise_scale_images=noise.images,
@@ -125,15 +125,15 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
         target_runs=tuple(target_runs),
         images_to_target=images.estimate,
         seconds_to_target=seconds.estimate,
-        points=tuple(_mean_point(points_of_epoch) for points_of_epoch in zip(*courses, strict=False)),
+        points=tuple(_mean_point(points_of_epoch) for points_of_epoch in zip(*points_by_run, strict=False)),
         images_to_target_at_least=images.at_least,
         seconds_to_target_at_least=seconds.at_least,
-        trained_images=tuple(points[-1].images for points in courses if points),
+        trained_images=tuple(points[-1].images for points in points_by_run if points),
     )
 
 
-def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
-    """The points of one run, up to the first epoch that its record lacks.
+def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
+    """Return the points of one run, one for each epoch, up to the first epoch that its record lacks.
 
     An epoch takes what its images take at the run's `images_per_second`, so that no time holds warm-up, explained or
     rare slow steps. In an imported log of whole epochs alone it takes its own seconds.
@@ -148,8 +148,10 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     images = 0
     epoch_seconds = 0.0
     evaluation_seconds: float | None = 0.0
-    while len(points) in lines_by_epoch:
-        lines = lines_by_epoch[len(points)]
+    for epoch in itertools.count():
+        lines = lines_by_epoch.get(epoch, [])
+        if not lines:
+            break
         first_line = lines[0]
         if first_line.images is None or first_line.steps is None:
             break  # an imported log without the number of images of an epoch
@@ -161,7 +163,7 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
             seconds = finite_or_none(images / rate) if rate is not None else None
         evaluation_seconds = _add_evaluation(evaluation_seconds, lines)
         point = AccuracyPoint(
-            epoch=len(points) + 1,
+            epoch=epoch + 1,
             images=images,
             seconds=seconds,
             held_out_accuracy=finite_or_none(first_line.held_out_accuracy),
@@ -172,7 +174,7 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
 
 
 def _add_evaluation(seconds_so_far: float | None, lines: Sequence[EpochLine]) -> float | None:
-    """Seconds of evaluation with those of another epoch, of its slowest rank; None where an epoch records none.
+    """Return the seconds of evaluation with those of another epoch, of its slowest rank; None where unknown.
 
     Args:
         seconds_so_far: evaluation of the epochs before; None where one of them recorded none.
@@ -185,20 +187,23 @@ def _add_evaluation(seconds_so_far: float | None, lines: Sequence[EpochLine]) ->
 
 
 def accuracy_at_images(learned: Convergence, images: float) -> float | None:
-    """Mean held-out accuracy after `images`: linear between epochs; None before the first and after the last."""
+    """Return the mean held-out accuracy after `images`, linear between epochs.
+
+    None before the first epoch and after the last one, and where a neighbouring epoch was not evaluated.
+    """
     return linear_between([(float(point.images), point.held_out_accuracy) for point in learned.points], images)
 
 
 def accuracy_at_seconds(learned: Convergence, seconds: float) -> float | None:
-    """Mean held-out accuracy after `seconds` of training, as `accuracy_at_images`."""
+    """Return the mean held-out accuracy after `seconds` of training; like `accuracy_at_images`."""
     timed = [(point.seconds, point.held_out_accuracy) for point in learned.points if point.seconds is not None]
     return linear_between(timed, seconds)
 
 
 def common_reach(trials: Iterable[Convergence]) -> Reach:
-    """The largest number of images, and of seconds, at which all these trials can be compared.
+    """Return the largest number of images, and of seconds, at which all these trials can be compared.
 
-    That is the smallest of their last points; trials without a known accuracy are left aside.
+    It is the smallest of the trials' last points with an accuracy; trials without any are left out.
     """
     last_points = []
     for trial in trials:
@@ -213,30 +218,49 @@ def common_reach(trials: Iterable[Convergence]) -> Reach:
 
 
 def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> TargetRun:
-    reached = _first_at_accuracy(points, target)
+    """Return how long one run took to reach the target accuracy, by its points."""
+    at_target = _first_at_accuracy(points, target)
     last = points[-1] if points else None
     return TargetRun(
         repeat=run.header.repeat,
         seed=seed_of(run),
-        epochs=reached.epoch if reached else None,
-        images=reached.images if reached else None,
-        seconds=reached.seconds if reached else None,
-        evaluation_seconds=reached.evaluation_seconds if reached else None,
+        epochs=at_target.epoch if at_target else None,
+        images=at_target.images if at_target else None,
+        seconds=at_target.seconds if at_target else None,
+        evaluation_seconds=at_target.evaluation_seconds if at_target else None,
         trained_images=last.images if last else None,
         trained_seconds=last.seconds if last else None,
     )
 
 
 def _first_at_accuracy(points: Sequence[AccuracyPoint], accuracy: float) -> AccuracyPoint | None:
-    """The first point with at least this held-out accuracy; None without any."""
+    """Return the first point with at least this held-out accuracy; None where no point has it."""
     for point in points:
         if point.held_out_accuracy is not None and point.held_out_accuracy >= accuracy:
             return point
     return None
 
 
+class _RunCost(NamedTuple):
+    """Images or seconds that one run took to the target accuracy, or without reaching it."""
+
+    reached_target: bool
+    to_target: float | None
+    """Cost up to the target; None where it was not reached, or is unknown."""
+    in_all: float | None
+    """Cost until the run ended; None where it is unknown."""
+
+
+def _images_to_target(run: TargetRun) -> _RunCost:
+    return _RunCost(run.epochs is not None, to_target=run.images, in_all=run.trained_images)
+
+
+def _seconds_to_target(run: TargetRun) -> _RunCost:
+    return _RunCost(run.epochs is not None, to_target=run.seconds, in_all=run.trained_seconds)
+
+
 class _CostOfTarget(NamedTuple):
-    """Images or seconds that a target accuracy took."""
+    """Images or seconds that a target accuracy took, over all runs of a trial."""
 
     estimate: Estimate | None = None
     """None where a run did not reach the target."""
@@ -244,36 +268,28 @@ class _CostOfTarget(NamedTuple):
     """A lower bound of the centre where some runs did not reach the target; else None."""
 
 
-def _cost_of_target(
-    runs: Sequence[TargetRun],
-    cost_to_target: Callable[[TargetRun], float | None],
-    cost_in_all: Callable[[TargetRun], float | None],
-    clusters: Clusters,
-) -> _CostOfTarget:
-    """What a target took over all runs.
+def _cost_of_target(costs: Sequence[_RunCost], clusters: Clusters) -> _CostOfTarget:
+    """Return what a target took over all runs.
+
+    Where a run did not reach the target, only a lower bound is known: that run counts with all that it trained.
 
     Args:
-        runs: the runs; empty where there is no target.
-        cost_to_target: images or seconds of a run up to the target.
-        cost_in_all: images or seconds of a run until it ended, which count where it did not reach the target.
+        costs: the cost of each run; empty where there is no target.
         clusters: the runs of each observation.
     """
-    if not runs:
+    if not costs:
         return _CostOfTarget()
-    has_reached = [run.epochs is not None for run in runs]
-    if all(has_reached):
-        return _CostOfTarget(estimate=_interval([cost_to_target(run) for run in runs], clusters))
-    costs = [
-        cost_to_target(run) if reached else cost_in_all(run) for run, reached in zip(runs, has_reached, strict=True)
-    ]
-    if None in costs:
+    if all(cost.reached_target for cost in costs):
+        return _CostOfTarget(estimate=_interval([cost.to_target for cost in costs], clusters))
+    least_costs = [cost.to_target if cost.reached_target else cost.in_all for cost in costs]
+    if None in least_costs:
         return _CostOfTarget()
-    bound = _interval(costs, clusters)
+    bound = _interval(least_costs, clusters)
     return _CostOfTarget(at_least=bound.value if bound is not None else None)
 
 
 def _mean_point(points: Sequence[AccuracyPoint]) -> AccuracyPoint:
-    """The point of one epoch over all runs; a value is unknown if it is unknown for one of them."""
+    """Return the mean of the points that all runs have for one epoch; a value that one of them lacks is None."""
     return AccuracyPoint(
         epoch=points[0].epoch,
         images=points[0].images,
@@ -283,22 +299,24 @@ def _mean_point(points: Sequence[AccuracyPoint]) -> AccuracyPoint:
 
 
 def _interval(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
-    """The interval of a value per observation, where 0 counts as unknown; None where no run has a value."""
+    """Return the interval of one value per observation; None where no run has one. A value of 0 counts as unknown."""
     observed = observations([value or None for value in values], clusters)
     return interval(observed) if observed else None
 
 
 def linear_between(points: Sequence[tuple[float, float | None]], position: float) -> float | None:
-    """The value at `position`, linear between neighbours; None outside, and beside a point whose value is unknown.
+    """Return the value at `position`, linear between the points on either side.
+
+    None before the first and after the last point, and where the value of one of the two points is unknown.
 
     Args:
-        points: positions in rising order, and the value at each; None where it is unknown.
-        position: where the value is asked for.
+        points: (position, value) by rising position; the value is None where it is unknown.
+        position: the position to look up.
     """
     for point_position, value in points:
         if point_position == position:
             return value
-    for (left, left_value), (right, right_value) in pairwise(points):
+    for (left, left_value), (right, right_value) in itertools.pairwise(points):
         if left < position < right:
             if left_value is None or right_value is None:
                 return None
@@ -334,7 +352,7 @@ class _RunNoiseScale:
 
 
 def noise_scale(runs: Sequence[Run]) -> TrialNoiseScale:
-    """B_noise in images over the runs of one trial; or None, with the reason.
+    """Return the noise scale B_noise in images over the runs of one trial; or None, with the reason.
 
     Runs of one seed see the same gradients and count as one observation. Where noise drowns the gradient in any run
     there is no figure: the other runs alone would make it too small.
@@ -361,7 +379,7 @@ def noise_scale(runs: Sequence[Run]) -> TrialNoiseScale:
 
 
 def _reason_for_no_norms(runs: Sequence[Run]) -> str:
-    """Why no run of a trial can have norms at two batch sizes; empty where it can."""
+    """Return why no run of a trial can have norms at two batch sizes; empty where runs can have them."""
     if not runs:
         return "no run has completed"
     trial = runs[0].header.trial
@@ -375,13 +393,13 @@ def _reason_for_no_norms(runs: Sequence[Run]) -> str:
 
 
 def seed_of(run: Run) -> int:
-    """The seed that a run used: its own, or that of its trial."""
+    """Return the seed that a run used: its own, else that of its trial."""
     header = run.header
     return header.trial.train.seed if header.seed is None else header.seed
 
 
 def _run_noise_scale(run: Run) -> _RunNoiseScale:
-    """The mean noise over the mean squared gradient of the run's steps, or the reason why it is unknown."""
+    """Return the noise scale of one run: the mean noise of its steps / the mean of their squared gradients."""
     steps = common_steps(run, lambda rank: rank.gradients)
     known_steps = [lines for lines in steps if all(_has_norms(line) for line in lines)]
     if len(known_steps) < FEWEST_STEPS:
@@ -412,7 +430,7 @@ def _has_norms(line: GradientLine) -> bool:
 
 
 def _reason_for_few_norms(run: Run, steps: Sequence[Sequence[GradientLine]], known_steps: int) -> str:
-    """Why fewer steps of a run than necessary have norms.
+    """Return why fewer steps of a run than necessary have norms.
 
     Args:
         run: the record.
@@ -439,10 +457,11 @@ class _StepNoise(NamedTuple):
 
 
 def _step_noise(lines: Sequence[GradientLine]) -> _StepNoise | None:
-    """The noise of one step; None where its norms cannot be those of gradients and their mean.
+    """Return the noise of one step; None where its norms cannot be those of gradients and their mean.
 
-    Ranks of unequal shares b_r count in proportion to them: the expectation of `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2
-    + tr(Sigma) / b with b the mean share.
+    With b the small and B the big batch, in images, this gives |G|^2 and tr(Sigma) as the module's docstring has them.
+    |G_b|^2 is the mean over ranks. Ranks of unequal shares b_r count in proportion to them: the expectation of
+    `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2 + tr(Sigma) / b with b the mean share.
 
     Args:
         lines: one line per rank.
@@ -450,18 +469,21 @@ def _step_noise(lines: Sequence[GradientLine]) -> _StepNoise | None:
     ranks = len(lines)
     micro_step_images = sum(line.small_images for line in lines)
     small_batch = micro_step_images / ranks
-    small = sum(line.small_images / small_batch * (line.small_squared_norm or 0.0) for line in lines) / ranks
-    big = sum(line.big_squared_norm or 0.0 for line in lines) / ranks
+    small_squared_norm = (
+        sum(line.small_images / small_batch * (line.small_squared_norm or 0.0) for line in lines) / ranks
+    )
+    big_squared_norm = sum(line.big_squared_norm or 0.0 for line in lines) / ranks
     big_batches = {line.big_images for line in lines}
     if len(big_batches) > 1:
         return None
     big_batch = big_batches.pop()
     if big_batch % micro_step_images != 0 or small_batch >= big_batch:
         return None
-    if not big <= _ROUNDING * small:
+    is_mean_possible = big_squared_norm <= _ROUNDING * small_squared_norm  # False for NaN too
+    if not is_mean_possible:
         return None
-    squared_gradient = (big_batch * big - small_batch * small) / (big_batch - small_batch)
-    noise = (small - big) / (1 / small_batch - 1 / big_batch)
+    squared_gradient = (big_batch * big_squared_norm - small_batch * small_squared_norm) / (big_batch - small_batch)
+    noise = (small_squared_norm - big_squared_norm) / (1 / small_batch - 1 / big_batch)
     if not math.isfinite(squared_gradient) or not math.isfinite(noise):
         return None
     return _StepNoise(squared_gradient, noise)

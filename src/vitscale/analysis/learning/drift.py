@@ -4,6 +4,9 @@ Trials show the same loss at every optimizer step, but for rounding, if they dif
 (`trial.WRAPPER_FIELDS`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
 The reference is the run without a wrapper; where the study has none, the trial that most others agree with. How far
 rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
+
+A trial drifts if its losses differ from the reference's by more than rounding explains. The difference of two runs in a
+step is relative to the reference's loss: 0.01 is one per cent. In functions, the member is the trial that is compared.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class StepDifference(NamedTuple):
 
     step: int
     difference: float
-    """Relative to the reference; infinite where one loss is finite and the other is not."""
+    """Relative to the reference's loss; infinite where one loss is finite and the other is not."""
 
 
 class RunLosses(NamedTuple):
@@ -75,8 +78,8 @@ class LossDifference:
                 return position
         return len(self.by_step)
 
-    def early(self, after_one_update: float, after_two: float) -> bool:
-        """Whether losses differ by more than rounding explains before training has had the time to amplify it.
+    def differs_early(self, after_one_update: float, after_two: float) -> bool:
+        """Whether losses differ by more than rounding explains in the first three steps, before training amplifies it.
 
         Args:
             after_one_update: the largest difference that rounding explains in the first two steps.
@@ -87,59 +90,62 @@ class LossDifference:
 
 
 def largest_difference(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
-    """The difference of the run of `member` that differs most; None where no two of their runs can be compared."""
+    """Return the difference of the run of `member` that differs most; None where no two runs can be compared."""
     if not seeded(reference):
-        difference = _largest_of_like_steps(member, reference)
+        difference = _largest_difference_at_equal_steps(member, reference)
         if difference is not None:
             return difference
-    by_run = [between_runs(run, reference) for run in losses(member)]
-    differences_of_runs = [difference for difference in by_run if difference is not None]
-    return max(differences_of_runs, key=lambda difference: difference.worst.difference, default=None)
+    difference_by_run = [between_runs(run, reference) for run in losses(member)]
+    known_differences = [difference for difference in difference_by_run if difference is not None]
+    return max(known_differences, key=lambda difference: difference.worst.difference, default=None)
 
 
-def _largest_of_like_steps(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
-    """`largest_difference` of all runs at once, which is fast.
+def _largest_difference_at_equal_steps(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
+    """Return `largest_difference` in the usual case, worked out for all runs of `member` at once, which is fast.
 
-    None where a run lacks a loss or has other steps than the reference's first run.
+    Return None where it is not that case: a run has other steps than the reference's first run, a loss is missing or
+    not finite, or the reference's losses are 0.
     """
-    reference_loss = _by_repeat(reference)[0].figures.loss_by_step
-    reference_steps = reference_loss.step[:STEPS]
-    reference_losses = reference_loss.loss[:STEPS]
-    runs = [run.figures.loss_by_step for run in _by_repeat(member)]
-    steps_by_run = [run.step[:STEPS] for run in runs]
-    lengths = {len(steps) for steps in steps_by_run}
-    if len(reference_steps) < 2 or lengths != {len(reference_steps)}:
+    reference_record = _runs_by_repeat(reference)[0].figures.loss_by_step
+    steps = reference_record.step[:STEPS]  # (S,), at most the first 20
+    reference_losses = reference_record.loss[:STEPS]  # (S,)
+    records = [run.figures.loss_by_step for run in _runs_by_repeat(member)]
+    steps_by_run = [record.step[:STEPS] for record in records]
+    if len(steps) < 2 or not steps_by_run:
         return None
-    if (np.stack(steps_by_run) != reference_steps).any():
+    if not all(np.array_equal(steps_of_run, steps) for steps_of_run in steps_by_run):
         return None
-    scale = np.maximum(np.abs(reference_losses), _LEAST_SHARE * abs(reference_losses[0]))
+    losses_by_run = np.stack([record.loss[:STEPS] for record in records])  # (runs, S)
+    scale = np.maximum(np.abs(reference_losses), _LEAST_SHARE * abs(reference_losses[0]))  # (S,)
     with np.errstate(all="ignore"):
-        gaps = np.abs(np.stack([run.loss[:STEPS] for run in runs]) - reference_losses)
-        differences_by_run = gaps / scale
+        gaps = np.abs(losses_by_run - reference_losses)
+        differences_by_run = gaps / scale  # (runs, S)
     if not np.isfinite(gaps).all() or not (scale > 0).all():
         return None
-    worst_run = differences_by_run.max(axis=1).argmax()
-    pairs = zip(reference_steps.tolist(), differences_by_run[worst_run].tolist(), strict=True)
+    largest_by_run = differences_by_run.max(axis=1)
+    worst_run = largest_by_run.argmax()
+    pairs = zip(steps.tolist(), differences_by_run[worst_run].tolist(), strict=True)
     return LossDifference(tuple(StepDifference(step, difference) for step, difference in pairs))
 
 
-def _by_repeat(result: TrialFigures) -> list[_NumberedRun]:
-    """The completed runs of a trial in the order of repeats."""
+def _runs_by_repeat(result: TrialFigures) -> list[_NumberedRun]:
+    """Return the completed runs of a trial in the order of repeats."""
     pairs = zip(result.recorded_runs, result.run_figures, strict=True)
     runs = [_NumberedRun(run.header.repeat, figures) for run, figures in pairs]
     return sorted(runs, key=lambda run: run.repeat)
 
 
 def between_runs(run: RunLosses, reference: TrialFigures) -> LossDifference | None:
-    """How far a run is from the reference's first run; where repeats have seeds of their own, from the same repeat.
+    """Return how far a run is from the reference's first run; where repeats have own seeds, from the same repeat.
 
-    None where the reference has no such run, or the two have fewer than two steps in common.
+    Return None where the reference has no such run, or the two have fewer than two steps in common.
     """
-    reference_runs = {reference_run.repeat: reference_run.figures for reference_run in _by_repeat(reference)}
-    if seeded(reference) or not reference_runs:
-        figures = reference_runs.get(run.repeat)
+    figures_by_repeat = {reference_run.repeat: reference_run.figures for reference_run in _runs_by_repeat(reference)}
+    if seeded(reference) or not figures_by_repeat:
+        figures = figures_by_repeat.get(run.repeat)
     else:
-        figures = reference_runs[min(reference_runs)]
+        first_repeat = min(figures_by_repeat)
+        figures = figures_by_repeat[first_repeat]
     if figures is None:
         return None
     by_step = differences(run.losses, _first_losses(figures))
@@ -156,15 +162,17 @@ def seeded(result: TrialFigures) -> bool:
 
 
 def losses(result: TrialFigures) -> list[RunLosses]:
-    """The first losses of each completed run, in the order of repeats."""
-    return [RunLosses(run.repeat, _first_losses(run.figures)) for run in _by_repeat(result)]
+    """Return the first losses of each completed run, in the order of repeats."""
+    return [RunLosses(run.repeat, _first_losses(run.figures)) for run in _runs_by_repeat(result)]
 
 
 def differences(member: Losses, reference: Losses) -> tuple[StepDifference, ...]:
-    """`|l - r| / max(r, r_first / 100)` of the steps that both have; empty for fewer than two such steps.
+    """Return the difference `|l - r| / max(|r|, |r_first| / 100)` in each step that both have.
 
-    Infinite where one loss is finite and the other is not, and that is the last step; from the step on where neither
-    is finite, no steps follow.
+    The comparison ends with the first loss that is not finite. Where only one of the two is finite there, this step has
+    an infinite difference and is the last; where neither is, the step before is the last.
+
+    Empty for fewer than two such steps.
 
     Args:
         member: the losses l.
@@ -188,7 +196,7 @@ def differences(member: Losses, reference: Losses) -> tuple[StepDifference, ...]
 
 
 def _relative(gap: float, scale: float) -> float:
-    """gap / scale; infinite for a gap on a scale of 0."""
+    """Return gap / scale. On a scale of 0 it is infinite, but 0 where there is no gap."""
     if scale > 0:
         return gap / scale
     return math.inf if gap else 0.0
@@ -197,21 +205,24 @@ def _relative(gap: float, scale: float) -> float:
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
 """Largest relative difference of a loss that rounding explains, by precision."""
 SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
-"""The same for fp32 training whose gradients travel in 16 bits."""
+"""Tolerance of fp32 training whose gradients travel in 16 bits."""
 COMPILED = 1e-4
-"""The same in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
+"""Tolerance in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
 _AFTER_ONE_UPDATE = 1e-6
-"""The same in fp32 in the first two steps, before training has had the time to amplify rounding."""
+"""Tolerance in fp32 in the first two steps, before training has had the time to amplify rounding."""
 _AFTER_TWO_UPDATES = 1e-4
-"""The same in fp32 in the first three steps."""
+"""Tolerance in fp32 in the first three steps."""
 _BEYOND_THOSE_THAT_AGREE = 30.0
-"""Factor on the largest difference of two or more trials that agree: amplified rounding scatters less."""
+"""Times the largest difference of trials that agree, beyond which a difference is no amplified rounding."""
 _WIDEST = 0.01
-"""A tolerance beyond this says nothing: the study's own repeats differ too much."""
+"""Largest tolerance with which a drift is decided: beyond, the reference's own runs differ too much."""
 _MOST_CANDIDATES = 16
 """Most trials that are tried as the reference."""
 _FIELDS_OF_NO_MATTER = set(fields_where(TrainSpec, lambda traits: traits.role))
-"""Fields of `TrainSpec` that leave the loss of the first steps as it is, or that enter by what they amount to."""
+"""Fields of `TrainSpec` that are left out of `_computation_key`.
+
+They leave the loss of the first steps as it is, or the key has what follows from them, such as the global batch.
+"""
 _TRAINING_SECTIONS = (
     "scheduler",
     "curriculum_learning",
@@ -231,7 +242,7 @@ AMPLIFIED = (
 
 
 def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
-    """Trial identity -> its drift: its losses against those of the trials that must show the same.
+    """Return trial identity -> its drift: its losses against those of the trials that must show the same.
 
     Args:
         trials: the figures of all trials of a study, by identity.
@@ -250,7 +261,7 @@ def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
 
 
 def _reason_not_to_compare(figures: TrialFigures) -> str:
-    """Why a trial's losses are compared with no others; empty where they are."""
+    """Return why a trial's losses are compared with no others; empty where they are compared."""
     trial = figures.trial
     if trial.origin is not None:
         return IMPORTED
@@ -262,7 +273,7 @@ def _reason_not_to_compare(figures: TrialFigures) -> str:
 
 
 def _computation_key(result: TrialFigures) -> str:
-    """All that decides which losses a trial shows, as JSON; equal for trials that must agree."""
+    """Return all that decides which losses a trial shows, as JSON: equal texts mean that losses must agree."""
     trial = result.trial
     train = trial.train
     own_file = train.deepspeed_config or {}
@@ -289,7 +300,7 @@ def _computation_key(result: TrialFigures) -> str:
 
 
 def _division(trial: Trial) -> list[Any]:
-    """How the global batch is divided, where that changes what is trained; empty where it does not."""
+    """Return how the global batch is divided, where that changes what is trained; empty where it does not."""
     if computation(trial) == ONE_PROCESS:
         return []
     return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
@@ -303,9 +314,9 @@ def _keeps_fp32_weights(train: TrainSpec) -> bool:
 
 
 def _normalised_images(trial: Trial) -> object:
-    """The images over which batch norms of segmentation are taken; None in classification.
+    """Return the numbers of images over which the batch norms of segmentation are taken; None in classification.
 
-    Another number of ranks cuts the short last step into other micro-steps.
+    With accumulation the number of ranks is among them: it decides into which micro-steps the short last step is cut.
     """
     train = trial.train
     if trial.model.task == "classification":
@@ -318,21 +329,24 @@ def _normalised_images(trial: Trial) -> object:
 
 
 def _drifts_in_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
-    """Trial identity -> its drift, of trials that must all show the same losses."""
+    """Return trial identity -> its drift, of trials that must all show the same losses."""
     if len(members) == 1:
         return {members[0].trial_id: Drift("unknown", reason=ALONE)}
     reference = _reference(members)
     comparisons = [_Comparison.of(member, reference) for member in members if member is not reference]
     spread = _reference_spread(reference, members)
-    agreeing = [comparison.worst_difference for comparison in comparisons if comparison.agrees(spread)]
-    rounded = [difference for difference in agreeing if difference > 0]
-    agreeing_spread = max(rounded) if len(rounded) >= 2 else math.inf
+    agreeing_differences = [comparison.worst_difference for comparison in comparisons if comparison.agrees(spread)]
+    rounding_differences = [difference for difference in agreeing_differences if difference > 0]
+    agreeing_spread = max(rounding_differences) if len(rounding_differences) >= 2 else math.inf
     drifts = {comparison.member.trial_id: _drift(comparison, spread, agreeing_spread) for comparison in comparisons}
     return drifts | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
 
 
 def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
-    """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
+    """Return the trial that trains without a wrapper, if there is one; else the one that most others agree with.
+
+    Of several with the same number the first in the order of `_ReferenceRank` is taken.
+    """
     ordered = sorted(members, key=lambda member: _reference_rank(member.trial))
     if of_engine(ordered[0].trial.train.engine).alone:
         return ordered[0]
@@ -368,9 +382,9 @@ def _reference_rank(trial: Trial) -> _ReferenceRank:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One trial against the reference.
+    """One trial, the member, against the reference.
 
-    Its methods take `reference_spread`, the largest difference among the reference's own runs.
+    Methods take `reference_spread`: the largest difference among the reference's own runs.
     """
 
     member: TrialFigures
@@ -380,7 +394,7 @@ class _Comparison:
 
     @classmethod
     def of(cls, member: TrialFigures, reference: TrialFigures) -> Self:
-        """Compares the trial's run that differs most."""
+        """Compare the run of `member` that differs most."""
         return cls(member, reference, largest_difference(member, reference))
 
     @property
@@ -389,8 +403,8 @@ class _Comparison:
         return self.difference.worst.difference if self.difference is not None else math.inf
 
     @property
-    def _rounding(self) -> float:
-        """The largest difference that rounding explains in any study."""
+    def _rounding_tolerance(self) -> float:
+        """The largest difference that rounding explains, however the reference's own runs differ."""
         precision = self.member.trial.train.precision
         if precision == "fp32" and (_has_16_bit_gradients(self.member) or _has_16_bit_gradients(self.reference)):
             return SIXTEEN_BIT_GRADIENTS
@@ -400,8 +414,8 @@ class _Comparison:
         return tolerance
 
     def tolerance(self, reference_spread: float) -> float:
-        """The largest difference that rounding explains where the reference's own runs differ by `reference_spread`."""
-        return max(self._rounding, 2 * reference_spread)
+        """Return the largest difference that rounding explains, also judged by the reference's own runs."""
+        return max(self._rounding_tolerance, 2 * reference_spread)
 
     def agrees(self, reference_spread: float) -> bool:
         """Whether the losses are equal but for rounding; False also where no two runs can be compared."""
@@ -409,28 +423,30 @@ class _Comparison:
             return False
         return self.worst_difference <= self.tolerance(reference_spread)
 
-    def early(self, reference_spread: float) -> bool:
-        """Whether they differ by more than rounding explains before training has had the time to amplify it.
+    def differs_early(self, reference_spread: float) -> bool:
+        """Whether losses differ by more than rounding explains before training has had the time to amplify it.
 
-        In 16 bits, or beside what is compiled, training has had it after two updates.
+        Where rounding is coarse (16 bits, or one of the two compiled), two updates are enough to amplify it, so that
+        the third step decides nothing.
         """
         if self.difference is None:
             return False
         tolerance = self.tolerance(reference_spread)
-        if self._rounding > TOLERANCES["fp32"]:
-            return self.difference.early(after_one_update=tolerance, after_two=math.inf)
-        return self.difference.early(
+        is_rounding_coarse = self._rounding_tolerance > TOLERANCES["fp32"]
+        if is_rounding_coarse:
+            return self.difference.differs_early(after_one_update=tolerance, after_two=math.inf)
+        return self.difference.differs_early(
             after_one_update=max(_AFTER_ONE_UPDATE, 2 * reference_spread), after_two=max(_AFTER_TWO_UPDATES, tolerance)
         )
 
 
 def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: float) -> Drift:
-    """The drift of one trial.
+    """Return the drift of one trial: it agrees, it drifts, or it is unknown for a reason.
 
     Args:
         comparison: the trial against the reference.
         reference_spread: the largest difference among the reference's own runs.
-        agreeing_spread: the largest difference of the trials that agree with it; infinite if these are too few.
+        agreeing_spread: the largest difference of trials that agree with it; infinite if fewer than two of them differ.
     """
     trial = comparison.member.trial
     reference = comparison.reference.trial
@@ -451,14 +467,14 @@ def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: fl
     if other_cause:
         return replace(unknown, reason=other_cause)
     is_beyond_amplified = difference > _BEYOND_THOSE_THAT_AGREE * agreeing_spread
-    if comparison.early(reference_spread) or is_beyond_amplified:
+    if comparison.differs_early(reference_spread) or is_beyond_amplified:
         return replace(unknown, status="drifts")
     distance = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
     return replace(unknown, reason=AMPLIFIED.format(comparison.difference.equal_steps(tolerance), distance))
 
 
 def _other_cause(trial: Trial, reference: Trial) -> str:
-    """Why a difference need not be the engine's doing; empty where it is."""
+    """Return what else than the engine may cause a difference; empty where nothing else may."""
     if trial.model.name is not None:
         return ""  # ours, without dropout and without statistics over a batch
     circumstance = "under another engine" if _split(trial) == _split(reference) else "in another split"
@@ -489,9 +505,10 @@ def _has_16_bit_gradients(result: TrialFigures) -> bool:
 
 
 def _reference_spread(reference: TrialFigures, members: Sequence[TrialFigures]) -> float:
-    """The largest difference among runs of the reference: its repeats, and in 16 bits its other micro-batches.
+    """Return the largest difference among the reference's own runs; 0 where there are none to compare.
 
-    Other micro-batches count only where there are two or more: one alone shows too little to go by.
+    These are its repeats, if all have one seed. In 16 bits they are also the other trials without a wrapper, which
+    differ in their micro-batch, where there are two or more: one alone shows too little.
     """
     compared: list[TrialFigures] = []
     if not seeded(reference):

@@ -141,14 +141,18 @@ class OneRankBounds:
         """Whether the rank waits in a typical step; None where its pace does not show it."""
         if self.follows_own_pace is None:
             return None
-        is_between = 0.25 < -self.follows_own_pace < 0.75
-        return None if is_between else self.follows_own_pace < -0.5
+        shortening = -self.follows_own_pace  # 1 where it waits, 0 where it does not
+        is_unclear = 0.25 < shortening < 0.75
+        return None if is_unclear else shortening > 0.5
 
 
 def one_rank_bounds(
     run: Run, steady_from: int = 0, sent_bytes: float | None = None, link_bytes_per_second: float | None = None
 ) -> OneRankBounds | None:
-    """The bounds of a run with only one rank recorded; None for other runs, and for fewer than 20 steps.
+    """Return the bounds of a run with only one rank recorded; None for other runs, and for fewer than 20 steps.
+
+    The shortest exchange of any step bounds the transfer from above: it may hold a wait, but all steps transfer the
+    same. What a step exchanges beyond the transfer is waiting.
 
     Args:
         run: the record.
@@ -183,7 +187,7 @@ def one_rank_bounds(
 
 
 def _steady_exchanges(rank: RankRecord, steady_from: int) -> list[ExplainedLine]:
-    """The explained lines of light steps after warm-up in which the rank exchanged anything."""
+    """Return the explained lines of light steps after warm-up in which the rank exchanged anything."""
     steps = Steps.of(rank.steps)
     is_steady = (steps.window == LIGHT) & ~steps.warmup
     steady_steps = set(steps.step[is_steady].tolist())
@@ -192,7 +196,7 @@ def _steady_exchanges(rank: RankRecord, steady_from: int) -> list[ExplainedLine]
 
 
 def ring_bytes(tensor_bytes: float, ranks: int) -> float:
-    """The bytes that each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times these.
+    """Return the bytes that each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times these.
 
     No algorithm sends less from the busiest rank: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
     clusters of workstations" (JPDC 69, 2009), section 3.
@@ -201,13 +205,14 @@ def ring_bytes(tensor_bytes: float, ranks: int) -> float:
 
 
 def _exchange_seconds(line: ExplainedLine) -> float:
-    """Seconds of a step in which a collective of the rank was under way."""
+    """Return the seconds of a step in which a collective of the rank was under way."""
     return length(union((start, end) for _, _, start, end in line.collectives))
 
 
 def _computing_seconds(line: ExplainedLine, exchange_seconds: float) -> float:
-    """Seconds of forward and backward without the exchange, which lies in them."""
-    return sum(end - start for name, start, end in line.phases if name in ("forward", "backward")) - exchange_seconds
+    """Return the seconds of forward and backward without the exchange, which goes on during them."""
+    phase_seconds = sum(end - start for name, start, end in line.phases if name in ("forward", "backward"))
+    return phase_seconds - exchange_seconds
 
 
 class _Change(NamedTuple):
@@ -218,9 +223,10 @@ class _Change(NamedTuple):
 
 
 def _exchange_change_per_computing_change(lines: Sequence[ExplainedLine], exchanges: Sequence[float]) -> float | None:
-    """The median ratio of the two changes, over the half of the steps whose computing changed most.
+    """Return by how much the exchange changes from step to step, per change of computing.
 
-    None for too few neighbouring steps, and where computing changes by less than can be seen.
+    It is the median over the half of the steps whose computing changed most. None for too few neighbouring steps, and
+    where computing changes by less than can be seen.
 
     Args:
         lines: the steps of one rank, in their order.

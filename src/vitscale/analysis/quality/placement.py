@@ -9,7 +9,7 @@ from typing import TypeVar
 from vitscale.analysis.quality.wording import by_cause, counted_trials, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
-    in_unlike_places,
+    last_in_each_environment,
     off_their_gpus_node,
     oversubscription,
     shared_physical_cores,
@@ -79,15 +79,18 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
 
 
 def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], _Fault]) -> dict[str, _Fault]:
-    """Identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
+    """Return identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
+
+    Of runs that share the environments of their ranks only the last is examined. Of several faults in a trial the last
+    one counts.
 
     Args:
-        measured: the trials. Of runs with the very same environments only the last is looked at.
-        fault_in: run -> its fault; empty where it has none. Of several faults in a trial the last one counts.
+        measured: the trials.
+        fault_in: run -> its fault; empty where it has none.
     """
     faults = {}
     for trial in measured:
-        for run in in_unlike_places(trial.recorded_runs):
+        for run in last_in_each_environment(trial.recorded_runs):
             fault = fault_in(run)
             if fault:
                 faults[trial.trial_id] = fault
@@ -95,7 +98,7 @@ def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], 
 
 
 def _first_value(values_by_trial: Mapping[str, _Fault]) -> _Fault:
-    """The value of the first trial, as an example in a message."""
+    """Return the value of the first trial, as an example in a message."""
     return next(iter(values_by_trial.values()))
 
 
@@ -162,9 +165,9 @@ def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _unused_gpus(trial: TrialResult) -> int:
-    """Most GPUs that a rank of the trial saw and did not use."""
+    """Return the largest number of GPUs that a rank of the trial saw and did not use."""
     gpus = [0]
-    for run in in_unlike_places(trial.recorded_runs):
+    for run in last_in_each_environment(trial.recorded_runs):
         gpus += [environment.gpus_unused or 0 for environment in environments(run)]
     return max(gpus)
 

@@ -49,16 +49,21 @@ class Slowdown:
 
 
 def shares_beside(runs: Sequence[Run]) -> npt.NDArray[np.float64]:
-    """Share of each run's time in which another run was under way, in [0, 1]: one number per run, in their order."""
+    """Return the share of each run's time in which another run was under way, in [0, 1]; in the order of the runs.
+
+    Time is cut at each moment at which a run starts or ends. Of R runs these are 2 R moments, with 2 R - 1 pieces of
+    time between them. Runs that last from 0 to 10 s and from 6 to 12 s have the moments 0, 6, 10 and 12, with 1, 2 and
+    1 runs under way between them, so that they share 4 s: 0.4 of the first and 0.67 of the second.
+    """
     starts = np.array([run.outcome.started_unix_seconds for run in runs])
     ends = starts + np.array([run.outcome.wall_seconds for run in runs])
-    moments = np.concatenate([starts, ends])
-    order = np.argsort(moments, kind="stable")
-    moments = moments[order]
-    is_start = order < len(runs)
-    runs_under_way = np.cumsum(np.where(is_start, 1, -1))
-    is_shared = runs_under_way[:-1] > 1
-    # Seconds up to each moment in which several runs were under way.
+    unordered_moments = np.concatenate([starts, ends])
+    order = np.argsort(unordered_moments, kind="stable")
+    moments = unordered_moments[order]
+    is_start = order < len(runs)  # the first R are starts
+    runs_under_way = np.cumsum(np.where(is_start, 1, -1))  # from each moment on
+    is_shared = runs_under_way[:-1] > 1  # of each piece
+    # Seconds, from the first moment to each one, in which several runs were under way.
     shared_until = np.concatenate([[0.0], np.cumsum(np.diff(moments) * is_shared)])
     shared_seconds = np.interp(ends, moments, shared_until) - np.interp(starts, moments, shared_until)
     run_seconds = np.where(ends > starts, ends - starts, 1.0)
@@ -80,7 +85,9 @@ class _Sums:
 
 
 def slowdowns(measured: Sequence[TrialResult], beside: Mapping[str, float]) -> list[Slowdown]:
-    """How much slower runs were for others beside them; empty where no trial has runs both alone and beside others.
+    """Return how much slower runs were for others beside them.
+
+    Empty where no trial has runs both alone and beside others, or the runs are too few.
 
     Args:
         measured: trials with their runs.
@@ -110,7 +117,7 @@ def slowdowns(measured: Sequence[TrialResult], beside: Mapping[str, float]) -> l
 
 
 def _observations(trial: TrialResult, beside: Mapping[str, float]) -> list[tuple[float, float]]:
-    """x and ln y of each run of the trial of which both are known."""
+    """Return x and ln y of each run of the trial of which both are known."""
     observations = []
     for record, figures in zip(trial.recorded_runs, trial.run_figures, strict=True):
         share = beside.get(record.header.folder)
@@ -120,7 +127,7 @@ def _observations(trial: TrialResult, beside: Mapping[str, float]) -> list[tuple
 
 
 def _slowdown(hosts: str, sums: _Sums, noise_squares: float, freedom: int) -> Slowdown:
-    """The factor that belongs to `sums.delta`, with its interval and p-value by Student's t.
+    """Return the slowdown exp(delta), with its interval and p-value by Student's t.
 
     Args:
         hosts: which trials: "within one host" or "over several hosts".
@@ -136,7 +143,7 @@ def _slowdown(hosts: str, sums: _Sums, noise_squares: float, freedom: int) -> Sl
 
 
 def _shared_host_by_trial(runs: Sequence[Run]) -> dict[str, str]:
-    """Identity of a trial with a run that went on beside another on one of its hosts -> that host."""
+    """Return the identity of each trial with a run beside which another one went on at the same host -> that host."""
     shared: dict[str, str] = {}
     last_to_end: dict[str, Run] = {}
     """Host to the run that ends last of those that have begun there."""
@@ -184,11 +191,11 @@ def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterab
         )
     subject = f"{runs_beside} of {counted(len(placed_runs), 'run')} had others of the study beside them"
     share_by_folder = {run.header.folder: float(share) for run, share in zip(placed_runs, shares, strict=True)}
-    yield _effect(subject, slowdowns(measured, share_by_folder))
+    yield _finding_of_slowdowns(subject, slowdowns(measured, share_by_folder))
 
 
-def _effect(subject: str, estimates: Sequence[Slowdown]) -> Finding:
-    """The finding of how runs beside others differ from those alone.
+def _finding_of_slowdowns(subject: str, estimates: Sequence[Slowdown]) -> Finding:
+    """Return the finding on how runs beside others differ from those alone.
 
     Args:
         subject: how many runs had others beside them, in words.

@@ -1,4 +1,7 @@
-"""Is the study whole, and may its trials be compared with one another?"""
+"""Is the study whole, and may its trials be compared with one another?
+
+Each public function yields the findings on one question. Trials that are `measured` have at least one completed run.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fi
 
 
 def _runs_that_may_follow(trials: Sequence[TrialResult], study: StudyRecord) -> dict[str, int]:
-    """Trial identity -> most runs that `measure.target_ci` may still add to those that every trial has.
+    """Return trial identity -> most runs that `measure.target_ci` may still add to those that every trial has.
 
     Empty where the study has no target, or no trial may get another run.
     """
@@ -97,7 +100,7 @@ def _runs_that_may_follow(trials: Sequence[TrialResult], study: StudyRecord) -> 
 
 
 def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Warns of trials that stopped before they were known as closely as the study asked; notes those that got there."""
+    """Warns of trials whose interval did not become as narrow as the study asked; notes those whose interval did."""
     target = study.target_ci
     most_repeats = study.max_repeats
     if target is None or most_repeats is None:
@@ -130,15 +133,17 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
 
 
 def _target_reached(reached: Sequence[TrialResult], reached_share: str, target: float) -> Finding:
-    """Notes the trials that have as many runs as the target asked for.
+    """Return the note on the trials that have as many runs as the target asked for.
 
     Args:
         reached: these trials.
         reached_share: how many they are, in words: "2 of 3 trials".
         target: the target, `measure.target_ci`.
     """
-    runs = [trial.runs_done for trial in reached]
-    run_range = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    run_counts = [trial.runs_done for trial in reached]
+    fewest = min(run_counts)
+    most = max(run_counts)
+    run_range = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
     exception = f"; wider all the same: {_names_and_widths(wider)}" if wider else ""
     return note(
@@ -164,22 +169,27 @@ def _names_and_widths(trials: Sequence[TrialResult]) -> str:
 
 
 def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Warns of curves without a baseline, but for those with drifting trials, of which `drift` warns."""
-    drifting = {trial.trial_id for trial in trials if trial.drifts}
-    lacking = [curve for curve in curves if curve.baseline is None and not drifting.intersection(_trial_ids(curve))]
-    if not lacking:
+    """Warns of curves without a baseline: no trial of theirs has a time, so that they have no speedup.
+
+    Curves with drifting trials are left to `drift`, which warns of these trials.
+    """
+    drifting_ids = {trial.trial_id for trial in trials if trial.drifts}
+    without_baseline = [
+        curve for curve in curves if curve.baseline is None and drifting_ids.isdisjoint(_trial_ids(curve))
+    ]
+    if not without_baseline:
         return
-    points = [point for curve in lacking for point in curve.points]
+    points = [point for curve in without_baseline for point in curve.points]
     ids = {point.trial_id for point in points}
     trials_of_curves = [trial for trial in trials if trial.trial_id in ids]
-    # Imported runs with figures lack an epoch time and a rate where the images of a step are unknown.
-    if all(trial.trial.origin is not None and trial.run_figures for trial in trials_of_curves):
+    names = curve_names(without_baseline)
+    if _lack_micro_batch(trials_of_curves):
         advice = "Import them with --micro-batch"
     else:
         advice = "See why they ended under the failed trials"
     yield warning(
         "baseline-missing",
-        message=f"baseline missing: no run has completed with an epoch time or images/s of {curve_names(lacking)}",
+        message=f"baseline missing: no run has completed with an epoch time or images/s of {names}",
         advice=f"{advice}; speedup and efficiency need at least one.",
         trials=points,
     )
@@ -187,6 +197,14 @@ def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResul
 
 def _trial_ids(curve: CurveResult) -> list[str]:
     return [point.trial_id for point in curve.points]
+
+
+def _lack_micro_batch(trials: Sequence[TrialResult]) -> bool:
+    """Whether trials without an epoch time have none because their images per step are unknown.
+
+    So it is if all were imported and have runs with figures: times of steps are then known, but not their images.
+    """
+    return all(trial.trial.origin is not None and trial.run_figures for trial in trials)
 
 
 def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -240,7 +258,7 @@ def _drift_clause(trial: TrialResult) -> str:
 
 
 def _difference_in_words(share: float | None) -> str:
-    """A relative difference as text: "1.2 %", "3.1e-05"; a loss that is not finite has no difference."""
+    """Return a relative difference as text: "1.2 %", "3.1e-05"; a phrase where one of the losses is not finite."""
     if share is None or share == float("inf"):
         return "all (one of the two is not finite)"
     return percent(share) if share >= 1e-3 else f"{share:.1e}"
@@ -265,7 +283,11 @@ def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
-    """Why it is unknown, without the numbers of this trial; None where it is known, or nothing computes the same."""
+    """Return why a trial's drift is unknown; None where it is known, or no other trial computes the same.
+
+    Numbers of this trial are left out, so that trials of one cause are grouped: "equal over 3 steps, then apart by up
+    to 0.1: rounding that ..." gives "rounding that ...".
+    """
     if trial.drift.status != "unknown" or trial.drift.reference is None:
         return None
     return trial.drift.reason.rpartition(": ")[2]
@@ -292,7 +314,11 @@ def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Notes points of a constant global batch whose share has no divisor near the micro-batch of the other points."""
+    """Notes the points of strong-global curves at which a rank takes small micro-batches because of how it divides.
+
+    Under strong-global the global batch is constant. A rank's share of it is cut into micro-batches of equal size, so
+    that a share without a divisor near the curve's largest micro-batch is cut into many small ones, which are slow.
+    """
     results = {trial.trial_id: trial for trial in trials}
     for curve in curves:
         if curve.mode != "strong-global":
@@ -311,11 +337,22 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
 
 
 def _bad_divisions(curve: CurveResult, results: Mapping[str, TrialResult]) -> dict[ScalingPoint, str]:
-    """Point -> how its share is cut into small micro-batches, in words; lacks points that are divided well."""
+    """Return point -> how its share is cut, in words; lacks points with no more micro-batches than they need.
+
+    Example: "37 x 1 of 37 images a rank, where 3 micro-steps would hold them".
+
+    Args:
+        curve: the curve.
+        results: trial identity -> its result.
+    """
     train_by_point = {point: results[point.trial_id].trial.train for point in curve.points}
-    largest = max((train.micro_batch for train in train_by_point.values()), default=1)
-    divisions = {point: needless_micro_steps(train, largest) for point, train in train_by_point.items()}
-    return {point: division for point, division in divisions.items() if division}
+    largest_micro_batch = max((train.micro_batch for train in train_by_point.values()), default=1)
+    division_by_point = {}
+    for point, train in train_by_point.items():
+        division = needless_micro_steps(train, largest_micro_batch)
+        if division:
+            division_by_point[point] = division
+    return division_by_point
 
 
 def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:

@@ -1,8 +1,9 @@
-"""Compares what runs ran on. Two may be combined on like devices, drivers, versions, settings and links."""
+"""Compares what runs ran on. Runs are combined only on equal devices, drivers, versions, settings and links."""
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -52,15 +53,15 @@ def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:
 
     Packed runs of a trial share their environments; each set of shared ones is gone through once.
     """
-    known: dict[_EnvironmentKey, RunEnvironment | None] = {}
+    environment_by_key: dict[_EnvironmentKey, RunEnvironment | None] = {}
     by_run = []
     for run in runs:
         environments_of_ranks = environments(run)
         clock = _slowest_unheld_clock(run)
         key = _EnvironmentKey(tuple(map(id, environments_of_ranks)), clock)
-        if key not in known:
-            known[key] = _run_environment(environments_of_ranks, clock)
-        by_run.append(known[key])
+        if key not in environment_by_key:
+            environment_by_key[key] = _run_environment(environments_of_ranks, clock)
+        by_run.append(environment_by_key[key])
     return by_run
 
 
@@ -85,12 +86,12 @@ def _highest_unheld_clock(rank: RankRecord) -> float:
 
 
 def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEnvironment | None:
-    """Put the environments of a run's ranks together."""
+    """Put the environments of a run's ranks together; None where no rank recorded one."""
     if not ranks:
         return None
     hosts = _unique(rank.host for rank in ranks)
-    questions = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
-    hardware = [(name, _recorded_values(ranks, value_of)) for name, value_of in questions.items()]
+    hardware_fields = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
+    hardware = [(name, _recorded_values(ranks, value_of)) for name, value_of in hardware_fields.items()]
     versions = set()
     settings = set()
     for rank in ranks:
@@ -109,29 +110,41 @@ def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEn
     )
 
 
-def _gpu(name: str) -> Callable[[Environment], Any]:
-    return lambda environment: getattr(environment.device.settings, name, None)
+def _gpu_setting(name: str) -> Callable[[Environment], Any]:
+    """Return a function that reads a setting of a rank's GPU; it gives None where there is no GPU."""
+
+    def read(environment: Environment) -> Any:
+        return getattr(environment.device.settings, name, None)
+
+    return read
+
+
+def _processor_of_gpus(environment: Environment) -> str | None:
+    """Return the processor beside a GPU. On a CPU it is the device itself, and compared as such: None."""
+    return environment.cpu if environment.device.type == "cuda" else None
+
+
+def _network_adapters(environment: Environment) -> str | None:
+    return "; ".join(environment.network_adapters or ()) or None
 
 
 _HARDWARE: dict[str, Callable[[Environment], Any]] = {
-    "processor": lambda environment: environment.cpu if environment.device.type == "cuda" else None,
-    "CPU governor": lambda environment: environment.cpu_governor,
-    "CPU boost": lambda environment: environment.cpu_boost,
-    "TF32": lambda environment: environment.tf32,
-    "power limit in W": _gpu("power_limit_watts"),
-    "application clock in MHz": _gpu("application_clock_mhz"),
-    "memory's application clock in MHz": _gpu("memory_application_clock_mhz"),
-    "ECC": _gpu("ecc"),
-    "MIG": _gpu("mig"),
-    "PCIe generation": _gpu("pcie_generation"),
-    "PCIe lanes": _gpu("pcie_width"),
-    "NVLinks": _gpu("nvlinks"),
+    "processor": _processor_of_gpus,
+    "CPU governor": operator.attrgetter("cpu_governor"),
+    "CPU boost": operator.attrgetter("cpu_boost"),
+    "TF32": operator.attrgetter("tf32"),
+    "power limit in W": _gpu_setting("power_limit_watts"),
+    "application clock in MHz": _gpu_setting("application_clock_mhz"),
+    "memory's application clock in MHz": _gpu_setting("memory_application_clock_mhz"),
+    "ECC": _gpu_setting("ecc"),
+    "MIG": _gpu_setting("mig"),
+    "PCIe generation": _gpu_setting("pcie_generation"),
+    "PCIe lanes": _gpu_setting("pcie_width"),
+    "NVLinks": _gpu_setting("nvlinks"),
 }
-"""What decides a time besides type and versions, and must agree where both runs record it."""
-_BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {
-    "network adapters": lambda environment: "; ".join(environment.network_adapters or ()) or None
-}
-"""The same for runs on several hosts."""
+"""Name in messages -> reads what decides a time besides type and versions: it must agree where both runs record it."""
+_BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {"network adapters": _network_adapters}
+"""The same for runs on several hosts alone."""
 _LIKE_CLOCKS = 0.95
 """Boost clocks fall by a few percent as a GPU gets warm; locked clocks differ by more, or cost no more than that."""
 
@@ -153,18 +166,21 @@ def environments(run: Run) -> list[Environment]:
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
-def in_unlike_places(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without those whose ranks share the environments of a later one, as packed runs mostly do."""
-    latest: dict[tuple[int, ...], Run] = {}
+def last_in_each_environment(runs: Sequence[Run]) -> list[Run]:
+    """Return the last run of each set of runs that share the environments of their ranks, in the order of the runs.
+
+    Packed runs of a trial mostly share the very same objects, so that one run stands for all of them.
+    """
+    last_by_identities: dict[tuple[int, ...], Run] = {}
     for run in runs:
-        key = tuple(map(id, environments(run)))
-        latest.pop(key, None)
-        latest[key] = run
-    return list(latest.values())
+        identities = tuple(map(id, environments(run)))
+        last_by_identities.pop(identities, None)  # so that the run comes last again
+        last_by_identities[identities] = run
+    return list(last_by_identities.values())
 
 
 def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
-    """Return why two runs must not be combined; empty where nothing speaks against it, or where nothing is known.
+    """Return why two runs must not be combined; empty where they may be, or where nothing is known of one of them.
 
     Versions count only for libraries that both runs name, and settings of hardware only where both record them.
     """
@@ -244,10 +260,10 @@ def oversubscription(run: Run) -> str:
 
 def _ranks_by_host(run: Run) -> list[list[Environment]]:
     """Return the environments of the ranks on each host, by the host's name."""
-    ranks_of: dict[str, list[Environment]] = {}
+    ranks_by_host: dict[str, list[Environment]] = {}
     for rank in environments(run):
-        ranks_of.setdefault(rank.host, []).append(rank)
-    return [ranks_of[host] for host in sorted(ranks_of)]
+        ranks_by_host.setdefault(rank.host, []).append(rank)
+    return [ranks_by_host[host] for host in sorted(ranks_by_host)]
 
 
 def _gpu_sharing(ranks: Sequence[Environment]) -> str:
@@ -270,7 +286,7 @@ def _core_sharing(ranks: Sequence[Environment]) -> str:
 
 
 class _CoreGroup(NamedTuple):
-    """Ranks of a host whose physical cores overlap, perhaps by way of others."""
+    """Ranks of a host whose physical cores overlap: each rank's with those of at least one other in the group."""
 
     cores: set[int]
     ranks: list[Environment]

@@ -77,10 +77,10 @@ class LossByStep(Sequence[tuple[int, float | None]]):
 
     def known(self) -> LossByStep:
         """Return only the steps whose loss was finite."""
-        return self._at(~np.isnan(self.loss))
+        return self._selected(~np.isnan(self.loss))
 
-    def _at(self, places: slice | step_figures.Flags) -> LossByStep:
-        return LossByStep(self.step[places], self.loss[places])
+    def _selected(self, positions: slice | step_figures.Flags) -> LossByStep:
+        return LossByStep(self.step[positions], self.loss[positions])
 
     def __len__(self) -> int:
         return len(self.step)
@@ -91,7 +91,7 @@ class LossByStep(Sequence[tuple[int, float | None]]):
     def __getitem__(self, index: slice) -> LossByStep: ...
     def __getitem__(self, index: int | slice) -> tuple[int, float | None] | LossByStep:
         if isinstance(index, slice):
-            return self._at(index)
+            return self._selected(index)
         loss = float(self.loss[index])
         return int(self.step[index]), None if math.isnan(loss) else loss
 
@@ -127,7 +127,7 @@ class RunFigures:
     slow_share: float | None
     """Time of the slow steps that were set aside, as a share of that of all light steps after warm-up."""
     kept_slow_share: float | None
-    """The same share for slow steps that recur in the trial's runs."""
+    """Time of the slow steps that recur in the trial's runs, as a share of the same."""
     trend: float | None
     """Share by which step times fall (below 0) or rise through the rest of the run; None where they are steady."""
     step_spread: float | None
@@ -199,15 +199,15 @@ def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
     steps_by_run: dict[int, _StepsOfRun] = {}
     for members in step_figures.in_like_groups(recorded):
         group = _LikeRuns.of([recorded[run] for run in members])
-        for place, run in enumerate(members):
-            steps_by_run[run] = _StepsOfRun(group, place)
+        for index_in_group, run in enumerate(members):
+            steps_by_run[run] = _StepsOfRun(group, index_in_group)
     all_steps = [steps_by_run[run] for run in range(len(runs))]
-    decided = step_figures.decide_slow_steps(
+    slow_by_run = step_figures.decide_slow_steps(
         [steps.steady.slow for steps in all_steps], [steps.group.new_shape for steps in all_steps]
     )
     return [
         _figures_of_run(run, _TimedSteps.of(steps, slow))
-        for run, steps, slow in zip(runs, all_steps, decided, strict=True)
+        for run, steps, slow in zip(runs, all_steps, slow_by_run, strict=True)
     ]
 
 
@@ -305,11 +305,17 @@ def _steady_steps(
 def _after_warm_up(
     light: step_figures.Integers, whole: step_figures.Integers, warm_steps: int
 ) -> step_figures.Integers:
-    """Return the positions in `light` after the first `warm_steps` of `whole`; at least half of `light`."""
+    """Return the light steps that follow warm-up, and at least the later half of them.
+
+    Args:
+        light: positions of the light steps, in rising order.
+        whole: positions of those of them that have a full batch.
+        warm_steps: number of first whole steps that are warm-up.
+    """
     if not warm_steps:
         return light
     last_warming = whole[warm_steps - 1]
-    begin = int(np.searchsorted(light, last_warming)) + 1
+    begin = int(np.searchsorted(light, last_warming)) + 1  # index in `light` of the step after it
     return light[min(begin, len(light) // 2) :]
 
 
@@ -322,11 +328,11 @@ def _disturbed_epochs(steps: step_figures.RunSteps, steady: step_figures.Integer
 
 @dataclass(frozen=True, eq=False)
 class _StepsOfRun:
-    """The steps of one run."""
+    """The steps of one run, as a view of those of its group."""
 
     group: _LikeRuns
-    place: int
-    """Its place among the runs of the group."""
+    index: int
+    """Index of the run among those of the group."""
 
     @property
     def numbers(self) -> step_figures.Integers:
@@ -334,7 +340,7 @@ class _StepsOfRun:
 
     @property
     def elapsed(self) -> FloatArray:
-        return np.asarray(self.group.elapsed[self.place])
+        return np.asarray(self.group.elapsed[self.index])
 
     @property
     def kinds(self) -> npt.NDArray[np.uint8]:
@@ -342,11 +348,11 @@ class _StepsOfRun:
 
     @property
     def losses(self) -> LossByStep:
-        return self.group.losses[self.place]
+        return self.group.losses[self.index]
 
     @property
     def steady(self) -> _SteadySteps:
-        return self.group.steady[self.place]
+        return self.group.steady[self.index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,14 +457,17 @@ def _figures_of_run(run: Run, timed: _TimedSteps) -> RunFigures:
 def _pace(
     run: Run, timed: _TimedSteps, model: ModelLine | None, elapsed_epoch_seconds: float | None
 ) -> step_figures.Pace:
-    """Return the pace by the timed steps; by whole epochs where a run records no step."""
+    """Return the pace by the timed steps; by whole epochs where a run records no step.
+
+    An imported run may have times of epochs beside steps that give none: then these are its epoch time.
+    """
     pace = step_figures.NO_PACE
     if len(timed):
         pace = timed.pace(run, model)
     elif step_figures.whole_epochs_alone(run):
         pace = step_figures.pace_of_epochs(run.header.trial, model, elapsed_epoch_seconds)
     lacks_epoch = pace.epoch_seconds is None and elapsed_epoch_seconds is not None
-    if run.header.imported is not None and lacks_epoch:  # a table of epochs beside steps or rates
+    if run.header.imported is not None and lacks_epoch:
         return replace(pace, epoch_seconds=elapsed_epoch_seconds, source="epochs")
     return pace
 
@@ -495,16 +504,18 @@ def _missing_phases(run: Run, phase_seconds: Mapping[str, float]) -> list[str]:
 
 
 def _recorded_losses(run: Run, losses: LossByStep) -> LossByStep:
-    """Return the losses without those that an imported run or a script did not record: unknown, but perhaps finite.
+    """Return the losses without those that an imported run or a script did not record.
 
-    A script that recorded the loss of every step up to one, and of none after it, did so until it was not finite.
+    These are NaN too, but may have been finite. Where a script recorded the loss of every step up to one, and of none
+    after it, the later ones are taken to be not finite, and stay.
     """
     if run.header.imported is not None:
         return losses.known()
     if run.header.trial.train.script is None:
         return losses
     is_recorded = ~np.isnan(losses.loss)
-    is_recorded_up_to_one = is_recorded.any() and is_recorded[: is_recorded.sum()].all()
+    recorded_first = is_recorded[: is_recorded.sum()].all()  # the recorded losses are the first ones
+    is_recorded_up_to_one = is_recorded.any() and recorded_first
     return losses if is_recorded_up_to_one else losses.known()
 
 
@@ -574,7 +585,8 @@ def _elapsed_epochs(
         return []
     seconds = []
     for epoch, _ in epochs:
-        is_warm = epoch.epoch * (steps_per_epoch or 0) >= warmup_steps
+        steps_before = epoch.epoch * (steps_per_epoch or 0)
+        is_warm = steps_before >= warmup_steps
         is_undisturbed = epoch.complete and epoch.epoch not in disturbed
         if is_warm and is_undisturbed and epoch.elapsed_seconds:
             seconds.append(epoch.elapsed_seconds)

@@ -31,10 +31,12 @@ mean" (Annals of Statistics 9, 1981, 1229-1238).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, f_above, interval, mean_interval, t_quantile, variance
@@ -46,7 +48,10 @@ _POOLED_ABOVE = 0.25
 the test sees little, and runs that are wrongly pooled make an interval too narrow."""
 
 Clusters = Sequence[Sequence[int]] | None
-"""Runs of each observation, by their place among the runs of a trial; None: each run is one."""
+"""The runs of each observation, by their index among the runs of a trial; None: each run is an observation.
+
+Example: ((0, 1), (2,)) are two observations of three runs.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,29 +72,41 @@ class Components:
 
 
 def allocation_of(run: Run) -> str:
-    """The batch system's job and the hosts that a run was made in; empty where the record does not tell."""
-    of_ranks = environments(run)
-    names = dict.fromkeys(rank.allocation for rank in of_ranks if rank.allocation is not None)
-    return ", ".join((*names, *sorted({rank.host for rank in of_ranks})))
+    """Return the batch system's job and the hosts of a run: "job 17, node-1, node-2"; empty if unknown."""
+    ranks = environments(run)
+    jobs = dict.fromkeys(rank.allocation for rank in ranks if rank.allocation is not None)
+    hosts = sorted({rank.host for rank in ranks})
+    return ", ".join((*jobs, *hosts))
 
 
-def groups(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The places of each name in `places` (`allocation_of` each run), in the order in which the names first occur."""
-    return tuple(tuple(i for i, name in enumerate(places) if name == each) for each in dict.fromkeys(places))
+def groups(allocations: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of the runs of each allocation, in the order in which the allocations first occur.
+
+    Example: ["a", "b", "a"] gives ((0, 2), (1,)).
+
+    Args:
+        allocations: the allocation of each run (`allocation_of`).
+    """
+    runs_by_allocation: dict[str, list[int]] = {}
+    for run, allocation in enumerate(allocations):
+        runs_by_allocation.setdefault(allocation, []).append(run)
+    return tuple(tuple(runs) for runs in runs_by_allocation.values())
 
 
 def clusters_of(
     runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
 ) -> tuple[tuple[int, ...], ...]:
-    """The runs of each observation: an allocation's runs where allocations differ, else each run alone."""
-    return by_allocation if spread is not None and spread.clustered else tuple((run,) for run in range(runs))
+    """Return the runs of each observation: an allocation's runs where allocations differ, else each run alone."""
+    if spread is not None and spread.clustered:
+        return by_allocation
+    return tuple((run,) for run in range(runs))
 
 
 def components(costs: Sequence[Sequence[float]]) -> Components | None:
-    """The components of the spread, by the analysis of variance of the logarithms.
+    """Return the components of the spread, by the analysis of variance of the logarithms.
 
-    With k allocations of n_i runs, N together, MSB and MSW the mean squares between and within them:
-    between = (MSB - MSW) / n0, n0 = (N - sum of n_i^2 / N) / (k - 1), within = MSW, F = MSB / MSW.
+    With k allocations of n_i runs, N together, MSB and MSW the mean squares between and within them, the variances are
+    between = (MSB - MSW) / n0, n0 = (N - sum of n_i^2 / N) / (k - 1), within = MSW; the test is on F = MSB / MSW.
 
     Args:
         costs: positive costs of the runs of each allocation.
@@ -97,46 +114,87 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
     Returns:
         None where there is one allocation, or none has 2 runs.
     """
-    logs = [[math.log(cost) for cost in some] for some in costs if some]
-    count, runs = len(logs), sum(map(len, logs))
+    allocations = [_Allocation.of(allocation_costs) for allocation_costs in costs if allocation_costs]
+    count = len(allocations)
+    runs = sum(len(allocation.logs) for allocation in allocations)
     if not 1 < count < runs:
         return None
-    mean = statistics.fmean(log for some in logs for log in some)
-    squares_between = sum(len(some) * (statistics.fmean(some) - mean) ** 2 for some in logs) / (count - 1)
-    apart = (log - own for some in logs for own in [statistics.fmean(some)] for log in some)
-    squares_within = sum(residual**2 for residual in apart) / (runs - count)
-    typical = (runs - sum(len(some) ** 2 for some in logs) / runs) / (count - 1)
-    between = math.sqrt(max(0.0, squares_between - squares_within) / typical)
-    if squares_within == 0:
-        return Components(between, 0.0, 0.0 if squares_between > 0 else 1.0)
-    p = f_above(count - 1, runs - count, squares_between / squares_within)
-    return Components(between, math.sqrt(squares_within), p)
+    mean = statistics.fmean(itertools.chain.from_iterable(allocation.logs for allocation in allocations))
+    squares_between = sum(len(allocation.logs) * (allocation.mean - mean) ** 2 for allocation in allocations)
+    squares_within = sum(itertools.chain.from_iterable(allocation.squares for allocation in allocations))
+    mean_square_between = squares_between / (count - 1)
+    mean_square_within = squares_within / (runs - count)
+    typical_runs = (runs - sum(len(allocation.logs) ** 2 for allocation in allocations) / runs) / (count - 1)  # n0
+    between = math.sqrt(max(0.0, mean_square_between - mean_square_within) / typical_runs)
+    if mean_square_within == 0:
+        return Components(between, within=0.0, p=0.0 if mean_square_between > 0 else 1.0)
+    p = f_above(count - 1, runs - count, mean_square_between / mean_square_within)
+    return Components(between, math.sqrt(mean_square_within), p)
+
+
+class _Allocation(NamedTuple):
+    """The logarithms of the costs of an allocation's runs, at least one, and their mean."""
+
+    logs: list[float]
+    mean: float
+
+    @classmethod
+    def of(cls, costs: Sequence[float]) -> _Allocation:
+        """Take the logarithms of positive costs."""
+        logs = [math.log(cost) for cost in costs]
+        return cls(logs, statistics.fmean(logs))
+
+    @property
+    def squares(self) -> list[float]:
+        """Squared deviations of the runs from the allocation's mean."""
+        return [(log - self.mean) ** 2 for log in self.logs]
 
 
 def observations(
     values: Sequence[float | None], clusters: Clusters, mean: Callable[[list[float]], float] = statistics.geometric_mean
 ) -> list[float]:
-    """One value per cluster of runs: the mean of its known values, which the geometric mean needs positive."""
-    own = [[run] for run in range(len(values))] if clusters is None else clusters
-    known = [[value for run in cluster if (value := values[run]) is not None] for cluster in own]
-    return [some[0] if len(some) == 1 else mean(some) for some in known if some]
+    """Return one value per observation: the mean of the known values of its runs; lacks observations without any.
+
+    Args:
+        values: the value of each run; None where it is unknown.
+        clusters: the runs of each observation.
+        mean: of the values of one observation; the geometric mean needs them positive.
+    """
+    if clusters is None:
+        return [value for value in values if value is not None]
+    observed = []
+    for cluster in clusters:
+        values_of_cluster = [values[run] for run in cluster]
+        known_values = [value for value in values_of_cluster if value is not None]
+        if len(known_values) == 1:
+            observed.append(known_values[0])  # exactly: a geometric mean of one value is off in the last digit
+        elif known_values:
+            observed.append(mean(known_values))
+    return observed
 
 
 def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 0) -> Estimate | None:
-    """The figure of a trial from one value per run, none negative; None where no run has it.
+    """Return the figure of a trial, with bounds from 3 observations; None where no run has it.
 
-    It is `statistics.interval` of one value per cluster, or `mean_interval` where a run has 0. There are no bounds from
-    fewer than 3 values. `looked`, as for `statistics.interval`: of figures that follow the time of a step.
+    It is `statistics.interval` of one value per observation, or `mean_interval` where a run has 0.
+
+    Args:
+        values: the value of each run, not negative; None where it is unknown.
+        clusters: the runs of each observation.
+        looked: as for `statistics.interval`; for figures that follow the time of a step.
     """
-    positive = all(value is None or value > 0 for value in values)
-    known = observations(values, clusters, statistics.geometric_mean if positive else statistics.fmean)
-    if not known:
-        return None
-    return interval(known, looked=looked, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
+    all_are_positive = all(value is None or value > 0 for value in values)
+    if all_are_positive:
+        observed = observations(values, clusters, statistics.geometric_mean)
+        return interval(observed, looked=looked, fewest=FEWEST_REPEATS) if observed else None
+    observed = observations(values, clusters, statistics.fmean)
+    return mean_interval(observed) if observed else None
 
 
 FEWEST_LOOKED_AT = 3
+"""Fewest first runs that may decide how many runs there are: m of the module's docstring."""
 FEWEST_AFTER = 3
+"""Fewest runs that follow them."""
 _SPREAD_BOUND = 0.2
 """Chance that the spread is larger than the bound taken for it; chosen with seed 7, tested with others."""
 
@@ -146,11 +204,13 @@ class RunPlan:
     """How many runs a trial takes, and how many of the first runs decided this."""
 
     looked: int
+    """Number of first runs that decided it: m of the module's docstring."""
     runs: int
+    """Number of runs in all: N of the module's docstring."""
 
 
 def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
-    """The number of runs that makes the interval about as narrow as asked; None where these runs cannot tell it yet.
+    """Return the number of runs that makes the interval about as narrow as asked; None where it needs more first runs.
 
     Args:
         costs: epoch seconds of the runs so far, in the order of the runs. More runs never change a plan.
@@ -158,23 +218,36 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
     """
     logs = [math.log(cost) for cost in costs]
     for looked in range(FEWEST_LOOKED_AT, len(logs) + 1):
-        spread = math.sqrt(variance(logs[:looked])) * _bound(looked - 1)
-        least = looked + FEWEST_AFTER
-        for runs in range(least, max(least, 2 * looked) + 1):
-            # Degrees of freedom are counted as in `statistics.interval`.
-            if t_quantile(runs - looked - 1) * spread / math.sqrt(runs) <= math.log1p(target_ci):
+        largest_spread = math.sqrt(variance(logs[:looked])) * _bound(looked - 1)
+        fewest_runs = looked + FEWEST_AFTER
+        most_runs = max(fewest_runs, 2 * looked)
+        for runs in range(fewest_runs, most_runs + 1):
+            freedom = runs - looked - 1  # counted as in `statistics.interval`
+            if t_quantile(freedom) * largest_spread / math.sqrt(runs) <= math.log1p(target_ci):
                 return RunPlan(looked, runs)
     return None
 
 
 def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
-    """How many first runs decided the number of runs; 0 where none did."""
-    plan = run_plan(costs, target_ci) if target_ci is not None else None
-    return plan.looked if plan is not None and len(costs) >= plan.runs else 0
+    """Return how many first runs decided the number of runs, where so many were made; else 0.
+
+    Args:
+        costs: epoch seconds of the runs so far, in the order of the runs.
+        target_ci: as for `run_plan`; None where the study has none.
+    """
+    if target_ci is None:
+        return 0
+    plan = run_plan(costs, target_ci)
+    if plan is None or len(costs) < plan.runs:
+        return 0
+    return plan.looked
 
 
 def half_width(interval: Estimate | None) -> float | None:
-    """How far the 95 % interval reaches from its centre on the longer side, as a share of the centre."""
+    """Return how far the 95 % interval reaches from its centre on the longer side, as a share of the centre.
+
+    None without an interval.
+    """
     if interval is None or interval.low is None or interval.high is None:
         return None
     return max(interval.high - interval.value, interval.value - interval.low) / interval.value
@@ -182,7 +255,7 @@ def half_width(interval: Estimate | None) -> float | None:
 
 @functools.cache
 def _bound(freedom: int) -> float:
-    """The factor from a standard deviation to its upper bound."""
+    """Return the factor from a standard deviation with so many degrees of freedom to its upper bound."""
     from scipy.special import chdtri  # here, as in `analysis.statistics`
 
     return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND)))

@@ -59,8 +59,8 @@ DEVIATIONS = 6.0
 MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""
 _OF_LIKE_SIZE = 0.25
-"""Share of the largest excess from which another slow step is one of its kind. Recurring steps differ among themselves,
-by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs."""
+"""Share of the largest excess from which another slow step counts as of the same size. Steps that recur differ among
+themselves, by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class RunSteps:
     """The steps that every needed rank recorded, in rising order: arrays of S steps, or of R ranks x S steps.
 
     They may belong to B runs that differ in seconds and losses alone, as runs of a trial mostly do. A step's position
-    is its place in these arrays, its number the one that was recorded.
+    is its index in these arrays, its number the one that was recorded.
     """
 
     step: Integers
@@ -152,8 +152,9 @@ class _LastLines(NamedTuple):
 
 
 def _last_lines(steps: Steps) -> _LastLines:
-    numbers, from_the_end = np.unique(steps.step[::-1], return_index=True)
-    return _LastLines(numbers, len(steps) - 1 - from_the_end)
+    # np.unique returns the first position of each number, so the last one is found in the reversed steps.
+    numbers, positions_from_the_end = np.unique(steps.step[::-1], return_index=True)
+    return _LastLines(numbers, len(steps) - 1 - positions_from_the_end)
 
 
 def _at_positions(ranks: Sequence[Steps], positions: Sequence[Integers]) -> list[Steps]:
@@ -192,10 +193,12 @@ def elapsed_seconds(steps: RunSteps) -> FloatArray:
         | _changes(steps.warmup[0])
         | _changes(steps.window[0] == EXPLAINED)
     )
-    edges = [0, *(np.flatnonzero(clocks_restart) + 1).tolist(), len(steps)]
+    restarts = (np.flatnonzero(clocks_restart) + 1).tolist()  # positions of steps before which clocks restart
+    stretch_bounds = [0, *restarts, len(steps)]  # [0, 3, 8]: steps 0 to 2, and 3 to 7
     with np.errstate(over="ignore", invalid="ignore"):
-        for begin, end in itertools.pairwise(edges):
-            passed = np.cumsum(steps.seconds[:, :, begin:end], axis=2).max(axis=1)
+        for begin, end in itertools.pairwise(stretch_bounds):
+            passed_by_rank = np.cumsum(steps.seconds[:, :, begin:end], axis=2)  # (B, R, steps)
+            passed = passed_by_rank.max(axis=1)  # T(k) of the module's docstring, (B, steps)
             elapsed[:, begin] = passed[:, 0]
             np.subtract(passed[:, 1:], passed[:, :-1], out=elapsed[:, begin + 1 : end])
     return elapsed
@@ -214,9 +217,10 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
     kinds = np.full(len(steps), WHOLE, dtype=np.uint8)
     if not len(steps):
         return kinds
-    _, begins, counts = np.unique(steps.epoch[0], return_index=True, return_counts=True)
-    kinds[begins[(counts > 1) & (begins > 0)]] = FIRST
-    images = steps.images.sum(axis=0, dtype=np.float64)
+    _, epoch_begins, steps_in_epoch = np.unique(steps.epoch[0], return_index=True, return_counts=True)
+    has_first = (steps_in_epoch > 1) & (epoch_begins > 0)
+    kinds[epoch_begins[has_first]] = FIRST
+    images = steps.images.sum(axis=0, dtype=np.float64)  # of all ranks, (S,)
     kinds[images < images.max()] = SHORT
     return kinds
 
@@ -226,12 +230,14 @@ def medians(values: FloatArray) -> FloatArray:
 
     `np.nanmedian` gives the same, and takes 3 to 40 times as long for the arrays of a study.
     """
-    ordered = np.sort(values, axis=-1)
-    known = values.shape[-1] - np.isnan(values).sum(axis=-1, keepdims=True)
-    below = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=-1)
-    above = np.take_along_axis(ordered, known // 2, axis=-1)
+    ordered = np.sort(values, axis=-1)  # NaN comes last
+    known_count = values.shape[-1] - np.isnan(values).sum(axis=-1, keepdims=True)  # (..., 1)
+    below_middle = np.take_along_axis(ordered, np.maximum(known_count - 1, 0) // 2, axis=-1)
+    above_middle = np.take_along_axis(ordered, known_count // 2, axis=-1)  # the same value for an odd count
+    is_odd = known_count % 2
     with np.errstate(over="ignore"):
-        return np.asarray(np.where(known % 2, below, (below + above) / 2)[..., 0])
+        medians_kept = np.where(is_odd, below_middle, (below_middle + above_middle) / 2)  # (..., 1)
+    return np.asarray(medians_kept[..., 0])
 
 
 class SlowStep(NamedTuple):
@@ -263,25 +269,29 @@ def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uin
         numbers: numbers of the steps, (S,).
         seconds: elapsed seconds (`elapsed_seconds`), (B, S).
         kinds: kinds of the steps (`step_kinds`), (S,).
+
+    Returns:
+        For each run its slow steps; none where there are fewer than `FEWEST_STEPS` steps.
     """
     slow: list[list[SlowStep]] = [[] for _ in seconds]
     if len(numbers) < FEWEST_STEPS:
         return slow
     whole = seconds[:, kinds == WHOLE]
     firsts = seconds[:, kinds == FIRST]
-    usual = medians(whole if whole.shape[1] >= FEWEST_STEPS else seconds)
-    usual_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
-    level = np.where(kinds == FIRST, usual_first[:, None], usual[:, None])
+    usual = medians(whole if whole.shape[1] >= FEWEST_STEPS else seconds)  # (B,)
+    usual_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual  # (B,)
+    usual_by_step = np.where(kinds == FIRST, usual_first[:, None], usual[:, None])  # (B, S)
     noise = _log_noise(whole if whole.shape[1] else seconds)
-    margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)
-    runs, positions = np.nonzero((seconds > level) & (usual > 0)[:, None])
+    margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)  # of logarithms, (B,)
+    # Logarithms are taken of the few steps above the usual ones alone: a run and a position for each of these.
+    runs, positions = np.nonzero((seconds > usual_by_step) & (usual > 0)[:, None])
     step_seconds = seconds[runs, positions]
-    usual_seconds = level[runs, positions]
-    is_far = np.log(step_seconds) - np.log(usual_seconds) > margin[runs]
-    excess_seconds = (step_seconds - usual_seconds)[is_far].tolist()
-    steps = numbers[positions[is_far]].tolist()
-    for run, step, excess in zip(runs[is_far].tolist(), steps, excess_seconds, strict=True):
-        slow[run].append(SlowStep(step, excess))
+    usual_seconds = usual_by_step[runs, positions]
+    is_slow = np.log(step_seconds) - np.log(usual_seconds) > margin[runs]
+    excess_seconds = (step_seconds - usual_seconds)[is_slow].tolist()
+    slow_numbers = numbers[positions[is_slow]].tolist()
+    for run, number, excess in zip(runs[is_slow].tolist(), slow_numbers, excess_seconds, strict=True):
+        slow[run].append(SlowStep(number, excess))
     return slow
 
 
@@ -293,19 +303,20 @@ def _log_noise(seconds: FloatArray) -> FloatArray:
 
 
 def decide_slow_steps(slow_by_run: Sequence[Sequence[SlowStep]], new_shapes: Sequence[int | None]) -> list[SlowSteps]:
-    """Decide once for all runs of a trial which of their slow steps are set aside.
+    """Decide once for all runs of a trial which of their slow steps are set aside, and which are kept.
 
-    Set aside are the single event of all runs (`one_off`), and in each run the first step of a new shape: a short last
-    step for which kernels are compiled or chosen anew. That comes once a run, not once in so many steps.
+    Two kinds are set aside: the one slow step that is alone of its size in all runs (`one_off`), and in each run the
+    first step of a new shape: a short last step for which kernels are compiled or chosen anew. That comes once a run,
+    not once in so many steps.
 
     Args:
         slow_by_run: the slow steps of each run (`slow_steps`).
         new_shapes: the number of each run's first short step; None where it has none, or had it in its warm-up.
     """
-    recurring_by_run = []
+    other_slow_by_run = []
     for slow_steps_of_run, new_shape in zip(slow_by_run, new_shapes, strict=True):
-        recurring_by_run.append([slow for slow in slow_steps_of_run if slow.step != new_shape])
-    event = one_off(recurring_by_run)
+        other_slow_by_run.append([slow for slow in slow_steps_of_run if slow.step != new_shape])
+    event = one_off(other_slow_by_run)
     decided = []
     for run, (slow_steps_of_run, new_shape) in enumerate(zip(slow_by_run, new_shapes, strict=True)):
         event_step = event.step if event is not None and event.run == run else None
@@ -326,11 +337,13 @@ class OneOff(NamedTuple):
 
 
 def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
-    """Find the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
+    """Return the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
 
-    Alone is a step where every other slow step exceeds the usual by less than a quarter as much. A step that recurs
-    with probability p is mistaken for a single event only where the runs' N steps show it once. So the mean over many
-    studies lacks exp(-N p) of what such steps add: 22 % at N p = 1.5, 5 % at 3. There no rule can tell the two apart.
+    A step is alone if every other slow step exceeds the usual seconds by less than a quarter as much.
+
+    A step that recurs with probability p is mistaken for a single event only where the runs' N steps show it once. So
+    the mean over many studies lacks exp(-N p) of what such steps add: 22 % at N p = 1.5, 5 % at 3. There no rule can
+    tell the two apart.
     """
     events = []
     for run, slow_steps_of_run in enumerate(slow_by_run):
@@ -453,7 +466,7 @@ def pace_of_steps(
 
 
 def _has_images_for_steps(run: Run, images: Integers) -> bool:
-    """Whether it is a table of rates without a batch: its "steps" stand for one image per GPU."""
+    """Whether the run was imported from a table of rates without a batch: its "steps" are one image per GPU."""
     imported = run.header.imported
     return imported is not None and imported.batch_told is False and bool((images == 1).all())
 
@@ -461,7 +474,7 @@ def _has_images_for_steps(run: Run, images: Integers) -> bool:
 def _recorded_rate(run: Run, elapsed: FloatArray, images: Integers) -> float | None:
     """Return images of all ranks / seconds of the timed steps; None where they take no time.
 
-    An imported log may hold some ranks only: the others take as many images, and a step is everybody's.
+    An imported log may hold some ranks only: then the other ranks are taken to have trained on as many images.
     """
     seconds: float = sum(elapsed.tolist())
     if not seconds > 0:
@@ -501,9 +514,9 @@ def _whole_step_seconds(seconds: _SecondsByKind, whole_steps: int, share: float 
     """
     if not seconds.whole and not seconds.first:
         return _mean(seconds.short) / (share or 1.0)
-    inner = _mean(seconds.whole or seconds.first)
-    first = _mean(seconds.first) if seconds.first else inner
-    return inner + (first - inner) / whole_steps
+    usual_step = _mean(seconds.whole or seconds.first)
+    first_step = _mean(seconds.first) if seconds.first else usual_step
+    return usual_step + (first_step - usual_step) / whole_steps
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -513,7 +526,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _pace(step_seconds: float, effective_steps: float, last_step: LastStepSource | None, epoch_images: int) -> Pace:
-    """Return the pace of a run whose steps are known and add up to an epoch; none where the step takes no time."""
+    """Return the pace of a run whose steps are known and add up to an epoch; `NO_PACE` where a step takes no time."""
     if positive_or_none(step_seconds) is None:
         return NO_PACE
     return Pace(
@@ -528,7 +541,7 @@ def _pace(step_seconds: float, effective_steps: float, last_step: LastStepSource
 
 
 def pace_of_epochs(trial: Trial, model: ModelLine | None, epoch_seconds: float | None) -> Pace:
-    """Return the pace of a run that records whole epochs alone. Its step is known where the images of an epoch are."""
+    """Return the pace of a run that records whole epochs alone; without steps where the epoch's images are unknown."""
     if epoch_seconds is None or positive_or_none(epoch_seconds) is None:
         return NO_PACE
     epoch = epoch_size(trial, model)
@@ -571,13 +584,13 @@ def epoch_size(trial: Trial, model: ModelLine | None) -> EpochSize:
 
 
 def whole_epochs_alone(run: Run) -> bool:
-    """Return whether an imported run records epochs and no step, or a user's own script only its whole time."""
+    """Return whether a run that was imported, or that ran a user's own script, recorded no steps."""
     from_elsewhere = run.header.imported is not None or run.header.trial.train.script is not None
     return from_elsewhere and not any(rank.steps for rank in run.ranks)
 
 
 def positive_or_none(value: float | None) -> float | None:
-    """Return `value`; None where it is unknown, or not positive and finite: records may hold anything."""
+    """Return `value`; None where it is unknown, or not positive and finite. Records may hold any number."""
     if value is None or not math.isfinite(value):
         return None
     return value if value > 0 else None

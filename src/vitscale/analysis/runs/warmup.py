@@ -18,14 +18,20 @@ from vitscale.base.arrays import FloatArray
 FEWEST_STEPS = 12
 """Fewest steps that are looked at: of fewer, chance makes the first ones look slow too often."""
 _SLOWER_BY = 0.05
+"""Share of the steady level by which a slow step exceeds it."""
 _DEVIATIONS = 3.0
+"""Deviations by which it exceeds the level too."""
 _ALONE_SLOWER_BY = 0.5
+"""The same share for a single slow step at the beginning."""
 _ALONE_DEVIATIONS = 10.0
 _SMALL_SAMPLE = 8.0
 _MOST_CORRELATED = 0.9
+"""Largest autocorrelation of steps that is allowed for."""
 _BLOCKS = 20
+"""Number of blocks of steps on which a trend is looked for; fewer where there are fewer steps."""
 _FEWEST_BLOCKS = 8
 _CHANGE = 0.05
+"""Smallest share by which the times change where they have a trend."""
 _P = 1e-4
 """Level of the one-sided test in either direction. A test that estimates the autocorrelation from few blocks is far
 from exact: with this and the required change of 5 %, noise with an autocorrelation of 0.9 falls or rises in under 3 %
@@ -61,18 +67,20 @@ def warm_up(times: FloatArray) -> list[WarmUp]:
         return [NONE_SEEN] * runs
     half = steps // 2
     late = times[:, half:]
-    level = medians(late)[:, None]
-    slow_steps = _slow_steps(times, late, level)
-    found = [NONE_SEEN] * runs
+    level = medians(late)[:, None]  # (runs, 1)
+    slow_steps = _slow_steps(times, late, level)  # (runs,)
+    warm_ups = [NONE_SEEN] * runs
     for count in np.unique(slow_steps).tolist():
-        members = np.flatnonzero(slow_steps == count)
-        if count > half:  # it did not get warm in time: what is left out is not all of it
-            trends: list[float | None] = list((level[members, 0] / medians(times[members, :half]) - 1).tolist())
+        members = np.flatnonzero(slow_steps == count)  # runs with so many slow steps
+        if count > half:  # not warm in time: only half is left out, and the trend is that from half to half
+            early_level = medians(times[members, :half])
+            changes = level[members, 0] / early_level - 1
+            trends: list[float | None] = list(changes.tolist())
         else:
             trends = _trends(times[members, count:])
         for run, trend in zip(members.tolist(), trends, strict=True):
-            found[run] = WarmUp(min(count, half), trend)
-    return found
+            warm_ups[run] = WarmUp(min(count, half), trend)
+    return warm_ups
 
 
 def _slow_steps(times: FloatArray, late: FloatArray, level: FloatArray) -> Integers:
@@ -102,14 +110,19 @@ def _stretch(seconds: FloatArray, middle: FloatArray) -> FloatArray:
     It is sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, because few steps tell r badly.
     The bias of r is taken off after Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954,
     403-404).
+
+    Args:
+        seconds: of the n steps, (runs, n).
+        middle: their median, (runs, 1).
     """
-    count = seconds.shape[1]
+    steps = seconds.shape[1]
     ratios = seconds / np.where(middle > 0, middle, math.nan)
     residuals = ratios - ratios.mean(axis=1, keepdims=True)
-    correlations = np.array([_correlation(residuals_of_run) for residuals_of_run in residuals])[:, None]
-    r = (count * correlations + 1) / (count - 3)
-    r = np.where(np.isnan(r), _MOST_CORRELATED, np.clip(r, 0.0, _MOST_CORRELATED))
-    return np.where(middle > 0, np.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count), 1.0)
+    biased = np.array([_correlation(residuals_of_run) for residuals_of_run in residuals])[:, None]  # (runs, 1)
+    unbiased = (steps * biased + 1) / (steps - 3)
+    correlation = np.where(np.isnan(unbiased), _MOST_CORRELATED, np.clip(unbiased, 0.0, _MOST_CORRELATED))
+    stretch = np.sqrt((1 + correlation) / (1 - correlation)) * (1 + _SMALL_SAMPLE / steps)
+    return np.where(middle > 0, stretch, 1.0)
 
 
 def _trends(seconds: FloatArray) -> list[float | None]:
@@ -124,63 +137,86 @@ def _trends(seconds: FloatArray) -> list[float | None]:
     count = min(_BLOCKS, steps)
     if count < _FEWEST_BLOCKS:
         return trends
-    blocks = _block_medians(seconds, count)
+    blocks = _block_medians(seconds, count)  # (runs, blocks)
     third = count // 3
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        middle = medians(blocks)
+        middle = medians(blocks)  # (runs,)
         smallest = blocks.min(axis=1)
-        has_logarithms = (smallest > 0) & (smallest / middle != 0) & np.isfinite(blocks.max(axis=1) / middle)
+        largest = blocks.max(axis=1)
+        has_logarithms = (smallest > 0) & (smallest / middle != 0) & np.isfinite(largest / middle)
         change = medians(blocks[:, -third:]) / medians(blocks[:, :third]) - 1
-    for run in np.flatnonzero(has_logarithms & ~(np.abs(change) <= _CHANGE)).tolist():
+    is_small_change = np.abs(change) <= _CHANGE  # False for NaN
+    for run in np.flatnonzero(has_logarithms & ~is_small_change).tolist():
         slope = _slope(np.log(blocks[run] / middle[run]))
         chance = t_below(count - 3, -abs(slope.value) / slope.error) if slope.error > 0 else 0.0
-        if slope.value * change[run] > 0 and chance < _P:
+        has_same_direction = slope.value * change[run] > 0
+        if has_same_direction and chance < _P:
             trends[run] = float(change[run])
     return trends
 
 
 def _block_medians(seconds: FloatArray, count: int) -> FloatArray:
     """Return the medians of `count` blocks of consecutive steps, as equally long as may be: (runs, count)."""
-    edges = seconds.shape[1] * np.arange(count + 1) // count
-    lengths = np.diff(edges)
-    blocks = np.empty((len(seconds), count))
+    bounds = seconds.shape[1] * np.arange(count + 1) // count  # [0, 3, 6, 10]: blocks of 3, 3 and 4 steps
+    lengths = np.diff(bounds)
+    block_medians = np.empty((len(seconds), count))
     for length in np.unique(lengths):
-        same_length = np.flatnonzero(lengths == length)
-        steps = edges[same_length, None] + np.arange(length)
-        blocks[:, same_length] = medians(seconds[:, steps])
-    return blocks
+        blocks = np.flatnonzero(lengths == length)
+        steps = bounds[blocks, None] + np.arange(length)  # (blocks, length)
+        block_medians[:, blocks] = medians(seconds[:, steps])
+    return block_medians
 
 
 class _Slope(NamedTuple):
-    """The slope of a line per place, and its standard error."""
+    """The slope of a line from one value to the next, and its standard error."""
 
     value: float
     error: float
 
 
 def _slope(values: FloatArray) -> _Slope:
-    """Return the slope of a line that is fitted to the values, by Prais and Winsten."""
+    """Return the slope of a line that is fitted to n values, by Prais and Winsten.
+
+    First an ordinary line gives the correlation r of the residuals. Then the line is fitted again, after r times the
+    value before was taken from each value: the errors of these differences are uncorrelated.
+    """
     count = len(values)
-    times: FloatArray = np.arange(count, dtype=np.float64) - (count - 1) / 2
-    slope = times @ values / (times @ times)
-    r = _correlation(values - float(values.mean()) - slope * times)
-    r = min(max((count * r + 2) / (count - 4), 0.0), _MOST_CORRELATED_BLOCKS)
+    positions: FloatArray = np.arange(count, dtype=np.float64) - (count - 1) / 2  # their mean is 0
+    ordinary_slope = positions @ values / (positions @ positions)
+    residuals = values - float(values.mean()) - ordinary_slope * positions
+    unbiased = (count * _correlation(residuals) + 2) / (count - 4)
+    correlation = min(max(unbiased, 0.0), _MOST_CORRELATED_BLOCKS)
 
     def uncorrelated(column: FloatArray) -> FloatArray:
-        return np.concatenate([math.sqrt(1 - r * r) * column[:1], column[1:] - r * column[:-1]])
+        first = math.sqrt(1 - correlation * correlation) * column[:1]
+        return np.concatenate([first, column[1:] - correlation * column[:-1]])
 
-    # Least squares of `level * ones + slope * times`, by its two normal equations.
-    ones = uncorrelated(np.ones(count))
-    times = uncorrelated(times)
-    values = uncorrelated(values)
-    oo = ones @ ones
-    ot = ones @ times
-    tt = times @ times
-    determinant = oo * tt - ot * ot
-    slope = (oo * (times @ values) - ot * (ones @ values)) / determinant
-    level = (tt * (ones @ values) - ot * (times @ values)) / determinant
+    return _least_squares_slope(
+        ones=uncorrelated(np.ones(count)), times=uncorrelated(positions), values=uncorrelated(values)
+    )
+
+
+def _least_squares_slope(ones: FloatArray, times: FloatArray, values: FloatArray) -> _Slope:
+    """Return the slope of the least squares of `values - level * ones - slope * times`.
+
+    The two normal equations are, with `a.b` for the product of two columns,
+
+        level * ones.ones + slope * ones.times = ones.values
+        level * ones.times + slope * times.times = times.values
+
+    One degree of freedom more than for a line is taken off the error: that of the correlation.
+    """
+    ones_ones = ones @ ones
+    ones_times = ones @ times
+    times_times = times @ times
+    ones_values = ones @ values
+    times_values = times @ values
+    determinant = ones_ones * times_times - ones_times * ones_times
+    slope = (ones_ones * times_values - ones_times * ones_values) / determinant
+    level = (times_times * ones_values - ones_times * times_values) / determinant
     squares = float(((values - level * ones - slope * times) ** 2).sum())
-    return _Slope(float(slope), math.sqrt(squares / (count - 3) * float(oo / determinant)))
+    freedom = len(values) - 3
+    return _Slope(float(slope), math.sqrt(squares / freedom * float(ones_ones / determinant)))
 
 
 def _correlation(residuals: FloatArray) -> float:

@@ -16,9 +16,13 @@ wait, wire and norm together are exposed communication, which is known also wher
 run from which the profiler lost events is lossy: not even its exposed communication is known. Lossy ones are left out
 of means where others are complete.
 
-Only explained steps count: their slowdown against the timed steps beside them is `overhead`. On a GPU those are
-attached steps, whose own slowdown against the light ones before is `attached_overhead`, and both are taken out of the
-parts: the profiler keeps the host from launching, and a device that is always busy would seem to be idle.
+    light steps      run without the profiler
+    attached steps   run while the profiler is attached, but does not record (GPU only)
+    explained steps  recorded by the profiler; only these have parts
+
+`overhead` is how much longer explained steps take than the timed steps beside them. On a GPU those are attached steps;
+how much longer these take than the light ones before is `attached_overhead`. There both are taken out of the parts: the
+profiler keeps the host from launching, and a device that is always busy would seem to be idle.
 """
 
 from __future__ import annotations
@@ -98,10 +102,10 @@ class Breakdown:
     overhead: float | None
     """How much longer explained steps take than the timed ones beside them: 0.03 is 3 % slower."""
     straggler: Straggler | None
-    """None: nobody is waited for in most steps, or this is unknown."""
+    """None where no rank keeps the others waiting more often than chance, or where this is unknown."""
     by_run: tuple[Breakdown | None, ...] = ()
-    """Breakdown of each run, in the order of `TrialResult.run_figures`, all with the same ranks; None for a run without
-    explained steps, or without those of these ranks."""
+    """Breakdown of each run, in the order of `TrialResult.run_figures`; all have the same ranks. None for a run without
+    explained steps, or in which one of these ranks has none."""
     clusters: Clusters = None
     """The runs of each observation."""
     typical_rank: int | None = None
@@ -197,6 +201,13 @@ class _ExplainedStep(NamedTuple):
     """Rank -> seconds for which it waited, exposed or not; lacks ranks of which this is unknown."""
 
 
+class _CountedSteps(NamedTuple):
+    """The explained steps of one run, by whether they are in its means."""
+
+    counted: list[_ExplainedStep]
+    left_out: list[_ExplainedStep]
+
+
 def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     """Return the breakdown of one run; None where no step was explained on all its ranks.
 
@@ -204,36 +215,57 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         run: the run, with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
-    steps = [_explained_step(lines) for lines in explained(run, steady_from)]
-    if not steps:
+    explained_steps = [_explained_step(lines) for lines in explained(run, steady_from)]
+    if not explained_steps:
         return None
-    complete = [step for step in steps if _is_complete(step.ranks)]
-    counted = complete or steps
-    lossy = [step for step in steps if not _is_complete(step.ranks)] if complete else []
+    steps = _without_lossy_steps(explained_steps)
     reasons: dict[str, str] = {}
-    for step in counted:
+    for step in steps.counted:
         reasons |= step.reasons
-    means = _mean_ranks([step.ranks for step in counted])
+    mean_ranks = _mean_ranks([step.ranks for step in steps.counted])
     overheads = _overheads(run, steady_from)
-    if overheads.light_seconds is not None and run.header.trial.train.device == "cuda":
-        light_share = overheads.light_seconds / max(rank.seconds for rank in means)
-        means = tuple(_light_step(rank, light_share * rank.seconds) for rank in means)
+    if run.header.trial.train.device == "cuda":
+        mean_ranks = _without_profiling(mean_ranks, overheads.light_seconds)
     return Breakdown(
-        ranks=means,
-        steps=len(counted),
+        ranks=mean_ranks,
+        steps=len(steps.counted),
         reasons=reasons,
-        overhead=overheads.of_explained,
-        straggler=_straggler(means, [step.wait_by_rank for step in counted]),
-        attached_overhead=overheads.of_attached,
-        left_out=tuple(_loss(step.reasons, reasons) for step in lossy),
+        overhead=overheads.explained_overhead,
+        straggler=_straggler(mean_ranks, [step.wait_by_rank for step in steps.counted]),
+        attached_overhead=overheads.attached_overhead,
+        left_out=tuple(_loss(step.reasons, reasons) for step in steps.left_out),
     )
 
 
-def _light_step(rank: RankParts, seconds: float) -> RankParts:
-    """Return a rank's explained step on a GPU as a light one of `seconds`.
+def _without_lossy_steps(steps: list[_ExplainedStep]) -> _CountedSteps:
+    """Leave out the lossy steps. Where all are lossy none is left out: what they have in common is still known."""
+    complete_steps = [step for step in steps if _is_complete(step.ranks)]
+    lossy_steps = [step for step in steps if not _is_complete(step.ranks)]
+    if not complete_steps:
+        return _CountedSteps(counted=lossy_steps, left_out=[])
+    return _CountedSteps(counted=complete_steps, left_out=lossy_steps)
 
-    Where its gaps or its exchanges are unknown, so is how much explaining added to each part: the parts that are known
-    stand, and less of the step is unknown.
+
+def _without_profiling(ranks: tuple[RankParts, ...], light_seconds: float | None) -> tuple[RankParts, ...]:
+    """Return the explained steps of all ranks without the time that the profiler adds to them on a GPU.
+
+    The longest step then takes as long as a light one, and those of the other ranks are shortened by the same factor.
+
+    Args:
+        ranks: the mean explained step of each rank.
+        light_seconds: seconds of the mean light step; None where it is unknown, and then nothing is taken out.
+    """
+    if light_seconds is None:
+        return ranks
+    light_share = light_seconds / max(rank.seconds for rank in ranks)
+    return tuple(_light_step(rank, light_share * rank.seconds) for rank in ranks)
+
+
+def _light_step(rank: RankParts, seconds: float) -> RankParts:
+    """Return a rank's explained step on a GPU as it would be if it took only `seconds`.
+
+    The profiler lengthens some parts more than others (`unprofiled`). Where the gaps or the exchanges of the step are
+    unknown, so is by how much: then the parts stay as they are, and only the time that is in no part becomes less.
     """
     if not 0 < seconds < rank.seconds:
         return rank
@@ -249,7 +281,11 @@ def _light_step(rank: RankParts, seconds: float) -> RankParts:
 
 
 def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedStep:
-    """Return the parts of one step. `lines`: (rank, line) of all ranks."""
+    """Return the parts of one step.
+
+    Args:
+        lines: (rank number, what the profiler recorded) of all ranks.
+    """
     ranks = []
     reasons: dict[str, str] = {}
     wait_by_rank: dict[int, float] = {}
@@ -263,16 +299,21 @@ def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedSte
 
 
 def _is_complete(ranks: Sequence[RankParts]) -> bool:
-    """Whether the profiler lost nothing of a step or run; else not even exposed communication is known.
+    """Whether the profiler lost no events of a step or run: then exposed communication is known on all ranks.
 
-    The content of a step, such as a CUDA graph, may make other parts unknown: the mean of steps without one would be
-    of another kind of step.
+    Other parts may be unknown all the same because of what the step runs, such as a CUDA graph. Such steps are not left
+    out: the mean of the others would be of another kind of step.
     """
     return all(rank.exposed_seconds is not None for rank in ranks)
 
 
 def _loss(reasons: Mapping[str, str], common_reasons: Mapping[str, str]) -> str:
-    """Return the first reason of a lossy step or run that the others do not have too."""
+    """Return the first reason of a lossy step or run that the counted ones do not have too.
+
+    Args:
+        reasons: part -> why it is unknown in the lossy one.
+        common_reasons: part -> why it is unknown in those that are counted.
+    """
     for reason in reasons.values():
         if reason not in common_reasons.values():
             return reason
@@ -361,9 +402,14 @@ def _mean_over_observations(by_run: Sequence[Breakdown | None], clusters: Cluste
     return _mean_ranks(means)
 
 
-def _mean_ranks(several: Sequence[Sequence[RankParts]]) -> tuple[RankParts, ...]:
-    """Return the mean of each rank over several steps or runs, all with the same ranks in the same order."""
-    return tuple(_mean_parts(same_rank) for same_rank in zip(*several, strict=True))
+def _mean_ranks(ranks_by_step: Sequence[Sequence[RankParts]]) -> tuple[RankParts, ...]:
+    """Return the mean of each rank over several steps or runs.
+
+    Args:
+        ranks_by_step: for each step or run its ranks; all have the same ranks in the same order.
+    """
+    steps_by_rank = zip(*ranks_by_step, strict=True)
+    return tuple(_mean_parts(steps) for steps in steps_by_rank)
 
 
 def _mean_parts(steps: Sequence[RankParts]) -> RankParts:
@@ -442,7 +488,10 @@ def _slower_by(rank: int, means: Sequence[RankParts]) -> float | None:
 
 
 def _is_beyond_noise(margins: Sequence[float]) -> bool:
-    """Whether their mean is more than three standard errors above 0: a rank picked from many needs that much."""
+    """Whether the mean of the margins is more than three standard errors above 0.
+
+    Two would do for one rank, but this one was picked as the slowest of many.
+    """
     if len(margins) < _FEWEST_STEPS_TO_NAME:
         return False
     return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
@@ -475,11 +524,11 @@ class _Overheads(NamedTuple):
     Explained steps that nothing marks, as in traces, are in none of these.
     """
 
-    of_explained: float | None
-    """Explained steps' mean against that of the timed steps of their kind beside them, attached ones where there are
-    any; median over blocks."""
-    of_attached: float | None
-    """The mean whole attached step against that of as many light ones, the last before the profiler."""
+    explained_overhead: float | None
+    """The mean step of a block of explained steps, against that of the timed steps of the same kind beside it: attached
+    ones where the run has any, else light ones. The median over blocks."""
+    attached_overhead: float | None
+    """The mean whole attached step, against that of as many light ones: the last before the profiler."""
     light_seconds: float | None
     """Seconds of the mean whole light step."""
 
@@ -494,32 +543,38 @@ class _BlockOfKind(NamedTuple):
 def _overheads(run: Run, steady_from: int) -> _Overheads:
     """Return the overheads of one run, by the estimator of all times (`analysis.runs.steps`)."""
     timing = _Timing.of(run, steady_from)
-    light = timing.timed(step_figures.LIGHT)
-    attached = timing.timed(step_figures.ATTACHED)
-    usual = attached if len(attached) else light
-    ratios = []
+    light = timing.timed_positions(step_figures.LIGHT)
+    attached = timing.timed_positions(step_figures.ATTACHED)
+    unexplained = attached if len(attached) else light
+    slowdowns = []
     for (_, kind), block in timing.explained_blocks().items():
-        neighbours = _neighbours(block, timing.of_kind(usual, kind))
-        ratios.append(timing.slowdown(block, neighbours))
-    light = timing.of_kind(light, step_figures.WHOLE)
-    attached = timing.of_kind(attached, step_figures.WHOLE)
+        neighbours = _neighbours(block, timing.positions_of_kind(unexplained, kind))
+        slowdowns.append(timing.slowdown(block, neighbours))
+    whole_light = timing.positions_of_kind(light, step_figures.WHOLE)
+    whole_attached = timing.positions_of_kind(attached, step_figures.WHOLE)
+    last_light = whole_light[-len(whole_attached) :]  # as many as there are attached ones; without any it is not used
     return _Overheads(
-        of_explained=known_median(ratios),
-        of_attached=timing.slowdown(attached, light[-len(attached) :]),
-        light_seconds=float(timing.elapsed_seconds[light].mean()) if len(light) else None,
+        explained_overhead=known_median(slowdowns),
+        attached_overhead=timing.slowdown(whole_attached, last_light),
+        light_seconds=float(timing.elapsed_seconds[whole_light].mean()) if len(whole_light) else None,
     )
 
 
-def _neighbours(block: step_figures.Integers, others: step_figures.Integers) -> step_figures.Integers:
-    """Return the last positions of `others` before a block, and the first ones after it."""
-    before = others[others < block.min()][-_NEIGHBOURS:]
-    after = others[others > block.max()][:_NEIGHBOURS]
+def _neighbours(block: step_figures.Integers, positions: step_figures.Integers) -> step_figures.Integers:
+    """Return the last four of some positions before a block, and the first four after it; fewer where there are fewer.
+
+    Args:
+        block: the positions of the block's steps.
+        positions: those to choose from, in rising order.
+    """
+    before = positions[positions < block.min()][-_NEIGHBOURS:]
+    after = positions[positions > block.max()][:_NEIGHBOURS]
     return np.concatenate([before, after])
 
 
 @dataclass(frozen=True, eq=False)
 class _Timing:
-    """The times of one run's S steps. A step's position is its place in these arrays."""
+    """The times of one run's S steps. A step's position is its index in these arrays."""
 
     steps: step_figures.RunSteps
     elapsed_seconds: FloatArray
@@ -539,8 +594,12 @@ class _Timing:
         kinds = step_figures.step_kinds(steps)
         return cls(steps, elapsed_seconds, kinds, run.ranks[0].explained, steady_from)
 
-    def timed(self, window: int) -> step_figures.Integers:
-        """Return the positions of the steps of a window that are not explained, without the single slow one."""
+    def timed_positions(self, window: int) -> step_figures.Integers:
+        """Return the positions of the steps of a window that are not explained, without a one-off slow one.
+
+        Args:
+            window: `step_figures.LIGHT` or `step_figures.ATTACHED`.
+        """
         explained_steps = [line.step for line in self.explained]
         is_timed = (
             self.steps.in_window(window)
@@ -548,7 +607,7 @@ class _Timing:
             & ~np.isin(self.steps.step, explained_steps)
         )
         positions = np.flatnonzero(is_timed)
-        # Within this run alone: neighbours of a block are compared with it, and a long run is not spoken of.
+        # Within this run alone: neighbours are compared with a block of this run, whatever other runs show.
         slow = step_figures.slow_steps(
             self.steps.step[positions], self.elapsed_seconds[None, positions], self.kinds[positions]
         )
@@ -560,15 +619,15 @@ class _Timing:
 
     def explained_blocks(self) -> dict[_BlockOfKind, step_figures.Integers]:
         """Return the positions of the explained steps that count, by block and kind of step."""
-        position_of = {step: position for position, step in enumerate(self.steps.step.tolist())}
+        position_by_number = {step: position for position, step in enumerate(self.steps.step.tolist())}
         blocks: dict[_BlockOfKind, list[int]] = {}
         for line in self.explained:
-            position = position_of.get(line.step)
+            position = position_by_number.get(line.step)
             if position is not None and line.step >= self.steady_from:
                 blocks.setdefault(_BlockOfKind(line.block, int(self.kinds[position])), []).append(position)
         return {block: np.array(positions, dtype=np.int64) for block, positions in blocks.items()}
 
-    def of_kind(self, positions: step_figures.Integers, kind: int) -> step_figures.Integers:
+    def positions_of_kind(self, positions: step_figures.Integers, kind: int) -> step_figures.Integers:
         """Return those positions whose steps are of one kind."""
         matching: step_figures.Integers = positions[self.kinds[positions] == kind]
         return matching

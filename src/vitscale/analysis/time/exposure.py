@@ -73,12 +73,14 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
     Args:
         lines: (rank, line) for all ranks of the run, in one step.
     """
-    collectives = [_collectives_by_communicator(line) for _, line in lines]
-    reason = _unknown_reason(lines, collectives)
+    collectives_by_rank = [_collectives_by_communicator(line) for _, line in lines]
+    reason = _unknown_reason(lines, collectives_by_rank)
     if reason:
         return tuple(_mixed_exposure(rank, line, reason) for rank, line in lines)
-    transfers = _transfers(collectives)
-    return tuple(_exposure(rank, line, own) for (rank, line), own in zip(lines, transfers, strict=True))
+    transfers_by_rank = _transfers(collectives_by_rank)
+    return tuple(
+        _exposure(rank, line, transfers) for (rank, line), transfers in zip(lines, transfers_by_rank, strict=True)
+    )
 
 
 class _Communication(NamedTuple):
@@ -89,11 +91,12 @@ class _Communication(NamedTuple):
 
     @property
     def exposed(self) -> tuple[Interval, ...]:
-        """Both at once."""
+        """Intervals in which it was idle while a collective was in flight."""
         return tuple(intersection(self.idle, self.in_flight))
 
 
 def _communication(line: ExplainedLine) -> _Communication:
+    """Return when a rank was idle and when it communicated; where it holds a stage, without its pipeline's messages."""
     idle = union(line.idle)
     bubble = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
     if not bubble:
@@ -125,16 +128,16 @@ def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers) -> RankExpo
     # A rank may wait in one communicator while it transfers in another: that time is transfer. Time of a norm beside
     # another transfer is the norm's, for which computing stands still.
     transferring = intersection(in_flight, union(transfers.all))
-    of_norms = intersection(in_flight, union(transfers.of_norms))
-    until_last = (0.0, max((end for _, end in in_flight), default=0.0))
-    waiting = intersection(in_flight, complement(transferring, until_last))
-    of_others = intersection(transferring, complement(of_norms, until_last))
+    transferring_norms = intersection(in_flight, union(transfers.norms))
+    until_last_end = (0.0, max((end for _, end in in_flight), default=0.0))
+    waiting = intersection(in_flight, complement(transferring, until_last_end))
+    transferring_others = intersection(transferring, complement(transferring_norms, until_last_end))
     return RankExposure(
         rank,
         communication.exposed,
         wait=tuple(intersection(communication.idle, waiting)),
-        wire=tuple(intersection(communication.idle, of_others)),
-        norm=tuple(intersection(communication.idle, of_norms)),
+        wire=tuple(intersection(communication.idle, transferring_others)),
+        norm=tuple(intersection(communication.idle, transferring_norms)),
         late_by_seconds=length(waiting),
         wire_seconds=length(transferring),
     )
@@ -173,52 +176,72 @@ class _Transfers:
 
     def __init__(self) -> None:
         self.all: list[Interval] = []
-        self.of_norms: list[Interval] = []
+        self.norms: list[Interval] = []
+        """Those of `all` by which synchronised norms exchange their sums."""
 
 
-def _transfers(by_rank: Sequence[Mapping[str, Sequence[_Collective]]]) -> list[_Transfers]:
-    """Return the transfers of each rank. `by_rank`: its collectives by communicator, alike on all ranks."""
-    transfers = [_Transfers() for _ in by_rank]
-    for communicator in sorted(by_rank[0]):
-        _add_transfers(transfers, [collectives[communicator] for collectives in by_rank])
-    return transfers
+def _transfers(collectives_by_rank: Sequence[Mapping[str, Sequence[_Collective]]]) -> list[_Transfers]:
+    """Return the transfers of each rank.
+
+    Args:
+        collectives_by_rank: for each rank communicator -> its collectives; the same ones on all ranks.
+    """
+    transfers_by_rank = [_Transfers() for _ in collectives_by_rank]
+    for communicator in sorted(collectives_by_rank[0]):
+        _add_transfers(transfers_by_rank, [collectives[communicator] for collectives in collectives_by_rank])
+    return transfers_by_rank
 
 
-def _add_transfers(transfers: Sequence[_Transfers], by_rank: Sequence[Sequence[_Collective]]) -> None:
+def _add_transfers(
+    transfers_by_rank: Sequence[_Transfers], collectives_by_rank: Sequence[Sequence[_Collective]]
+) -> None:
     """Add the transfers of one communicator to those of each rank.
 
     Args:
-        transfers: of each rank.
-        by_rank: the collectives of the communicator on each rank, in the order of issue.
+        transfers_by_rank: the transfers of each rank, which are added to.
+        collectives_by_rank: the collectives of the communicator on each rank, in the order of issue.
     """
-    offsets = _clock_offsets(by_rank)
-    earlier_ends = [-math.inf]  # in rising order
-    for same in zip(*by_rank, strict=True):  # one collective on all ranks
-        # When it truly ended, in the first rank's clock: a thread that is scheduled late sees the end late, and would
-        # make the next collective seem short.
-        seen_ends = [collective.end - offset for collective, offset in zip(same, offsets, strict=True)]
+    offsets = _clock_offsets(collectives_by_rank)
+    earlier_ends = [-math.inf]  # of the collectives before, in rising order
+    for views in zip(*collectives_by_rank, strict=True):  # one collective, as each rank saw it
+        # All times in the first rank's clock. The collective truly ended when the first rank saw its end: a thread that
+        # is scheduled late sees the end late, and would make the next collective seem short.
+        starts = [view.start - offset for view, offset in zip(views, offsets, strict=True)]
+        seen_ends = [view.end - offset for view, offset in zip(views, offsets, strict=True)]
         end = min(seen_ends)
-        if same[0].is_rooted:  # brief, as `_unknown_reason` has checked
-            for rank_transfers, collective in zip(transfers, same, strict=True):
-                rank_transfers.all.append((collective.start, collective.end))
+        if views[0].is_rooted:  # brief, as `_unknown_reason` has checked
+            for transfers, view in zip(transfers_by_rank, views, strict=True):
+                transfers.all.append((view.start, view.end))
         else:
-            last_arrival = max(collective.start - offset for collective, offset in zip(same, offsets, strict=True))
-            earlier_end = earlier_ends[bisect.bisect_right(earlier_ends, end) - 1]
+            last_arrival = max(starts)
+            earlier_end = _last_up_to(end, earlier_ends)
             # The least service of all ranks is that of the one that came last.
             wire_seconds = max(0.0, end - max(last_arrival, earlier_end))
-            for rank_transfers, offset in zip(transfers, offsets, strict=True):
+            for transfers, offset in zip(transfers_by_rank, offsets, strict=True):
                 transfer = (end + offset - wire_seconds, max(seen_ends) + offset)
-                rank_transfers.all.append(transfer)
-                if same[0].is_norm:
-                    rank_transfers.of_norms.append(transfer)
+                transfers.all.append(transfer)
+                if views[0].is_norm:
+                    transfers.norms.append(transfer)
         bisect.insort(earlier_ends, end)
 
 
-def _clock_offsets(by_rank: Sequence[Sequence[_Collective]]) -> list[float]:
-    """Return how many seconds each rank's clock is ahead of the first rank's, by the ends that they share."""
-    first = by_rank[0]
-    shared = [index for index, collective in enumerate(first) if not collective.is_rooted] or [0]
-    return [statistics.median(collectives[index].end - first[index].end for index in shared) for collectives in by_rank]
+def _last_up_to(limit: float, values: Sequence[float]) -> float:
+    """Return the largest of the values, in rising order, that is not above the limit; one must be."""
+    return values[bisect.bisect_right(values, limit) - 1]
+
+
+def _clock_offsets(collectives_by_rank: Sequence[Sequence[_Collective]]) -> list[float]:
+    """Return how many seconds each rank's clock is ahead of the first rank's.
+
+    It is the median difference of the ends of collectives that all ranks leave together; where there is none, that of
+    the very first collective.
+    """
+    of_first_rank = collectives_by_rank[0]
+    indices = [index for index, collective in enumerate(of_first_rank) if not collective.is_rooted] or [0]
+    return [
+        statistics.median(collectives[index].end - of_first_rank[index].end for index in indices)
+        for collectives in collectives_by_rank
+    ]
 
 
 def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
@@ -227,42 +250,45 @@ def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
     They follow from the ends of one step's collectives that ranks leave together; 0 where there are none, or not the
     same on all ranks.
     """
-    by_rank = [_not_rooted(line) for line in lines]
-    kinds_by_rank = [[(collective.communicator, collective.operation) for collective in own] for own in by_rank]
-    are_same = all(kinds == kinds_by_rank[0] for kinds in kinds_by_rank)
-    if not by_rank or not by_rank[0] or not are_same:
+    collectives_by_rank = [_not_rooted(line) for line in lines]
+    if not collectives_by_rank or not collectives_by_rank[0]:
         return [0.0] * len(lines)
-    return [
-        statistics.median(collective.end - first.end for collective, first in zip(own, by_rank[0], strict=True))
-        for own in by_rank
-    ]
+    kinds_by_rank = [_communicators_and_operations(collectives) for collectives in collectives_by_rank]
+    if any(kinds != kinds_by_rank[0] for kinds in kinds_by_rank):
+        return [0.0] * len(lines)
+    return _clock_offsets(collectives_by_rank)
+
+
+def _communicators_and_operations(collectives: Sequence[_Collective]) -> list[tuple[str, str]]:
+    return [(collective.communicator, collective.operation) for collective in collectives]
 
 
 def _not_rooted(line: ExplainedLine) -> list[_Collective]:
-    """Return a rank's collectives that all ranks leave together, by communicator, then in the order of issue."""
+    """Return the collectives of a rank that all ranks leave together, by communicator, then in the order of issue."""
     collectives = [collective for collective in _collectives(line) if not collective.is_rooted]
     return sorted(collectives, key=lambda collective: collective.communicator)
 
 
 def _unknown_reason(
-    lines: Sequence[tuple[int, ExplainedLine]], by_rank: Sequence[Mapping[str, Sequence[_Collective]]]
+    lines: Sequence[tuple[int, ExplainedLine]], collectives_by_rank: Sequence[Mapping[str, Sequence[_Collective]]]
 ) -> str:
     """Return why wait and wire cannot be told apart; empty where they can.
 
     Args:
         lines: (rank, line) for all ranks.
-        by_rank: the collectives of each by communicator.
+        collectives_by_rank: for each of them communicator -> its collectives.
     """
     for _, line in lines:
         reason = line.unknown.get("wire") or line.unknown.get("wait")
         if reason:
             return reason
-    kinds_by_rank = [_kinds(collectives) for collectives in by_rank]
+    kinds_by_rank = [_kinds(collectives) for collectives in collectives_by_rank]
     if any(kinds != kinds_by_rank[0] for kinds in kinds_by_rank):
         return "the ranks recorded different collectives"
     if len(lines) < 2:
         return ""
-    operations = {operation for _, operation, _, _ in lines[0][1].collectives}
+    _, first_line = lines[0]
+    operations = {operation for _, operation, _, _ in first_line.collectives}
     rooted = sorted(operations & set(ROOTED))
     if rooted and not all(_rooted_are_brief(line) for _, line in lines):
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
@@ -288,7 +314,10 @@ _PART_OF_PHASE = {
 
 
 def explained(run: Run, steady_from: int = 0) -> list[list[tuple[int, ExplainedLine]]]:
-    """Return the steps from `steady_from` that every rank of a run explained: for each (rank, line) of all ranks."""
+    """Return the steps from `steady_from` on that every rank of a run explained.
+
+    Each step is a list of (rank number, explained line) of all ranks, by rank.
+    """
     numbers = [rank.rank for rank in explained_ranks(run)]
     common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
     return [sorted(zip(numbers, lines, strict=True), key=lambda pair: pair[0]) for lines in common]
@@ -359,13 +388,13 @@ def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval]) -> dict[str, l
     It copies a batch (h2d), waits for data (data_wait), or waits for a launch inside a phase (launch_gaps).
     """
     step = (0.0, line.seconds)
-    idle = intersection(union(line.idle), complement(exposed, step))
-    copying = intersection(idle, union(line.copies))
-    idle = intersection(idle, complement(copying, step))
-    starved = intersection(idle, union(line.host_data))
-    idle = intersection(idle, complement(starved, step))
+    neither_busy_nor_exposed = intersection(union(line.idle), complement(exposed, step))
+    copying = intersection(neither_busy_nor_exposed, union(line.copies))
+    not_copying = intersection(neither_busy_nor_exposed, complement(copying, step))
+    waiting_for_data = intersection(not_copying, union(line.host_data))
+    unused = intersection(not_copying, complement(waiting_for_data, step))
     phases = union((start, end) for _, start, end in line.phases)
-    return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, phases)}
+    return {"h2d": copying, "data_wait": waiting_for_data, "launch_gaps": intersection(unused, phases)}
 
 
 _AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
@@ -375,13 +404,14 @@ _LATE = ("launch_gaps", "other")
 
 
 def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
-    """Return the parts of an explained step as a light step has them.
+    """Return the parts of an explained step as they would be in a light step, which ran without the profiler.
 
-    The profiler slows down what the host does. Transfer, waiting, data wait and copies stand as measured; where the
-    host computes, the others are scaled by one factor to fill the step. On a GPU kernels last as long as ever but come
-    later: what an explained step takes beyond the light one is taken out of launch gaps and "other", down to 0, then
-    out of the wait for ranks whose kernels came later (or of communication that is not told apart), before the others
-    are scaled.
+    The profiler slows down what the host does. So transfer, waiting, data wait and copies stay as measured, and all
+    other parts are scaled by one factor to fill the light step.
+
+    On a GPU kernels last as long as ever, but come later. There, before parts are scaled, the seconds that the
+    explained step takes beyond the light one are taken out of launch gaps and "other", down to 0, then out of the wait
+    for ranks whose kernels came later (or of communication, where wait cannot be told apart).
 
     Args:
         parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
@@ -395,6 +425,7 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
     if slowed_seconds > 0 and step >= measured_seconds:
         factor = (step - measured_seconds) / slowed_seconds
         return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
+    # Nothing is left to scale, or what was measured alone is longer than the step: all parts are scaled alike.
     return {name: seconds * (step / (measured_seconds + slowed_seconds)) for name, seconds in parts.items()}
 
 

@@ -88,17 +88,19 @@ class Factor:
     def less(self, others: Sequence[Factor]) -> Estimate | None:
         """Return its points less those of `others` together, with the interval over runs; None where it is unknown.
 
-        The factors of a run belong together: the difference is taken in each run, not between two intervals.
+        The difference is taken for each run that is left out, not between two intervals: factors vary together.
         """
         if not self.without or not all(other.without for other in others):
             return None
-        sides = []
-        for side, points_by_run in enumerate(self.without):
+        differences_by_side = []
+        for side, points_by_run in enumerate(self.without):  # the trial, then its baseline
             differences = []
             for run, points in enumerate(points_by_run):
-                differences.append(points - math.fsum(other.without[side][run] for other in others))
-            sides.append(differences)
-        return jackknife(self.points - math.fsum(other.points for other in others), sides)
+                points_of_others = math.fsum(other.without[side][run] for other in others)
+                differences.append(points - points_of_others)
+            differences_by_side.append(differences)
+        difference = self.points - math.fsum(other.points for other in others)
+        return jackknife(difference, differences_by_side)
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,9 @@ class Waterfall:
     baseline_gpus: int | None
     efficiency: float | None
     factors: tuple[Factor, ...]
-    """In order; empty where `reason` says why they are unknown."""
+    """In the order of `FACTORS`; empty where they are unknown."""
     reason: str
+    """Why the factors are unknown; empty where they are known."""
     straggler: Straggler | None
     """The trial's straggler."""
     interval: Estimate | None = None
@@ -245,7 +248,8 @@ def light_step_parts(trial: TrialResult) -> dict[str, float]:
 
 def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:
     """Return the factors from name -> logarithm; the logarithms add up to that of the efficiency."""
-    per_log = points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
+    per_log = points_per_log(efficiency)  # negative
+    # Adding 0.0 makes 0.0 of -0.0.
     return tuple(Factor(name, math.exp(log), points=per_log * log + 0.0) for name, log in logs.items())
 
 
@@ -255,9 +259,10 @@ def with_intervals(
     ranks: float,
     factors_by: Callable[[TrialResult, TrialResult, float], tuple[Factor, ...]],
 ) -> tuple[Factor, ...]:
-    """Return the factors with the intervals of their points, each run of both sides left out in turn (jackknife).
+    """Return the factors with the intervals of their points, by leaving out each run of both sides in turn (jackknife).
 
-    The typical rank stays the same: which rank is named is not part of the uncertainty.
+    The factors have no intervals where a side has too few runs. The typical rank stays the same whichever run is left
+    out: which rank is named is not part of the uncertainty.
 
     Args:
         trial: the trial that is explained.
@@ -269,7 +274,7 @@ def with_intervals(
     if not _have_runs_for_interval(trial) or not _have_runs_for_interval(reference):
         return factors
     try:
-        all_of_trial = trial.without(())
+        all_of_trial = trial.without(())  # all runs, but with the typical rank fixed
         all_of_reference = reference.without(())
         without_run_of_trial = [
             factors_by(trial.without(dropped), all_of_reference, ranks) for dropped in trial.clusters
@@ -279,15 +284,20 @@ def with_intervals(
         ]
     except (Unexplained, statistics.StatisticsError):
         return factors  # too few runs were explained, or tell an epoch
-    sides = [without_run_of_trial, without_run_of_reference]
     with_intervals = []
     for position, factor in enumerate(factors):
-        points = tuple(tuple(run_factors[position].points for run_factors in side) for side in sides)
+        points = (_points_at(position, without_run_of_trial), _points_at(position, without_run_of_reference))
         with_intervals.append(replace(factor, interval=jackknife(factor.points, points), without=points))
     return tuple(with_intervals)
 
 
+def _points_at(position: int, factors_by_run: Sequence[tuple[Factor, ...]]) -> tuple[float, ...]:
+    """Return the points of the factor at one position, for each run that was left out."""
+    return tuple(factors[position].points for factors in factors_by_run)
+
+
 def _have_runs_for_interval(side: TrialResult) -> bool:
+    """Whether a trial has enough runs for an interval: those with an epoch time, and those with an explained step."""
     return len(side.clusters) >= FEWEST_REPEATS and side.explained_runs >= FEWEST_REPEATS
 
 
@@ -320,25 +330,25 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
 
 def _common_parts(trials: Sequence[TrialResult]) -> _CommonParts:
     breakdowns = [trial.breakdown for trial in trials]
-    communication_together = not all(step is None or step.wait_known for step in breakdowns)
+    communication_together = not all(breakdown is None or breakdown.wait_known for breakdown in breakdowns)
     merged: dict[str, str] = {}
-    # Without their marks the time of these parts is in the rest.
+    # Where a trial did not record the marks of such a part, its time is in "other".
     for part in ("launch_gaps", "data_wait", "optimizer"):
-        if any(step is None or step.typical.parts[part] is None for step in breakdowns):
+        if any(breakdown is None or breakdown.typical.parts[part] is None for breakdown in breakdowns):
             merged[part] = "other"
     has_synchronised_norm = any(trial.trial.train.batch_norm == "synchronised" for trial in trials)
     if not communication_together and not has_synchronised_norm:
-        merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
+        merged["norm"] = "wire"  # adds 0: there is no synchronised norm
     has_stages = any(trial.trial.parallel.pipeline > 1 for trial in trials)
     if not has_stages:
-        merged["bubble"] = "other"  # likewise
+        merged["bubble"] = "other"  # adds 0: there is no pipeline
     shares = [trial.loader.decoding_share for trial in trials]
     decodes = None not in shares and any(shares)
     return _CommonParts(communication_together, merged, decoding_known=decodes and "data_wait" not in merged)
 
 
 def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[str, float]:
-    """Return part -> seconds of the step that the trial's epochs are made of.
+    """Return part -> seconds of the light step that the trial's epochs consist of.
 
     Args:
         result: the trial.
@@ -358,8 +368,8 @@ def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[
     if common.communication_together:
         sum_of_parts = sum(parts.pop(name) for name in EXPOSED)
         parts[COMMUNICATION] = sum_of_parts if result.breakdown.wait_known else typical.exposed_seconds
-    for name, other in common.merged.items():
-        parts[other] += parts.pop(name)
+    for name, target in common.merged.items():
+        parts[target] += parts.pop(name)
     decoding_share = result.loader.decoding_share
     if common.decoding_known and decoding_share is not None:
         data_wait = parts.pop("data_wait")
@@ -371,17 +381,24 @@ def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[
 
 
 def _step_seconds(result: TrialResult) -> float:
-    """S: the mean epoch as `analysis.scaling` takes it, divided by its steps."""
+    """Return S, the seconds of a step: the mean epoch as `analysis.scaling` takes it, divided by its steps."""
     return math.exp(mean_log(result) - math.log(_steps(result)))
 
 
 def mean_log(result: TrialResult) -> float:
-    """Mean logarithm, over observations, of the seconds for all images of an epoch."""
+    """Return the mean logarithm, over observations, of the seconds for all images of an epoch."""
     return statistics.fmean(math.log(cost) for cost in result.comparable_costs)
 
 
 def _steps(result: TrialResult) -> float:
-    """K, for all images of an epoch; for one image times the share that is trained where that is what costs are of."""
+    """Return K, the steps of an epoch with all its images.
+
+    Where costs are seconds per image, as of rates, K is the steps of one image times the share of the data that is
+    trained.
+
+    Raises:
+        Unexplained: the steps are unknown.
+    """
     if result.of_rates:
         if not result.batch_known:
             raise Unexplained("how many images a step takes is not told")
@@ -393,7 +410,7 @@ def _steps(result: TrialResult) -> float:
 
 
 def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
-    """q: images of a rank's optimizer step, of the trial against the reference."""
+    """Return q, the images of a rank's optimizer step: those of the trial / those of the reference."""
     train = trial.trial.train
     reference_train = reference.trial.train
     images = train.micro_batch * train.grad_accum
@@ -401,21 +418,32 @@ def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
 
 
 def _believable(value: float, what: str, unit: str = "") -> float:
-    """Return the value; Unexplained is raised where only a broken clock can have measured it."""
+    """Return the value.
+
+    Args:
+        value: the value.
+        what: what it is, for the message.
+        unit: its unit, with a space before it.
+
+    Raises:
+        Unexplained: only a broken clock can have measured it.
+    """
     if not _LEAST < value < _MOST:
         raise Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
     return value
 
 
 def logarithmic_mean(first: float, second: float) -> float:
-    """The logarithmic mean L(a, b) = (a - b) / ln(a / b), and a for a = b."""
-    log = math.log(first) - math.log(second)
-    if log == 0:
+    """Return the logarithmic mean L(a, b) = (a - b) / ln(a / b), and a for a = b."""
+    log_ratio = math.log(first) - math.log(second)
+    if log_ratio == 0:
         return first
-    return second * math.expm1(log) / log if abs(log) < 1 else (first - second) / log
+    if abs(log_ratio) < 1:  # a - b of close values would lose digits: it is b (e^ln(a/b) - 1)
+        return second * math.expm1(log_ratio) / log_ratio
+    return (first - second) / log_ratio
 
 
 def points_per_log(efficiency: float) -> float:
-    """Points of efficiency per unit of its logarithm: (1 - E) / ln E, and the limit of this for E = 1."""
+    """Return the points of efficiency per unit of its logarithm: (1 - E) / ln E, and -1, its limit, for E = 1."""
     log = math.log(efficiency)
     return -math.expm1(log) / log if log else -1.0

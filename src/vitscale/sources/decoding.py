@@ -62,9 +62,15 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     return pixels.astype(shape.dtype, copy=False)
 
 
-def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> UndecodedFiles:
-    """Finds every broken image: as far as is cheap to find out, or with `wholly` by decoding each."""
-    examine = decode_image if wholly else _verify_image
+def problems_of(encoded: Encoded, shape: ArrayShape, *, decode: bool) -> UndecodedFiles:
+    """Returns the broken images of a split, by their numbers.
+
+    Args:
+        encoded: the images.
+        shape: what each is to be stored as.
+        decode: whether to decode each image; else only what is cheap is checked, which finds fewer.
+    """
+    examine = decode_image if decode else _verify_image
 
     def problem_of(number: int) -> ImageProblem | None:
         try:

@@ -481,7 +481,8 @@ class ScriptSteps:
             return "let it train until probe.done, or set measure.steps lower"
         dropped = self._steps_dropped_by_pauses
         return (
-            f"{dropped} more were left out because probe.pause() came before they were over. After an optimizer that is not torch's a loop over probe.steps cannot tell: mark each step by "
+            f"{dropped} more were left out because probe.pause() came before they were over. After an "
+            "optimizer that is not torch's a loop over probe.steps cannot tell: mark each step by "
             "`with probe.step(images):`, and pause behind it"
         )
 

@@ -111,13 +111,12 @@ class Preprocess:
             images = images.float()
         if training and self.augment:
             images = self._shift_and_mirror(images, ids, epoch, outside=0)
-        channels_first = images.permute(0, 3, 1, 2).float()  # [n, C, H, W]
-        # Before resizing: both are linear, so the result is the same, and stored images are mostly smaller.
-        normalised = self._normalise(channels_first)
-        if normalised.shape[2:] == self.size:
-            return normalised.contiguous()
-        resized = interpolate(normalised, size=self.size, mode="bilinear", antialias=True, align_corners=False)
-        return resized.contiguous()
+        # Normalised before it is resized: both are linear, so the result is the same, and stored images are mostly
+        # smaller. One name for both, so that the memory of the first is free again.
+        pixels = self._normalise(images.permute(0, 3, 1, 2).float())  # [n, C, H, W]
+        if pixels.shape[2:] != self.size:
+            pixels = interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)
+        return pixels.contiguous()
 
     def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
         """Shifts, mirrors and scales masks like their images, to uint8 `[n, image_size, image_size]`.

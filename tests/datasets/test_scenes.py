@@ -298,11 +298,11 @@ def test_each_colour_changes_in_half_of_the_images() -> None:
 
 
 def test_windows_lie_two_thirds_apart_and_end_with_the_image() -> None:
-    assert scenes._starts(512, 512) == [0]
-    assert scenes._starts(683, 512) == [0, 171]
-    assert scenes._starts(853, 512) == [0, 341]
-    assert scenes._starts(854, 512) == [0, 341, 342]
-    assert scenes._starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
+    assert scenes._window_starts(512, 512) == [0]
+    assert scenes._window_starts(683, 512) == [0, 171]
+    assert scenes._window_starts(853, 512) == [0, 341]
+    assert scenes._window_starts(854, 512) == [0, 341, 342]
+    assert scenes._window_starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
 
 
 def test_where_windows_overlap_their_mean_counts() -> None:

@@ -215,7 +215,7 @@ class _CropDraws(NamedTuple):
     is_mirrored: Tensor
     """bool [n]."""
     corners: Tensor
-    """int64 [n, tries + 1, 2]: row and column of the corner of each try, and of the one that is taken if none is good."""
+    """int64 [n, tries + 1, 2]: row and column of each try's corner; the last one is taken if no try is good."""
 
 
 def _draw_crops(ids: Tensor, number: int) -> _CropDraws:

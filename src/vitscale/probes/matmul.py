@@ -99,10 +99,8 @@ def best_rate(
     times: list[float] = []
     while len(times) < _FEWEST_PRODUCTS or clock() - began_without_settling < _SECONDS:
         times.append(product(size))
-    if settling_seconds:
-        seconds = statistics.median(times)  # settled clocks still vary: a GPU keeps up the median, not the best time
-    else:
-        seconds = min(times)  # other processes can only slow a processor down
+    # Settled clocks still vary: a GPU keeps up its median. A processor's best counts, since others only slow it down.
+    seconds = statistics.median(times) if settling_seconds else min(times)
     return MatmulRate(size, flops_per_second=2 * size**3 / seconds)
 
 

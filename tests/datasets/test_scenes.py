@@ -199,7 +199,7 @@ def test_a_crop_has_less_than_three_quarters_of_one_class(counted: int, monkeypa
         side, mirrored = tries.shape[1], torch.zeros(count, dtype=torch.bool)
         return [own._crop(stored_, scaled, tries[:, n], mirrored).masks(masks) for n in range(side)]
 
-    search = Scenes._first_of_several_classes
+    search = Scenes._first_mixed_try
 
     def watched(self: Scenes, masks_: Tensor, stored_: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
         found = search(self, masks_, stored_, scaled, tries)
@@ -214,7 +214,7 @@ def test_a_crop_has_less_than_three_quarters_of_one_class(counted: int, monkeypa
             chosen.append(first)
         return found
 
-    monkeypatch.setattr(Scenes, "_first_of_several_classes", watched)
+    monkeypatch.setattr(Scenes, "_first_mixed_try", watched)
     taken = several(own.view(masks, ids, epoch=0).masks(masks))
     assert set(chosen[50:]) == {10}
     assert {0, 1, 2} < set(chosen[:50])

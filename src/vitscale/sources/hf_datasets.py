@@ -108,7 +108,7 @@ def list_hf(spec: DataSpec) -> Listing:
 
 
 def _held_out_split(splits: Mapping[str, Any], train: Any) -> Any:
-    """Returns the first split with a name of held-out images that is not the training split; None where there is none."""
+    """Returns the first split that has a name of held-out images and is not `train`; None where there is none."""
     for name in HELD_OUT_NAMES:
         if name in splits and splits[name] is not train:
             return splits[name]

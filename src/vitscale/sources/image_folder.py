@@ -159,8 +159,8 @@ def files_under(folder: Path, root: Path, other_folders: Sequence[str] = ()) -> 
         other_folders: real paths of folders that are read too, those of the other split among them.
 
     Raises:
-        RequestError: a file or folder cannot be read, or a link leads out of `root`. Or a link leads to a folder that is
-            read anyway: its images could be both trained on and held out.
+        RequestError: a file or folder cannot be read, or a link leads out of `root`. Or a link leads to a folder that
+            is read anyway: its images could be both trained on and held out.
     """
     entered = {os.path.realpath(folder), *other_folders}
     try:

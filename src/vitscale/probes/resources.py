@@ -65,7 +65,10 @@ class Counter:
 
 
 class CounterMeter(EnergyMeter):
-    """Measures by counters, whose sum it reports; each is read so often that none wraps around twice unseen."""
+    """Measures energy by counters, and reports their sum.
+
+    A counter that wraps around is read so often that it does not do so twice between two readings.
+    """
 
     def __init__(
         self,

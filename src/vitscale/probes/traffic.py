@@ -380,8 +380,10 @@ def _size_of(communicator: str) -> int:
 
 @contextmanager
 def _noting_calls(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
-    """Inside of the `with`, adds each reduce-scatter that a group is asked for to `scatters`, and each send and recv to
-    `messages`."""
+    """Adds each reduce-scatter that a process group is asked for to `scatters`, and each send and recv to `messages`.
+
+    It does so inside of the `with` alone.
+    """
     group = c10d.ProcessGroup
     # As they lie in the class, to be put back: what `getattr` returns would no longer bind to a group.
     originals = {

@@ -81,7 +81,7 @@ class Listing:
     fingerprint: str
     """Fingerprint of the files as they are, before any is left out for being broken."""
     key: str
-    """Key of the cache entry, from the files, what they are stored as, and which of them are held out."""
+    """Key of the cache entry. It depends on the files, on how they are stored, and on which of them are held out."""
     notes: tuple[str, ...] = ()
     task: Task = "classification"
     """In segmentation the last stored channel is the mask."""

@@ -44,11 +44,11 @@ class MicroBatch(NamedTuple):
     step_real: int
     """Images that count in the whole optimizer step, over all ranks."""
     step_count: int | Tensor
-    """What the step's loss is divided by: its real images, or those of their pixels that count."""
+    """Number by which the step's loss is divided: its real images or, in segmentation, the pixels that count."""
 
 
 class Evaluation(NamedTuple):
-    """Figures of the held-out images, each counted once; one is None where it does not exist or has no meaning."""
+    """Figures over the held-out images, each image counted once. A figure that does not exist for the task is None."""
 
     loss: float | None = None
     accuracy: float | None = None

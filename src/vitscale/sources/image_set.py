@@ -287,26 +287,49 @@ def listing_of(
     Raises:
         RequestError: nothing can be held out.
     """
-    shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
-    share = "own"
-    if held_out is None:
+    if held_out is not None:
+        splits = _Splits(train, held_out)
+        share = "own"
+    else:
+        splits = _hold_out(train, len(classes), spec.held_out, location)
         share = str(spec.held_out)
-        if base.held_out_count(len(train.labels), len(classes), spec.held_out) < 1:
-            what = f"{shown(location)} has one image for each class: nothing can be held out"
-            raise RequestError(what, next_step="Add images, or make the folders train and val")
-        train_ids, held_out_ids = base.split_ids(train.labels, spec.held_out)
-        held_out = _some(train, held_out_ids)
-        train = _some(train, train_ids)
-    storage = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
-    if spec.dtype != "uint8":
-        storage += "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
+    shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
     return Listing(
         classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
-        train=FileSplit(train.encoded, train.labels, shape),
-        held_out=FileSplit(held_out.encoded, held_out.labels, shape),
+        train=FileSplit(splits.train.encoded, splits.train.labels, shape),
+        held_out=FileSplit(splits.held_out.encoded, splits.held_out.labels, shape),
         fingerprint=fingerprint,
-        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{storage}-{share}",
+        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{_pixel_key(spec)}-{share}",
     )
+
+
+class _Splits(NamedTuple):
+    train: LabelledImages
+    held_out: LabelledImages
+
+
+def _hold_out(images: LabelledImages, classes: int, share: float, location: str) -> _Splits:
+    """Divides the images of a set that has no held-out split of its own.
+
+    Raises:
+        RequestError: no class has two images.
+    """
+    if base.held_out_count(len(images.labels), classes, share) < 1:
+        what = f"{shown(location)} has one image for each class: nothing can be held out"
+        raise RequestError(what, next_step="Add images, or make the folders train and val")
+    ids = base.split_ids(images.labels, share)
+    return _Splits(train=_some(images, ids.train), held_out=_some(images, ids.held_out))
+
+
+def _pixel_key(spec: DataSpec) -> str:
+    """Returns the part of a cache key that stands for channels and dtype.
+
+    It is "" for colours of 8 bits, and "-1-uint16-2" for grey of 16 bits.
+    """
+    if (spec.channels, spec.dtype) == (3, "uint8"):
+        return ""
+    key = f"-{spec.channels}-{spec.dtype}"
+    return key if spec.dtype == "uint8" else f"{key}-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
 
 
 def _some(images: LabelledImages, ids: Labels) -> LabelledImages:

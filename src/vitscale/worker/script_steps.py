@@ -116,7 +116,7 @@ class ScriptSteps:
     """
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
-        """Looks at nothing of the machine: before the first step it is the script's.
+        """Does not look at the machine: the script may choose its device and its process group until its first step.
 
         Args:
             header: the run's trial.

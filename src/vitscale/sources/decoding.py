@@ -156,7 +156,7 @@ def decode_split(
         RequestError: some are broken; all of them are named.
     """
     chunks = _Chunks(images=len(encoded), size=chunk_samples(images.shape[1:], shape.dtype))
-    remaining = [chunk for chunk in range(chunks.count) if chunk not in room.done[split]]
+    remaining = [chunk for chunk in range(chunks.chunk_count) if chunk not in room.done[split]]
     # One by one: all parts of a large set are too many to hold.
     parts = (_Part(chunk, encoded.some(chunks.image_numbers(chunk))) for chunk in remaining)
     images_done = len(encoded) - sum(len(chunks.image_numbers(chunk)) for chunk in remaining)
@@ -184,7 +184,7 @@ class _Chunks(NamedTuple):
     """Images of a chunk; the last one may have fewer."""
 
     @property
-    def count(self) -> int:
+    def chunk_count(self) -> int:
         """Number of chunks."""
         return math.ceil(self.images / self.size)
 

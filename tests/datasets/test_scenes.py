@@ -199,7 +199,7 @@ def test_a_crop_has_less_than_three_quarters_of_one_class(counted: int, monkeypa
         side, mirrored = tries.shape[1], torch.zeros(count, dtype=torch.bool)
         return [own._crop(stored_, scaled, tries[:, n], mirrored).masks(masks) for n in range(side)]
 
-    search = Scenes._first_of_several_classes
+    search = Scenes._first_mixed_try
 
     def watched(self: Scenes, masks_: Tensor, stored_: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
         found = search(self, masks_, stored_, scaled, tries)
@@ -214,7 +214,7 @@ def test_a_crop_has_less_than_three_quarters_of_one_class(counted: int, monkeypa
             chosen.append(first)
         return found
 
-    monkeypatch.setattr(Scenes, "_first_of_several_classes", watched)
+    monkeypatch.setattr(Scenes, "_first_mixed_try", watched)
     taken = several(own.view(masks, ids, epoch=0).masks(masks))
     assert set(chosen[50:]) == {10}
     assert {0, 1, 2} < set(chosen[:50])
@@ -298,11 +298,11 @@ def test_each_colour_changes_in_half_of_the_images() -> None:
 
 
 def test_windows_lie_two_thirds_apart_and_end_with_the_image() -> None:
-    assert scenes._starts(512, 512) == [0]
-    assert scenes._starts(683, 512) == [0, 171]
-    assert scenes._starts(853, 512) == [0, 341]
-    assert scenes._starts(854, 512) == [0, 341, 342]
-    assert scenes._starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
+    assert scenes._window_starts(512, 512) == [0]
+    assert scenes._window_starts(683, 512) == [0, 171]
+    assert scenes._window_starts(853, 512) == [0, 341]
+    assert scenes._window_starts(854, 512) == [0, 341, 342]
+    assert scenes._window_starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
 
 
 def test_where_windows_overlap_their_mean_counts() -> None:

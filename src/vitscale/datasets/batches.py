@@ -7,6 +7,7 @@ The random words of their order are those of `sources.base.mix64` on a device: t
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -102,7 +103,10 @@ class Slot(NamedTuple):
     """One rank's share of one micro-step."""
 
     ids: Ids
-    """[n], n <= the rank's micro-batch; alike in all micro-steps of a step, and on ranks of equal micro-batches."""
+    """Ids of its images [n]; n is at most the rank's micro-batch.
+
+    n is the same in all micro-steps of a step, and on all ranks that have the same micro-batch.
+    """
     real: int
     """Images that count in this slot, the first ones; may be 0. The others are padding."""
     step_real: int
@@ -112,16 +116,16 @@ class Slot(NamedTuple):
 class EpochOrder:
     """The order of one epoch's images.
 
-    - `fraction` < 1 uses a fixed choice of `trial.samples_used` images, made by `seed` alone: whatever the world size
-      and the epoch, and the choice for a smaller fraction lies within that for a larger one.
-    - An epoch is a permutation of these by `seed` and `epoch`. Optimizer step s takes run s of G images, where
-      G = sum(micro_batches) * grad_accum: with the same G a step sees the same images on any number of ranks, in
-      whatever shares.
-    - Within a step the slots follow one another, those of a micro-step by rank; that of rank r takes the next
-      micro_batches[r] images.
-    - The last step may have only R < G images. Its slots shrink alike: that of rank r then has
-      ceil(micro_batches[r] * R / G) entries. So no rank is done later than it would be in a full step, and fewer
-      entries than slots are padding. Padding repeats images of the step with weight 0; see `slot_loss`. With
+    - With `fraction` < 1 only `trial.samples_used` images are used. `seed` alone chooses them, so they are the same for
+      any world size and in each epoch. The choice for a smaller fraction lies within that for a larger one.
+    - An epoch is a permutation of these images, by `seed` and `epoch`. Each optimizer step takes the next G of them,
+      where G = sum(micro_batches) * grad_accum. With the same G a step sees the same images on any number of ranks,
+      however they share them.
+    - A step is divided into slots, one for each micro-step and rank: first those of micro-step 0 in the order of ranks,
+      then those of micro-step 1. The slot of rank r takes the next micro_batches[r] images.
+    - The last step may have only R < G images. All its slots then shrink: that of rank r has
+      ceil(micro_batches[r] * R / G) entries. So no rank takes longer than in a full step. Entries that are left over,
+      fewer than there are slots, are padding: they repeat images of the step with weight 0 (see `slot_loss`). With
       `drop_last` that step is left out, so `steps` may be 0.
 
     The order is computed from positions (`mix64`), so it does not change with numpy's version.
@@ -160,7 +164,7 @@ class EpochOrder:
         self._ids = _shuffled(subset, stream(Purpose.ORDER, seed, epoch))
 
     def slot(self, step: int, micro_step: int, rank: int) -> Slot:
-        """Returns the share of `rank` in `micro_step` of optimizer `step`, each counted from 0.
+        """Returns the images that `rank` takes in `micro_step` of optimizer `step`, each counted from 0.
 
         Raises:
             IndexError: the epoch has no such step, micro-step or rank.
@@ -169,12 +173,17 @@ class EpochOrder:
             raise IndexError(f"no slot for step {step}, micro-step {micro_step}, rank {rank}")
         global_batch = sum(self.micro_batches) * self.grad_accum
         step_ids = self._ids[step * global_batch : (step + 1) * global_batch]
-        step_real = len(step_ids)
-        rank_entries = [-(-size * step_real // global_batch) for size in self.micro_batches]
-        first = micro_step * sum(rank_entries) + sum(rank_entries[:rank])
-        positions = np.arange(first, first + rank_entries[rank])
-        real = int((positions < step_real).sum())
-        return Slot(step_ids[positions % step_real], real, step_real)
+        step_real = len(step_ids)  # less than global_batch in a last step that is not full
+        # Entries of each rank's slot: micro-batches [8, 4] stay [8, 4] in a full step, and are [4, 2] in a half one.
+        slot_entries = [_divide_rounding_up(size * step_real, global_batch) for size in self.micro_batches]
+        entries_before = micro_step * sum(slot_entries) + sum(slot_entries[:rank])
+        entries = np.arange(entries_before, entries_before + slot_entries[rank])  # numbers within the step
+        is_real = entries < step_real  # the entries behind the step's images are padding, and repeat its first ones
+        return Slot(ids=step_ids[entries % step_real], real=int(is_real.sum()), step_real=step_real)
+
+
+def _divide_rounding_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 def _shuffled(ids: Ids, number: int) -> Ids:
@@ -182,8 +191,8 @@ def _shuffled(ids: Ids, number: int) -> Ids:
     return ids[np.argsort(mix64(ids.astype(np.uint64), number), kind="stable")]
 
 
-# Batches per thread that are being made or wait to be taken: one of each.
 _AHEAD_PER_WORKER = 2
+"""Batches per thread that are being read or wait to be taken: one of each."""
 
 
 class Batch(NamedTuple):
@@ -222,7 +231,7 @@ class Batches(Iterator[Batch]):
         self._order = order
         self._rank = rank
         self._pin = pin
-        self._micro_steps = ((step, micro) for step in range(order.steps) for micro in range(order.grad_accum))
+        self._micro_steps = itertools.product(range(order.steps), range(order.grad_accum))
         """Step and micro-step of the batches that nobody has begun to read."""
         self._ahead: deque[Future[Batch]] = deque()
         """Batches that are being read, or wait to be taken, in order."""
@@ -258,14 +267,17 @@ class Batches(Iterator[Batch]):
 
     @property
     def images_per_second(self) -> float | None:
-        """Rate of reading alone, as if no thread ever waited; None before the first batch."""
+        """Rate at which all threads together read images while they read; None before the first batch."""
         seconds = sum(self._read_seconds)
         if seconds <= 0:
             return None
         return sum(self._read_images) * max(1, self._workers) / seconds
 
     def hold(self) -> None:
-        """Keeps threads from beginning another batch: a pause of training must not give the loader a head start."""
+        """Keeps threads from beginning another batch, until `go_on`.
+
+        A pause of training must not give the loader a head start.
+        """
         self._going.clear()
 
     def go_on(self) -> None:
@@ -275,7 +287,7 @@ class Batches(Iterator[Batch]):
     def close(self) -> None:
         """Ends the threads after what they are reading; may be called again."""
         self.go_on()
-        self._micro_steps = ((0, 0) for _ in ())
+        self._micro_steps = itertools.product(range(0), range(0))
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -67,9 +67,15 @@ class Preprocess:
         seed: int,
         statistics: ChannelStatistics | None = None,
     ) -> None:
-        """`image_size` is the model's, in pixels.
+        """Prepares nothing on a device yet.
 
-        `statistics` are those of the stored values (`Dataset.statistics`); None takes the dataset's published ones.
+        Args:
+            dataset: name of the dataset, as in [data].
+            image_size: side of the model's images in pixels.
+            augment: whether to augment in training.
+            seed: seed of the augmentation.
+            statistics: mean and deviation of the stored values (`Dataset.statistics`); None: the published ones of the
+                dataset.
         """
         self.size = (image_size, image_size)
         self.augment = augment
@@ -85,8 +91,8 @@ class Preprocess:
     ) -> tuple[Callable[[], Tensor], Tensor]:
         """Returns a function that makes the images ready for the model, and the labels.
 
-        Masks are moved and scaled like their images. The arguments are those of `__call__`; `labels` are int64 `[n]`,
-        or masks uint8 `[n, H, W]`.
+        The arguments are those of `__call__`, and labels: int64 `[n]`, which are returned as they are, or masks uint8
+        `[n, H, W]`, which are shifted, mirrored and scaled like their images.
         """
         if labels.ndim > 1:
             labels = self.masks(labels, ids, epoch=epoch, training=training)
@@ -97,24 +103,25 @@ class Preprocess:
 
         Args:
             images: uint8, uint16 or float32 `[n, H, W, C]`.
-            ids: int64 `[n]`, on the same device: each image's place in its split.
+            ids: number of each image in its split, int64 `[n]`, on the same device.
             epoch: number of the epoch, from 0; each draws other random numbers.
             training: whether to augment, if this object augments at all.
         """
         if images.dtype == torch.uint16:  # few kernels take uint16
             images = images.float()
         if training and self.augment:
-            images = self._moved(images, ids, epoch, outside=0)
-        # Before resizing: both are linear, so the result is the same, and stored images are mostly smaller.
-        pixels = self._normalise(images.permute(0, 3, 1, 2).float())
+            images = self._shift_and_mirror(images, ids, epoch, outside=0)
+        # Normalised before it is resized: both are linear, so the result is the same, and stored images are mostly
+        # smaller. One name for both, so that the memory of the first is free again.
+        pixels = self._normalise(images.permute(0, 3, 1, 2).float())  # [n, C, H, W]
         if pixels.shape[2:] != self.size:
             pixels = interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)
         return pixels.contiguous()
 
     def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
-        """Moves and scales masks like their images, to uint8 `[n, image_size, image_size]`.
+        """Shifts, mirrors and scales masks like their images, to uint8 `[n, image_size, image_size]`.
 
-        In evaluation they stay as they are: answers are compared with labels at the labels' own size.
+        In evaluation masks stay as they are: a model's answers are compared with them at the masks' own size.
 
         Args:
             masks: uint8 `[n, H, W]`.
@@ -125,46 +132,66 @@ class Preprocess:
         if not training:
             return masks
         if self.augment:
-            masks = self._moved(masks, ids, epoch, outside=IGNORED)
+            masks = self._shift_and_mirror(masks, ids, epoch, outside=IGNORED)
         if masks.shape[1:] != self.size:
             masks = interpolate(masks[:, None], size=self.size, mode="nearest-exact")[:, 0]
         return masks
 
-    def _moved(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:
-        """Moves each image by up to 1/8 of its side along each axis, and mirrors every other one.
+    def _shift_and_mirror(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:
+        """Shifts each image by up to 1/8 of its side along each axis, and mirrors every other one.
 
-        `images` are `[n, H, W, c]`, or masks `[n, H, W]`; places beyond the image's edge get `outside`.
+        As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are shifted by up
+        to 4.
 
-        As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
+        Args:
+            images: `[n, H, W, C]`, or masks `[n, H, W]`.
+            ids: number of each image in its split, int64 `[n]`.
+            epoch: number of the epoch.
+            outside: value of the pixels that come from beyond the image's edge.
+
+        Returns:
+            New images of the same shape and dtype.
         """
         height, width = images.shape[1:3]
-        rows = _shifted(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
-        columns = _shifted(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
+        rows = _shifted_positions(ids, stream(Purpose.SHIFT_ROWS, self.seed, epoch), height)
+        columns = _shifted_positions(ids, stream(Purpose.SHIFT_COLUMNS, self.seed, epoch), width)
         if self.flip:
             is_mirrored = uniform_integers(ids, stream(Purpose.MIRROR, self.seed, epoch), 2).bool()[:, None]
-            columns = _Positions(
-                pixel=torch.where(is_mirrored, columns.pixel.flip(1), columns.pixel),
-                is_inside=torch.where(is_mirrored, columns.is_inside.flip(1), columns.is_inside),
-            )
+            columns = columns.mirrored(where=is_mirrored)
+        # Indices that broadcast to [n, H, W].
         image = torch.arange(len(images), device=images.device)[:, None, None]
-        is_inside = rows.is_inside[:, :, None] & columns.is_inside[:, None, :]
-        moved = images[image, rows.pixel[:, :, None], columns.pixel[:, None, :]]
-        channel_axes = (1,) * (images.ndim - 3)
-        return moved.masked_fill(~is_inside.view(*is_inside.shape, *channel_axes), outside)
+        row = rows.pixel[:, :, None]
+        column = columns.pixel[:, None, :]
+        is_inside = rows.is_inside[:, :, None] & columns.is_inside[:, None, :]  # [n, H, W]
+        channel_axes = (1,) * (images.ndim - 3)  # (1,) for images, () for masks
+        return images[image, row, column].masked_fill(~is_inside.view(*is_inside.shape, *channel_axes), outside)
 
 
 class _Positions(NamedTuple):
-    """The pixels of each image to read along one axis."""
+    """For each pixel along one axis of the new images, the pixel of the old image that it shows."""
 
     pixel: Tensor
-    """int64 `[n, side]`: the nearest pixel of the image."""
+    """int64 `[n, side]`; where that is beyond the image's edge, the pixel at the edge."""
     is_inside: Tensor
-    """bool `[n, side]`: whether the place is inside of the image."""
+    """bool `[n, side]`: whether it is inside of the image."""
+
+    def mirrored(self, where: Tensor) -> _Positions:
+        """Returns the positions in the opposite order for the images in which `where`, bool `[n, 1]`, is true."""
+        return _Positions(
+            pixel=torch.where(where, self.pixel.flip(1), self.pixel),
+            is_inside=torch.where(where, self.is_inside.flip(1), self.is_inside),
+        )
 
 
-def _shifted(ids: Tensor, number: int, side: int) -> _Positions:
-    """Shifts each image along one axis by up to 1/8 of its side, by random numbers of stream `number`."""
-    reach = side // 8
-    shift = uniform_integers(ids, number, 2 * reach + 1) - reach
-    place = torch.arange(side, device=ids.device) + shift[:, None]
-    return _Positions(pixel=place.clamp(0, side - 1), is_inside=(place >= 0) & (place < side))
+def _shifted_positions(ids: Tensor, stream_number: int, side: int) -> _Positions:
+    """Returns the positions of images that are shifted along one axis by up to 1/8 of their side.
+
+    Args:
+        ids: number of each image in its split, int64 `[n]`.
+        stream_number: stream of random numbers that the shifts are drawn from.
+        side: pixels of an image along the axis.
+    """
+    longest_shift = side // 8
+    shift = uniform_integers(ids, stream_number, 2 * longest_shift + 1) - longest_shift  # [n]
+    position = torch.arange(side, device=ids.device) + shift[:, None]  # [n, side]
+    return _Positions(pixel=position.clamp(0, side - 1), is_inside=(position >= 0) & (position < side))

@@ -8,6 +8,7 @@ and Swin (https://github.com/open-mmlab/mmsegmentation, configs/_base_/datasets/
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -55,7 +56,7 @@ _HUE = _Range(-36.0, 36.0, neutral=0.0)
 
 
 class _Axis(NamedTuple):
-    """Source of the pixels along one side of a crop, as places in the stored picture: each [n, side]."""
+    """The stored pixels between which each pixel along one side of a crop lies: each [n, side]."""
 
     lower: Tensor
     upper: Tensor
@@ -134,14 +135,14 @@ class Scenes:
             scaled = _scaled(stored, self.image_size, torch.ones_like(ids, dtype=torch.float64))
             corner = (scaled - self.image_size).clamp(min=0) // 2
             return self._crop(stored, scaled, corner, torch.zeros_like(ids, dtype=torch.bool))
-        draws = _draws(ids, stream(Purpose.VIEW, self.seed, epoch), 2 * _TRIES + 4)
-        scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALE_RANGE * (draws[:, 0].double() / _WORD))
-        offsets = (scaled - self.image_size).clamp(min=0) + 1
-        # Upper left corners in the scaled picture, [n, tries, 2]; the last one is taken if no other is good.
-        corners = (draws[:, 2:].unflatten(1, (_TRIES + 1, 2)) * offsets[:, None]) // _WORD
-        selection = self._first_of_several_classes(masks, stored, scaled, corners[:, :_TRIES])
-        corner = corners.gather(1, selection[:, None, None].expand(-1, 1, 2))[:, 0]
-        return self._crop(stored, scaled, corner, draws[:, 1] < _WORD // 2)
+        draws = _draw_crops(ids, stream(Purpose.VIEW, self.seed, epoch))
+        scaled = _scaled(stored, self.image_size, _LEAST_SCALE + _SCALE_RANGE * (draws.scale.double() / _WORD))
+        possible_corners = (scaled - self.image_size).clamp(min=0) + 1  # along each axis, [n, 2]
+        # In the scaled picture, [n, tries + 1, 2]; the last one is taken if no other is good.
+        corners = (draws.corners * possible_corners[:, None]) // _WORD
+        first_good_try = self._first_mixed_try(masks, stored, scaled, corners[:, :_TRIES])  # [n]
+        corner = corners.gather(1, first_good_try[:, None, None].expand(-1, 1, 2))[:, 0]  # [n, 2]
+        return self._crop(stored, scaled, corner, draws.is_mirrored)
 
     def images(self, images: Tensor, view: CropView, ids: Tensor, *, epoch: int) -> Tensor:
         """Makes crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
@@ -183,7 +184,7 @@ class Scenes:
             _axis(stored[:, 1], scaled[:, 1], columns, side < covered[:, 1:]),
         )
 
-    def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, corners: Tensor) -> Tensor:
+    def _first_mixed_try(self, masks: Tensor, stored: Tensor, scaled: Tensor, corners: Tensor) -> Tensor:
         """Returns the number [n] of each scene's first crop that no class dominates, or the number of tries.
 
         Args:
@@ -192,28 +193,82 @@ class Scenes:
             scaled: height and width of the scaled ones, [n, 2].
             corners: row and column of the corner of each try in the scaled picture, [n, tries, 2].
         """
-        tries = corners.shape[1]
-        size = self.image_size
-        counted = min(size, _COUNTED_SIDE)
-        side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
-        nearest: list[Tensor] = []  # of rows, of columns: stored pixels [n * tries, counted]
-        inside: list[Tensor] = []
-        for axis in (0, 1):
-            positions = (corners[:, :, axis, None] + side).flatten(1)
-            pixels = _axis(stored[:, axis], scaled[:, axis], positions)
-            nearest.append(pixels.nearest.unflatten(1, (-1, counted)).flatten(0, 1))
-            inside.append((side < scaled[:, axis, None]).repeat_interleave(tries, 0))
-        scene = torch.arange(len(masks), device=masks.device).repeat_interleave(tries)
-        labels = masks[scene[:, None, None], nearest[0][:, :, None], nearest[1][:, None, :]].flatten(1).long()
-        is_inside = (inside[0][:, :, None] & inside[1][:, None, :]).flatten(1).long()
-        pixels_by_label = torch.zeros(len(labels), 256, dtype=torch.int64, device=masks.device)
-        counts = pixels_by_label.scatter_add_(1, labels, is_inside)[:, :OUTSIDE]
-        has_several_classes = (counts > 0).sum(1) > 1
-        # In whole numbers, so that all devices agree.
-        is_mixed = _LARGEST_SHARE.denominator * counts.amax(1) < _LARGEST_SHARE.numerator * counts.sum(1)
-        is_good = (has_several_classes & is_mixed).view(corners.shape[:2])
+        scenes, tries = corners.shape[:2]
+        counted = min(self.image_size, _COUNTED_SIDE)
+        # The middle pixels of `counted` equal parts of a crop's side.
+        offsets = (2 * torch.arange(counted, device=masks.device) + 1) * self.image_size // (2 * counted)
+        rows = _counted_pixels(stored[:, 0], scaled[:, 0], corners[:, :, 0], offsets)
+        columns = _counted_pixels(stored[:, 1], scaled[:, 1], corners[:, :, 1], offsets)
+        scene = torch.arange(scenes, device=masks.device).repeat_interleave(tries)
+        labels = masks[scene[:, None, None], rows.nearest[:, :, None], columns.nearest[:, None, :]]
+        is_inside = rows.inside[:, :, None] & columns.inside[:, None, :]
+        is_mixed = _is_mixed(labels, is_inside).view(scenes, tries)
         numbers = torch.arange(tries, device=masks.device)
-        return torch.where(is_good, numbers, tries).amin(1)
+        return torch.where(is_mixed, numbers, tries).amin(1)
+
+
+class _CropDraws(NamedTuple):
+    """Random numbers that decide on the crops of a batch; those that are integers are below 2^31."""
+
+    scale: Tensor
+    """int64 [n]."""
+    is_mirrored: Tensor
+    """bool [n]."""
+    corners: Tensor
+    """int64 [n, tries + 1, 2]: row and column of each try's corner; the last one is taken if no try is good."""
+
+
+def _draw_crops(ids: Tensor, number: int) -> _CropDraws:
+    """Draws the numbers of each scene's crop. Args: ids: int64 [n]; number: the stream they are drawn from."""
+    draws = _draws(ids, number, 2 + 2 * (_TRIES + 1))
+    return _CropDraws(
+        scale=draws[:, 0],
+        is_mirrored=draws[:, 1] < _WORD // 2,
+        corners=draws[:, 2:].unflatten(1, (_TRIES + 1, 2)),
+    )
+
+
+class _CountedPixels(NamedTuple):
+    """The pixels along one axis of each try of a crop whose labels are counted: each [n * tries, counted]."""
+
+    nearest: Tensor
+    """Nearest pixel of the stored picture."""
+    inside: Tensor
+    """False beyond the end of the scaled picture."""
+
+
+def _counted_pixels(stored: Tensor, scaled: Tensor, corners: Tensor, offsets: Tensor) -> _CountedPixels:
+    """Returns the pixels at which the labels of each try are counted, along one axis.
+
+    Args:
+        stored: length of the stored pictures, [n].
+        scaled: length of the scaled ones, [n].
+        corners: first pixel of each try in the scaled picture, [n, tries].
+        offsets: the pixels of a crop that are counted, from its first pixel on, [counted].
+    """
+    positions = (corners[:, :, None] + offsets).flatten(1)  # [n, tries * counted]
+    nearest = _axis(stored, scaled, positions).nearest
+    is_inside = offsets < scaled[:, None]  # [n, counted]: a crop begins beyond 0 only where the picture fills it
+    return _CountedPixels(
+        nearest=nearest.unflatten(1, (-1, len(offsets))).flatten(0, 1),
+        inside=is_inside.repeat_interleave(corners.shape[1], 0),
+    )
+
+
+def _is_mixed(labels: Tensor, is_inside: Tensor) -> Tensor:
+    """Whether crops have several classes of which none has `_LARGEST_SHARE` or more of the labelled pixels: bool [m].
+
+    Args:
+        labels: uint8 [m, h, w].
+        is_inside: whether the picture covers a pixel, bool [m, h, w].
+    """
+    pixels_by_label = torch.zeros(len(labels), 256, dtype=torch.int64, device=labels.device)
+    pixels_by_label.scatter_add_(1, labels.flatten(1).long(), is_inside.flatten(1).long())
+    pixels_by_class = pixels_by_label[:, :OUTSIDE]
+    has_several_classes = (pixels_by_class > 0).sum(1) > 1
+    # In whole numbers, so that all devices agree.
+    largest = _LARGEST_SHARE.denominator * pixels_by_class.amax(1)
+    return has_several_classes & (largest < _LARGEST_SHARE.numerator * pixels_by_class.sum(1))
 
 
 @overload
@@ -223,8 +278,8 @@ def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: i
 def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None:
     """Evaluates whole images by windows of `size` x `size` pixels, all in one forward.
 
-    Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap, their mean counts.
-    A side shorter than a window is padded with 0.
+    Windows begin two thirds of their side apart; the last ones end with the image. Where windows overlap, the mean of
+    their logits is returned. A side shorter than a window is padded with 0.
 
     Args:
         evaluate: windows [m, 3, size, size] -> logits [m, classes, h, w], or None.
@@ -235,26 +290,35 @@ def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: i
         Logits [n, classes, H, W]; None where `evaluate` gives none.
     """
     height, width = images.shape[2:]
-    images = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
-    corners = [(y, x) for y in _starts(images.shape[2], size) for x in _starts(images.shape[3], size)]
-    logits = evaluate(torch.cat([images[:, :, y : y + size, x : x + size] for y, x in corners]))
+    padded = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
+    corners = itertools.product(_window_starts(padded.shape[2], size), _window_starts(padded.shape[3], size))
+    windows = [_Window(slice(row, row + size), slice(column, column + size)) for row, column in corners]
+    logits = evaluate(torch.cat([padded[:, :, window.rows, window.columns] for window in windows]))
     if logits is None:
         return None
     if logits.shape[2:] != (size, size):
         logits = interpolate(logits, size=(size, size), mode="bilinear", align_corners=False)
-    total = logits.new_zeros(len(images), logits.shape[1], *images.shape[2:])
-    window_count = logits.new_zeros(images.shape[2:])
-    for (y, x), window_logits in zip(corners, logits.split(len(images)), strict=True):
-        total[:, :, y : y + size, x : x + size] += window_logits
-        window_count[y : y + size, x : x + size] += 1
-    return (total / window_count)[:, :, :height, :width]
+    total = logits.new_zeros(len(images), logits.shape[1], *padded.shape[2:])
+    windows_by_pixel = logits.new_zeros(padded.shape[2:])
+    for window, window_logits in zip(windows, logits.split(len(images)), strict=True):
+        total[:, :, window.rows, window.columns] += window_logits
+        windows_by_pixel[window.rows, window.columns] += 1
+    return (total / windows_by_pixel)[:, :, :height, :width]
 
 
-def _starts(length: int, size: int) -> list[int]:
-    """Returns the first pixels of the windows along a side of `length` pixels, `size` at least."""
+class _Window(NamedTuple):
+    rows: slice
+    columns: slice
+
+
+def _window_starts(length: int, size: int) -> list[int]:
+    """Returns the first pixels of the windows along a side of `length` pixels, `size` at least.
+
+    Example: windows of 512 pixels on a side of 1000 begin at 0, 341 and 488.
+    """
     stride = max(1, size * 2 // 3)
-    count = -(-(length - size) // stride) + 1
-    return [min(number * stride, length - size) for number in range(count)]
+    last_start = length - size
+    return [*range(0, last_start, stride), last_start]
 
 
 def _sizes(masks: Tensor) -> Tensor:
@@ -274,8 +338,11 @@ def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
 def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | None = None) -> _Axis:
     """Returns where pixels of scaled pictures lie in the stored ones, along one side.
 
-    The middle of pixel p is at (p + 1/2) stored / scaled. It is computed in whole numbers, as multiples of
-    1 / (2 scaled), so that all devices agree.
+    The middle of pixel p is at (p + 1/2) stored / scaled; stored pixel q has its middle at q + 1/2. All is computed in
+    whole numbers, as multiples of 1 / (2 scaled), so that all devices agree.
+
+    Example: of 4 stored and 8 scaled pixels, pixel 3 is at 1.75. It lies between stored pixels 1 (middle at 1.5) and 2
+    (at 2.5), with a share of 0.25 of pixel 2; the nearest pixel is 1.
 
     Args:
         stored: length of the stored pictures, [n].
@@ -283,17 +350,17 @@ def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | No
         positions: pixels of the scaled ones, [n, side].
         inside: which of these the picture covers, bool [n, side]; None: all.
     """
-    stored = stored[:, None]
-    scaled = scaled[:, None]
-    middle = (2 * positions + 1) * stored
-    lower = (middle - scaled) // (2 * scaled)
-    remainder = middle - scaled - lower * 2 * scaled
-    last = stored - 1
+    pixel = 2 * scaled[:, None]  # side of a stored pixel, in multiples of 1 / (2 scaled)
+    middle = (2 * positions + 1) * stored[:, None]
+    from_first_middle = middle - scaled[:, None]  # the middle of stored pixel 0 is at half a pixel
+    lower = from_first_middle // pixel
+    from_lower_middle = from_first_middle - lower * pixel
+    last = stored[:, None] - 1
     return _Axis(
         lower=lower.clamp(min=0).minimum(last),
         upper=(lower + 1).clamp(min=0).minimum(last),
-        share=remainder.float() / (2 * scaled).float(),
-        nearest=(middle // (2 * scaled)).clamp(min=0).minimum(last),
+        share=from_lower_middle.float() / pixel.float(),
+        nearest=(middle // pixel).clamp(min=0).minimum(last),
         inside=torch.ones_like(positions, dtype=torch.bool) if inside is None else inside,
     )
 
@@ -315,16 +382,17 @@ def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
 
     Args:
         pixels: crops [n, 3, h, w], in 0 to 255.
-        draws: numbers [n, 9] from `_draws`: for each of the four whether it happens and how much, and whether contrast
-            comes last.
+        draws: numbers [n, 9] from `_draws`. Columns 0 and 1 decide whether brightness changes and how much; 2 and 3 are
+            for contrast, 4 and 5 for saturation, 6 and 7 for hue. Column 8 decides whether contrast comes last.
     """
-    happens = draws[:, 0::2] < _WORD // 2
-    drawn = draws[:, 1::2].float() / _WORD
+    happens = draws[:, 0::2] < _WORD // 2  # columns 0, 2, 4, 6, 8: [n, 5]
+    drawn = draws[:, 1::2].float() / _WORD  # columns 1, 3, 5, 7: [n, 4]
     brightness = _amount(happens[:, 0], drawn[:, 0], _BRIGHTNESS)
     contrast = _amount(happens[:, 1], drawn[:, 1], _CONTRAST)
     saturation = _amount(happens[:, 2], drawn[:, 2], _SATURATION)
     hue = _amount(happens[:, 3], drawn[:, 3], _HUE)
     contrast_is_last = happens[:, 4, None, None, None]
+    # One name for all stages, so that the memory of each is free after the next.
     pixels = (pixels + brightness).clamp(0, 255)
     pixels = torch.where(contrast_is_last, pixels, (pixels * contrast).clamp(0, 255))
     pixels = _hue_turned(_saturated(pixels, saturation), hue)
@@ -352,7 +420,11 @@ def _saturated(pixels: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue_turned(pixels: Tensor, degrees: Tensor) -> Tensor:
-    """Turns HSV's hue; value and saturation stay (Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978)."""
+    """Turns HSV's hue; value and saturation stay (Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978).
+
+    Back from hue h (in sixths), value V and chroma C each channel is V - C max(0, min(k, 4 - k, 1)), where k is
+    (5 + h) mod 6 for red, (3 + h) mod 6 for green and (1 + h) mod 6 for blue.
+    """
     red, green, blue = pixels.split(1, 1)
     value = pixels.amax(1, keepdim=True)
     chroma = value - pixels.amin(1, keepdim=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import psutil
@@ -39,7 +39,9 @@ def sweep(
     sharing: int,
     operations: tuple[Operation, ...] = SWEPT,
 ) -> Iterator[CollectiveLine]:
-    """Times each operation at every size that is short enough; called on all ranks of `group` at once.
+    """Times each operation at one size after the other, until a call would take too long or too much memory.
+
+    All ranks of `group` call it at once.
 
     Args:
         plan: sizes and limits.
@@ -50,6 +52,7 @@ def sweep(
         operations: the operations that are swept.
     """
     ranks = dist.get_world_size(group)
+    # The highest of the negative values is the lowest of all ranks.
     least_free_bytes = -_highest_of_ranks(-_free_bytes(device, sharing), group, device)
     for operation in operations:
         for size in plan.sizes_bytes:
@@ -60,10 +63,7 @@ def sweep(
                 break
             call = _call(operation, elements, ranks, group, device)
             repetition = _repetition(call, plan, group, device)
-            dist.barrier(group)
-            seconds = tuple(
-                _timed(call, repetition.calls, device) / repetition.calls for _ in range(repetition.repeats)
-            )
+            seconds = _seconds_per_call(call, repetition, group, device)
             yield CollectiveLine(
                 group=name,
                 operation=operation,
@@ -72,10 +72,19 @@ def sweep(
                 calls=repetition.calls,
                 seconds=seconds,
             )
-            next_size = next((larger for larger in plan.sizes_bytes if larger > size), size)
             # The quickest repeat counts: one call held up by a busy machine must not end the sweep.
-            if _highest_of_ranks(min(seconds), group, device) * next_size / size > plan.longest_seconds:
+            call_seconds = _highest_of_ranks(min(seconds), group, device)
+            expected_seconds = call_seconds * _next_larger(plan.sizes_bytes, size) / size
+            if expected_seconds > plan.longest_seconds:
                 break
+
+
+def _next_larger(sizes_bytes: Iterable[int], size: int) -> int:
+    """Returns the first of the sizes that is larger than `size`; after the largest one `size` itself."""
+    for larger in sizes_bytes:
+        if larger > size:
+            return larger
+    return size
 
 
 class _Repetition(NamedTuple):
@@ -85,6 +94,15 @@ class _Repetition(NamedTuple):
     """Calls that are timed together."""
     repeats: int
     """How often these are timed."""
+
+
+def _seconds_per_call(
+    call: CollectiveCall, repetition: _Repetition, group: dist.ProcessGroup, device: torch.device
+) -> tuple[float, ...]:
+    """Returns the mean seconds of a call in each repeat. All ranks begin together."""
+    dist.barrier(group)
+    calls = repetition.calls
+    return tuple(_timed(call, calls, device) / calls for _ in range(repetition.repeats))
 
 
 def _repetition(call: CollectiveCall, plan: SweepPlan, group: dist.ProcessGroup, device: torch.device) -> _Repetition:
@@ -101,9 +119,9 @@ def _repetition(call: CollectiveCall, plan: SweepPlan, group: dist.ProcessGroup,
 def _call(
     operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device
 ) -> CollectiveCall:
-    """Returns a function that does one collective on fp32 elements, whose buffers it makes here.
+    """Returns a function that does one collective on buffers of fp32 zeros, which are made here.
 
-    Their memory is really mapped; zeros keep sums as they are.
+    Their memory is mapped before the first call. Sums of zeros stay zeros, however often they are added.
 
     Args:
         operation: what ranks do together.

@@ -190,9 +190,10 @@ def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
     clocks = _known(sample.sm_clock_mhz for sample in samples)
     temperatures = _known(sample.temperature_celsius for sample in samples)
     powers = _known(sample.power_watts for sample in samples)
-    reasons_by_sample = [throttling(bits) for bits in _known(sample.throttle_bits for sample in samples)]
-    faults_by_sample = [[name for name in reasons if name not in GPU_LIMITS] for reasons in reasons_by_sample]
-    limits_by_sample = [[name for name in reasons if name in GPU_LIMITS] for reasons in reasons_by_sample]
+    throttle_bits = _known(sample.throttle_bits for sample in samples)
+    reasons_by_sample = [throttling(bits) for bits in throttle_bits]
+    faults_by_sample = [_faults_among(reasons) for reasons in reasons_by_sample]
+    limits_by_sample = [_limits_among(reasons) for reasons in reasons_by_sample]
     return GpuSamples(
         samples=len(samples),
         utilisation=statistics.fmean(utilisations) if utilisations else None,
@@ -206,6 +207,16 @@ def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
         limits=_distinct(limits_by_sample) if limits_by_sample else None,
         limited_share=_share_with_any(limits_by_sample),
     )
+
+
+def _limits_among(reasons: Iterable[str]) -> list[str]:
+    """Returns the reasons that are usual limits of a GPU under load, such as its power."""
+    return [name for name in reasons if name in GPU_LIMITS]
+
+
+def _faults_among(reasons: Iterable[str]) -> list[str]:
+    """Returns the reasons that are no usual limits: heat, or a fault."""
+    return [name for name in reasons if name not in GPU_LIMITS]
 
 
 def _holds_anything(sample: GpuReading) -> bool:

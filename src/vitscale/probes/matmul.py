@@ -20,6 +20,7 @@ from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import DeviceName, Precision
 
 _SECONDS = 0.2
+"""Seconds of a measurement, without those until clocks settle."""
 _SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}
 """Seconds until clocks settle: a GPU begins at boost clocks, and its power limit lowers them within a second."""
 _LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
@@ -27,7 +28,7 @@ _LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
 _SMALLEST = 256
 _LARGEST = {"cpu": 4096, "cuda": 8192}
 """Largest size: 0.2 GB on a host, where running out of memory ends the process, and 0.8 GB on a GPU."""
-_FEWEST = 3
+_FEWEST_PRODUCTS = 3
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-params": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,10 +37,10 @@ Product = Callable[[int], float]
 
 
 def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | None:
-    """Measures the rate of square products on `device`, once its clocks have settled; None where not even the smallest
-    fits in its memory.
+    """Measures the rate of square products on `device`, once its clocks have settled.
 
-    Called on all ranks at once: what ranks take from each other in training they take from each other here.
+    All ranks call it at once, so that they share memory bandwidth and power here as they do in training. Returns None
+    where not even the smallest matrices fit in the device's memory.
     """
     kind = device.type
     products = _Products(device, _DTYPES[precision])
@@ -75,10 +76,10 @@ def best_rate(
     settling_seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MatmulRate | None:
-    """Returns the rate of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
+    """Returns the rate of square products: 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where not even the smallest fits.
 
-    The size doubles, up to `largest`, until one product takes `long_enough_seconds`. What is left of `_SECONDS`, but
-    three products at least, goes into that size.
+    The size doubles, up to `largest`, until one product takes `long_enough_seconds`. That size is measured for what is
+    left of `_SECONDS`, by three products at least.
 
     Args:
         product: multiplies two matrices of a size.
@@ -91,14 +92,14 @@ def best_rate(
     size = _large_enough_size(product, largest, long_enough_seconds)
     if size is None:
         return None
-    end = clock() + settling_seconds
-    while clock() < end:
+    settled_at = clock() + settling_seconds
+    while clock() < settled_at:
         product(size)
-    began += settling_seconds
+    began_without_settling = began + settling_seconds
     times: list[float] = []
-    while len(times) < _FEWEST or clock() - began < _SECONDS:
+    while len(times) < _FEWEST_PRODUCTS or clock() - began_without_settling < _SECONDS:
         times.append(product(size))
-    # Settled clocks still vary, so the median is what lasts. On a processor other processes can only slow it down.
+    # Settled clocks still vary: a GPU keeps up its median. A processor's best counts, since others only slow it down.
     seconds = statistics.median(times) if settling_seconds else min(times)
     return MatmulRate(size, flops_per_second=2 * size**3 / seconds)
 
@@ -171,10 +172,16 @@ _SHAPES: dict[DeviceName, _BlockShape] = {
 
 
 def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: GpuMonitor) -> ComputeLine:
-    """Measures forward and backward of one transformer block, for `repeats` x `seconds`. Called on all ranks at once.
+    """Measures the rate of a fixed piece of training: forward and backward of one transformer block.
 
-    A repeat lasts much longer than the CPU controller's period (0.1 s): a rank with a quota computes at full speed at
-    its beginning, and then not at all.
+    All ranks call it at once.
+
+    Args:
+        device: what it is computed on.
+        repeats: number of rates to measure.
+        seconds: seconds of each. They should be many periods of the CPU controller (0.1 s): in each period a rank with
+            a quota computes at full speed first, and then not at all.
+        monitor: samples the GPU meanwhile.
     """
     shape = _SHAPES["cuda" if device.type == "cuda" else "cpu"]
     block = nn.TransformerEncoderLayer(

@@ -65,7 +65,10 @@ class Counter:
 
 
 class CounterMeter(EnergyMeter):
-    """Measures by counters, whose sum it reports; each is read so often that none wraps around twice unseen."""
+    """Measures energy by counters, and reports their sum.
+
+    A counter that wraps around is read so often that it does not do so twice between two readings.
+    """
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
         cpus = RAPLCPUs()
     counters: list[Counter] = []
     packages: list[str] = []
-    with_memory = False
+    has_memory = False
     for cpu in cpus.cpus:
         name = (Path(cpus.rapl_dir) / f"intel-rapl:{cpu.cpu_index}" / "name").read_text(encoding="utf-8").strip()
         if not name.startswith("package"):
@@ -203,18 +206,25 @@ def _rapl_meter(host: str) -> EnergyMeter:
         packages.append(name)
         if isinstance(cpu, ZeusdRAPLCPU):  # its daemon takes care of wrapping around
             counters.append(_counter(partial(_package_and_memory_mj, cpu)))
-            with_memory |= cpu.supports_get_dram_energy_consumption()
-            continue
-        for file in (cpu.rapl_file, cpu.dram):
-            if file is not None:
-                # Else zeus starts a process per counter to watch it, which lives on where a rank is killed.
-                file._wraparound_tracker = _NoTracker()
-                counters.append(_counter(file.read, file.max_energy_range_uj / 1e6))
-        with_memory |= cpu.dram is not None
+            has_memory |= cpu.supports_get_dram_energy_consumption()
+        else:
+            files = [file for file in (cpu.rapl_file, cpu.dram) if file is not None]
+            counters += [_rapl_counter(file) for file in files]
+            has_memory |= cpu.dram is not None
     if not counters:
         return EnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
-    source = f"RAPL: {', '.join(packages)}{' and memory' if with_memory else ''}, whoever uses them"
+    memory = " and memory" if has_memory else ""
+    source = f"RAPL: {', '.join(packages)}{memory}, whoever uses them"
     return CounterMeter(counters, source, tuple(f"{host}/{name}" for name in packages))
+
+
+def _rapl_counter(file: Any) -> Counter:
+    """Returns the counter of one of zeus's RAPL files, without the process that zeus would start to watch it.
+
+    That process would live on where a rank is killed.
+    """
+    file._wraparound_tracker = _NoTracker()
+    return _counter(file.read, file.max_energy_range_uj / 1e6)
 
 
 class _NoTracker:

@@ -175,8 +175,10 @@ class CountedStep:
 
 
 class _Clocks(NamedTuple):
-    """The wall clock, and bounds of how far it was ahead of the steady one, however long this rank was kept from a core
-    between two readings."""
+    """A reading of the wall clock, with bounds of how many ns it was ahead of the steady clock.
+
+    The bounds hold even if this rank lost its core between two readings.
+    """
 
     wall_ns: int
     least_lead_ns: int
@@ -184,6 +186,7 @@ class _Clocks(NamedTuple):
 
 
 def _read_clocks() -> _Clocks:
+    """Reads the wall clock between two readings of the steady one."""
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()
@@ -278,15 +281,21 @@ def collectives(
     step_entries = _entries_of(step, rings)
     if not step_entries and ranks > 1:
         raise Unreadable(SAW_NOTHING.format(ranks=ranks))
+    # A call is a reduce-scatter, recorded as the collectives that carry it out, or any other collective, recorded as
+    # it is. In the order of their first entries.
     entries_by_call: dict[ReduceScatter | Entry, list[Entry]] = {}
     for entry in step_entries:
-        entries_by_call.setdefault(_scatter_around(entry, step.scatters) or entry, []).append(entry)
+        call = _scatter_around(entry, step.scatters) or entry
+        entries_by_call.setdefault(call, []).append(entry)
     missing = set(step.scatters) - entries_by_call.keys()
     if missing:
         raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
     requested: list[Entry] = []
-    for call, carriers in entries_by_call.items():
-        requested += _as_reduce_scatter(call, carriers, size_of) if isinstance(call, ReduceScatter) else carriers
+    for call, call_entries in entries_by_call.items():
+        if isinstance(call, ReduceScatter):
+            requested += _as_reduce_scatter(call, call_entries, size_of)
+        else:
+            requested += call_entries
     return [
         Collective(
             communicator=entry.communicator,
@@ -301,7 +310,7 @@ def collectives(
 
 
 def _has_lost_entries_of(step: CountedStep, ring: Sequence[Entry]) -> bool:
-    """Whether entries have left a ring that may have been of this step: its oldest one is of it, or later."""
+    """Whether entries of this step may have left the ring: it has lost some, and its oldest one is not older."""
     if not ring:
         return False
     oldest = ring[0]
@@ -324,8 +333,8 @@ def _scatter_around(entry: Entry, scatters: Iterable[ReduceScatter]) -> ReduceSc
     return None
 
 
-class _Part(NamedTuple):
-    """Key of what a reduce-scatter of several dtypes is recorded by."""
+class _ScatterPart(NamedTuple):
+    """The part of a reduce-scatter that has one dtype; each part is carried out by collectives of its own."""
 
     communicator: str
     dtype: str
@@ -344,9 +353,9 @@ def _as_reduce_scatter(scatter: ReduceScatter, carriers: Sequence[Entry], size_o
             f"a reduce-scatter of {scatter.elements:,} elements was carried out as {' and '.join(names)} of "
             f"{elements:,}, and vitscale knows gloo to use an all_reduce of as many"
         )
-    entries_by_part: dict[_Part, Entry] = {}
+    entries_by_part: dict[_ScatterPart, Entry] = {}
     for carrier in carriers:
-        part = _Part(carrier.communicator, carrier.dtype)
+        part = _ScatterPart(carrier.communicator, carrier.dtype)
         inputs = carrier.input_elements
         if part in entries_by_part:
             inputs += entries_by_part[part].input_elements
@@ -371,11 +380,15 @@ def _size_of(communicator: str) -> int:
 
 @contextmanager
 def _noting_calls(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
-    """Meanwhile adds reduce-scatters that Python asks of a group to `scatters`, and sends and recvs to `messages`."""
+    """Adds each reduce-scatter that a process group is asked for to `scatters`, and each send and recv to `messages`.
+
+    It does so inside of the `with` alone.
+    """
     group = c10d.ProcessGroup
-    attributes = dict(vars(group))
-    # Put back as they lie in the class: what `getattr` returns would no longer bind to a group.
-    originals = {name: attributes[name] for name in attributes if "reduce_scatter" in name or name in _MESSAGES}
+    # As they lie in the class, to be put back: what `getattr` returns would no longer bind to a group.
+    originals = {
+        name: attribute for name, attribute in vars(group).items() if "reduce_scatter" in name or name in _MESSAGES
+    }
     for name in originals:
         method = getattr(group, name)
         wrapped = _noting_message(method, messages) if name in _MESSAGES else _noting_scatter(method, scatters)

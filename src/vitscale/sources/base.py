@@ -40,7 +40,11 @@ class Spent(NamedTuple):
 
 @contextmanager
 def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
-    """Counts the time inside it. "both": for a library that reads as it decodes, so that the two stay together."""
+    """Adds the seconds inside of the `with` to those spent on this; see `Meter`.
+
+    Args:
+        on: "both" where a library reads while it decodes, so that the two cannot be told apart.
+    """
     began = time.perf_counter()
     try:
         yield
@@ -51,13 +55,16 @@ def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
 
 
 class Meter:
-    """Measures what is spent from its creation on."""
+    """Measures the seconds that threads have spent on reading and decoding since its creation."""
 
     def __init__(self) -> None:
         self._before = dict(_seconds)
 
     def read(self) -> Spent | None:
-        """Returns the seconds spent; None where there are none (generated images), or where a library does both."""
+        """Returns the seconds spent.
+
+        Returns None where nothing was read or decoded (generated images), or where a library does both at once.
+        """
         reading = _seconds["reading"] - self._before["reading"]
         decoding = _seconds["decoding"] - self._before["decoding"]
         is_mixed = _seconds["both"] != self._before["both"]
@@ -106,13 +113,15 @@ class Split(Protocol):
 
     @property
     def labels(self) -> Any:
-        """Class of every image, int64 `[samples]`; in segmentation what gives masks uint8 `[n, H, W]` for ids `[n]`.
+        """Class of every image, int64 `[samples]`.
 
-        Masks are as large as their images, and `IGNORED` counts for nothing in them; they need not lie in memory.
+        In segmentation it is an object that is indexed like an array of masks: `labels[ids]`, with ids `[n]`, returns
+        masks uint8 `[n, H, W]`. They need not lie in memory. Masks are as large as their images; pixels of the value
+        `IGNORED` are left out of losses and scores.
         """
 
     def take(self, ids: Labels) -> Images:
-        """Returns images `ids` (int64 `[n]`, each in `0 <= id < len(self)`): `[n, H, W, C]`, which the caller owns."""
+        """Returns a copy of some images, `[n, H, W, C]`. Args: ids: int64 `[n]`, each in `0 <= id < len(self)`."""
 
 
 class Encoded(Protocol):
@@ -280,7 +289,8 @@ def _finalise(z: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-_STREAM = 1
+_SPLIT_STREAM = 1
+"""Stream of `mix64` that shuffles the images before they are divided."""
 
 
 def held_out_count(samples: int, classes: int, share: float) -> int:
@@ -296,24 +306,41 @@ class SplitIds(NamedTuple):
 
 
 def split_ids(labels: Labels, share: float) -> SplitIds:
-    """Divides images into training and held-out ones; always alike for the same labels.
+    """Divides images into training and held-out ones. The same labels are always divided in the same way.
 
-    Every class gives about its share: within a class the images are shuffled and placed at equal distances
-    in [0, 1), and the images placed lowest over all classes are held out. One image per class always stays
-    in training; where no class has two images there is nothing to hold out.
+    Each class gives about `share` of its images. For this the images of a class are shuffled, and placed at equal
+    distances between 0 and 1. The images that are placed lowest, over all classes, are held out. One image of each
+    class always stays in training, so nothing is held out where no class has two images.
+
+    Example: four images of class 0 are placed at 1/8, 3/8, 5/8 and 7/8, and two of class 1 at 1/4 and 3/4. If half of
+    these six are to be held out, it is those at 1/8, 1/4 and 3/8.
+
+    Args:
+        labels: class of each image, int64 `[images]`.
+        share: share of the images to hold out, between 0 and 1.
     """
-    shuffled = np.argsort(mix64(np.arange(len(labels), dtype=np.uint64), _STREAM), kind="stable")
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
-    position = np.arange(len(labels)) - np.repeat(starts, sizes)
-    quantile = (position + 0.5) / np.repeat(sizes, sizes)
-    quantile[starts + sizes - 1] = np.inf
-    lowest = by_class[np.argsort(quantile, kind="stable")]
-    count = held_out_count(len(labels), len(sizes), share)
+    image_numbers = np.arange(len(labels), dtype=np.uint64)
+    shuffled_ids = np.argsort(mix64(image_numbers, _SPLIT_STREAM), kind="stable")
+    # All of class 0, then all of class 1, ...; within each class they stay shuffled.
+    ids_by_class = shuffled_ids[np.argsort(labels[shuffled_ids], kind="stable")]
+    _, class_sizes = np.unique(labels, return_counts=True)
+    places = np.concatenate([_places_in_class(size) for size in class_sizes])  # [images], in the order of ids_by_class
+    ids_by_place = ids_by_class[np.argsort(places, kind="stable")]
+    count = held_out_count(len(labels), len(class_sizes), share)
     return SplitIds(
-        train=np.sort(lowest[count:]).astype(np.int64),
-        held_out=np.sort(lowest[:count]).astype(np.int64),
+        train=np.sort(ids_by_place[count:]).astype(np.int64),
+        held_out=np.sort(ids_by_place[:count]).astype(np.int64),
     )
+
+
+def _places_in_class(images: int) -> NDArray[np.float64]:
+    """Returns where the shuffled images of a class are placed: `[1/8, 3/8, 5/8, inf]` for four images.
+
+    Infinity is behind the images of all classes, so that the last image of each class is never held out.
+    """
+    places = (np.arange(images) + 0.5) / images
+    places[-1] = np.inf
+    return places
 
 
 def default_cache_root() -> Path:

@@ -35,9 +35,10 @@ _BLOCK = 4096
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yields results in order, from one thread per core that this process may use; the first failure ends the rest.
+    """Yields `function(item)` for each item, in order. One thread per core that this process may use calls it.
 
-    Pillow releases the interpreter lock while it decodes.
+    The first exception is passed on, and ends the rest. Threads help since Pillow releases the interpreter lock while
+    it decodes.
     """
     remaining = iter(items)
     with ThreadPoolExecutor(len(usable_cores())) as pool:
@@ -69,9 +70,10 @@ class Unfinished(RequestError):
 
 @dataclass
 class Room:
-    """Room for a builder's splits: `images, labels = room(name, samples, (H, W, C))`, then the builder fills both.
+    """Makes arrays for the splits of a dataset, on disk or in memory, which a builder then fills.
 
-    Both are uninitialised, except for the chunks in `done`, whose images an earlier builder has left here.
+    `images, labels = room("train", samples, (H, W, C))` makes those of one split. They are not initialised, except for
+    the chunks in `done`, whose images an earlier builder has left here.
     """
 
     folder: Path | None = None
@@ -83,7 +85,7 @@ class Room:
     def __call__(
         self, split: str, samples: int, shape: tuple[int, int, int], dtype: PixelType = "uint8"
     ) -> tuple[Images, Labels]:
-        """Makes images `[samples, H, W, C]` and labels int64 `[samples]` for a split."""
+        """Makes arrays for a split and returns them: images `[samples, H, W, C]` and labels int64 `[samples]`."""
         images: Images
         if self.folder is None:
             images = np.empty((samples, *shape), dtype=dtype)
@@ -96,14 +98,14 @@ class Room:
         return images, labels
 
     def finish(self, split: str, chunk: int, checksum: int) -> None:
-        """Notes that a chunk is filled."""
+        """Notes that a chunk of a split is filled, in a journal where the arrays are on disk."""
         self.done[split][chunk] = checksum
         if self.folder is not None:
             with (self.folder / _JOURNAL).open("a") as journal:
                 journal.write(f"{json.dumps([split, chunk, checksum])}\n")
 
     def _forget_damaged_chunks(self, split: str, images: Images) -> None:
-        """Takes from `done` the chunks whose images are not those that were noted."""
+        """Removes from `done` the chunks whose images no longer have the checksum that was noted."""
         size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # as above
         for chunk, checksum in [*self.done[split].items()]:
             first = chunk * size
@@ -143,11 +145,10 @@ class DecodedDataset:
         return {"train": self._unchanged_chunks("train"), "held_out": self._unchanged_chunks("held_out")}
 
     def _unchanged_chunks(self, split: str) -> dict[int, int]:
-        stored = self.checksums[split][1:]
-        actual = checksums(self._split(split).images)
+        stored_checksums = self.checksums[split][1:]  # behind that of the labels
         unchanged: dict[int, int] = {}
-        for chunk, (stored_checksum, checksum) in enumerate(zip(stored, actual, strict=False)):
-            if stored_checksum == checksum:
+        for chunk, checksum in enumerate(checksums(self._split(split).images)):
+            if chunk < len(stored_checksums) and stored_checksums[chunk] == checksum:
                 unchanged[chunk] = checksum
         return unchanged
 
@@ -176,14 +177,14 @@ def find(cache_root: Path, key: str) -> DecodedDataset | None:
     try:
         facts = json.loads((folder / _FACTS).read_text())
         classes = facts["classes"]
-        sums = {split: list(map(int, facts["checksums"][split])) for split in SPLITS}
+        checksums_by_split = {split: list(map(int, facts["checksums"][split])) for split in SPLITS}
         train = _open_split(folder, "train", facts["dtype"])
         held_out = _open_split(folder, "held_out", facts["dtype"])
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         return None
-    return DecodedDataset(train, held_out, tuple(classes), sums)
+    return DecodedDataset(train, held_out, tuple(classes), checksums_by_split)
 
 
 def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> DecodedDataset | None:
@@ -228,7 +229,11 @@ def _write_journal(partial: Path, chunks: dict[str, dict[int, int]]) -> None:
 
 
 def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
-    """Maps a split's arrays. Raises `ValueError` if they are not images of `dtype`, and labels of them."""
+    """Maps the arrays of a split in the entry `folder`.
+
+    Raises:
+        ValueError: they are not images of this dtype with one label each.
+    """
     images = np.load(folder / f"{split}_images.npy", mmap_mode="r", allow_pickle=False)
     labels = np.load(folder / f"{split}_labels.npy", mmap_mode="r", allow_pickle=False)
     has_pixel_type = images.dtype.name == dtype and dtype in get_args(PixelType)
@@ -247,42 +252,64 @@ def _partial(cache_root: Path, key: str) -> Path:
 
 
 def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
-    """Builds an entry, on top of what an earlier builder has left, and gives it its name; this process has the lock."""
+    """Builds an entry, and gives it its name; this process has the lock.
+
+    It goes on from what an earlier builder has left. What `build` raises is passed on, and leaves nothing behind; but
+    after `Unfinished`, or if this process is killed, what is finished stays for the next builder.
+
+    Returns:
+        The entry; None where it cannot be read back.
+    """
     partial = _partial(cache_root, key)
     if partial.is_symlink():
         partial.unlink()  # what it leads to is no part of this cache
     partial.mkdir(exist_ok=True)
     try:
-        room = Room(partial, done=_journalled(partial))
-        classes = build(room)
-        sums = {split: _flushed_checksums(room, split) for split in SPLITS}
-        dtype = room.splits["held_out"].images.dtype.name
-        with (partial / _FACTS).open("w") as file:
-            json.dump({"classes": classes, "dtype": dtype, "checksums": sums}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        (partial / _JOURNAL).unlink(missing_ok=True)
-        if find(cache_root, key) is None:  # else another host was faster
-            if (cache_root / key).exists():  # damaged: `find` refused it
-                shutil.rmtree(cache_root / key)
-            partial.rename(cache_root / key)
+        _fill(partial, build)
+        _publish(partial, cache_root, key)
         entry = find(cache_root, key)
     except Unfinished:
         raise
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    # Not in a finally: a build that was interrupted is continued another time.
+    # Not in a `finally`: KeyboardInterrupt leaves the folder, so that another build goes on from it.
     shutil.rmtree(partial, ignore_errors=True)
     return entry
+
+
+def _fill(partial: Path, build: Build) -> None:
+    """Writes the files of an entry into the folder `partial`: arrays, then their checksums and the classes."""
+    room = Room(partial, done=_journalled(partial))
+    classes = build(room)
+    checksums_by_split = {split: _flushed_checksums(room, split) for split in SPLITS}
+    dtype = room.splits["held_out"].images.dtype.name
+    with (partial / _FACTS).open("w") as file:
+        json.dump({"classes": classes, "dtype": dtype, "checksums": checksums_by_split}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    (partial / _JOURNAL).unlink(missing_ok=True)
+
+
+def _publish(partial: Path, cache_root: Path, key: str) -> None:
+    """Gives a whole entry its name, unless another host, which the lock may not reach, was faster."""
+    if find(cache_root, key) is not None:
+        return
+    target = cache_root / key
+    if target.exists():  # damaged: `find` refused it
+        shutil.rmtree(target)
+    partial.rename(target)
 
 
 def _flushed_checksums(room: Room, split: str) -> list[int]:
     """Writes a split's arrays to the disk; returns the checksum of its labels, then those of its chunks."""
     images = room.splits[split].images
     labels = room.splits[split].labels
-    finished = room.done[split]
-    chunk_checksums = [finished[chunk] for chunk in sorted(finished)] or checksums(images)
+    checksum_by_chunk = room.done[split]
+    if checksum_by_chunk:
+        chunk_checksums = [checksum_by_chunk[chunk] for chunk in sorted(checksum_by_chunk)]
+    else:  # a builder that does not call `Room.finish`
+        chunk_checksums = checksums(images)
     for array in (images, labels):
         if isinstance(array, np.memmap):
             array.flush()
@@ -290,7 +317,10 @@ def _flushed_checksums(room: Room, split: str) -> list[int]:
 
 
 def _journalled(partial: Path) -> dict[str, dict[int, int]]:
-    """Returns the chunks that an earlier builder noted as finished; any other text is taken for a line cut short."""
+    """Returns the chunks that an earlier builder noted as finished: split -> number of the chunk -> its checksum.
+
+    The first line that is anything else ends the journal: its writer was killed there.
+    """
     done: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
     try:
         for line in (partial / _JOURNAL).read_text().splitlines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -46,7 +47,11 @@ UndecodedFiles = dict[int, ImageProblem]
 
 
 def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
-    """Decodes one image as `[side, side, channels]`; raises `RequestError` naming the file."""
+    """Decodes one image as `[side, side, channels]` of the set's dtype.
+
+    Raises:
+        RequestError: it is broken; the message names its file.
+    """
     if isinstance(encoded, ScenePairs):
         return encoded.decode(number, shape)
     name = encoded.name(number)
@@ -62,9 +67,15 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     return pixels.astype(shape.dtype, copy=False)
 
 
-def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> UndecodedFiles:
-    """Finds every broken image: as far as is cheap to find out, or with `wholly` by decoding each."""
-    examine = decode_image if wholly else _verify_image
+def problems_of(encoded: Encoded, shape: ArrayShape, *, decode: bool) -> UndecodedFiles:
+    """Returns the broken images of a split, by their numbers.
+
+    Args:
+        encoded: the images.
+        shape: what each is to be stored as.
+        decode: whether to decode each image; else only what is cheap is checked, which finds fewer.
+    """
+    examine = decode_image if decode else _verify_image
 
     def problem_of(number: int) -> ImageProblem | None:
         try:
@@ -130,12 +141,12 @@ def decode_split(
     processes: int = 0,
     progress: OnProgress | None = None,
 ) -> None:
-    """Decodes into `images` what the room does not have yet, and notes each finished chunk.
+    """Decodes the chunks of a split that are not finished, and notes in the room each that then is.
 
     Args:
-        room: where `images` lie.
+        room: made `images`, and knows the finished chunks.
         split: one of `SPLITS`.
-        images: `[len(encoded), side, side, channels]`.
+        images: is filled, `[len(encoded), side, side, channels]`.
         encoded: the images.
         shape: what they are stored as.
         processes: number of decoding processes, which need `images` to lie in a file; 0: threads of this one.
@@ -144,25 +155,42 @@ def decode_split(
     Raises:
         RequestError: some are broken; all of them are named.
     """
-    size = chunk_samples(images.shape[1:], shape.dtype)
-    chunk_count = -(-len(encoded) // size)
-    remaining = [chunk for chunk in range(chunk_count) if chunk not in room.done[split]]
+    chunks = _Chunks(images=len(encoded), size=chunk_samples(images.shape[1:], shape.dtype))
+    remaining = [chunk for chunk in range(chunks.chunk_count) if chunk not in room.done[split]]
     # One by one: all parts of a large set are too many to hold.
-    parts = (_Part(chunk, encoded.some(_chunk_numbers(chunk, size, len(encoded)))) for chunk in remaining)
-    images_done = len(encoded) - sum(len(_chunk_numbers(chunk, size, len(encoded))) for chunk in remaining)
-    problems: list[ImageProblem] = []
-    if processes and isinstance(images, np.memmap) and len(remaining) * size >= FEWEST_FOR_PROCESSES:
-        filled_chunks = _fill_by_processes(processes, Path(str(images.filename)), shape, size, parts)
+    parts = (_Part(chunk, encoded.some(chunks.image_numbers(chunk))) for chunk in remaining)
+    images_done = len(encoded) - sum(len(chunks.image_numbers(chunk)) for chunk in remaining)
+    has_enough_for_processes = len(remaining) * chunks.size >= FEWEST_FOR_PROCESSES
+    if processes and isinstance(images, np.memmap) and has_enough_for_processes:
+        filled_chunks = _fill_by_processes(processes, Path(str(images.filename)), shape, chunks.size, parts)
     else:
-        filled_chunks = _fill_here(images, shape, size, parts)
+        filled_chunks = _fill_here(images, shape, chunks.size, parts)
+    problems: list[ImageProblem] = []
     for filled in filled_chunks:
         problems += filled.content.problems
         if not filled.content.problems:
             room.finish(split, filled.chunk, filled.content.checksum)
-        images_done += len(_chunk_numbers(filled.chunk, size, len(encoded)))
+        images_done += len(chunks.image_numbers(filled.chunk))
         if progress is not None:
             progress(images_done, len(encoded))
     refuse_broken(problems)
+
+
+class _Chunks(NamedTuple):
+    """Divides the images of a split into chunks, each of which is decoded at once."""
+
+    images: int
+    size: int
+    """Images of a chunk; the last one may have fewer."""
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks."""
+        return math.ceil(self.images / self.size)
+
+    def image_numbers(self, chunk: int) -> NDArray[np.int64]:
+        """Returns the numbers of the images in a chunk."""
+        return np.arange(chunk * self.size, min((chunk + 1) * self.size, self.images))
 
 
 class _Part(NamedTuple):
@@ -187,11 +215,6 @@ class _Filled(NamedTuple):
     content: _Content
 
 
-def _chunk_numbers(chunk: int, size: int, images: int) -> NDArray[np.int64]:
-    """Returns the numbers of the images in a chunk; the last one may have fewer than `size`."""
-    return np.arange(chunk * size, min((chunk + 1) * size, images))
-
-
 def _fill_here(images: Images, shape: ArrayShape, size: int, parts: Iterator[_Part]) -> Iterator[_Filled]:
     """Decodes chunks one after the other, each by this process's threads."""
     for part in parts:
@@ -200,7 +223,7 @@ def _fill_here(images: Images, shape: ArrayShape, size: int, parts: Iterator[_Pa
 
 
 def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> _Content:
-    """Decodes all of `encoded` into `images`, by threads or in this one."""
+    """Decodes all images of a chunk into `images`, in this thread or, with `threads`, by one for each core."""
 
     def decode(number: int) -> ImageProblem | None:
         try:
@@ -225,17 +248,17 @@ def _fill_by_processes(
     """
     # Spawned, not forked: the driver has threads. Whatever is unpickled in them comes from here.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, _tied, (os.getpid(),))
-    pending: dict[Future[_Content], int] = {}  # to the number of its chunk
+    pool = ProcessPoolExecutor(processes, context, initializer=_end_with_driver, initargs=(os.getpid(),))
+    chunk_by_future: dict[Future[_Content], int] = {}
     try:
         while True:
-            for part in islice(parts, processes * _MOST_PENDING - len(pending)):
+            for part in islice(parts, processes * _MOST_PENDING - len(chunk_by_future)):
                 future = pool.submit(_fill_file, path, part.chunk * size, part.encoded, shape)
-                pending[future] = part.chunk
-            if not pending:
+                chunk_by_future[future] = part.chunk
+            if not chunk_by_future:
                 break
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                yield _Filled(pending.pop(future), future.result())
+            for future in wait(chunk_by_future, return_when=FIRST_COMPLETED).done:
+                yield _Filled(chunk_by_future.pop(future), future.result())
     except BrokenProcessPool:
         raise Unfinished(
             "a process that decodes images was ended from outside", next_step="Run again: what is done is kept"
@@ -244,8 +267,8 @@ def _fill_by_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def _tied(driver: int) -> None:
-    """Prepares a decoding process, which ends with the driver."""
+def _end_with_driver(driver: int) -> None:
+    """Prepares a decoding process to end when the driver, whose process id is `driver`, ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     if not end_with_parent(driver):
         os._exit(1)

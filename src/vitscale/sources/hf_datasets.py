@@ -89,7 +89,7 @@ def list_hf(spec: DataSpec) -> Listing:
     """
     splits = _splits(spec)
     train = splits.get("train") or next(iter(splits.values()))
-    held_out = next((splits[name] for name in HELD_OUT_NAMES if name in splits and splits[name] is not train), None)
+    held_out = _held_out_split(splits, train)
     columns = _Columns(*spec.columns) if spec.columns else _only_columns(spec, train.features)
     train_table = _read_table(spec, train, columns)
     classes = _classes(spec, train_table)
@@ -105,6 +105,14 @@ def list_hf(spec: DataSpec) -> Listing:
         [str(spec.hf), *table_fingerprints], [str(len(train_table.labels)), *classes], [*columns]
     )
     return listing_of("hf", spec, classes, train_images, held_out_images, fingerprint, str(spec.hf))
+
+
+def _held_out_split(splits: Mapping[str, Any], train: Any) -> Any:
+    """Returns the first split that has a name of held-out images and is not `train`; None where there is none."""
+    for name in HELD_OUT_NAMES:
+        if name in splits and splits[name] is not train:
+            return splits[name]
+    return None
 
 
 class _Columns(NamedTuple):
@@ -215,7 +223,7 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
 
 
 def _without_format(split: Any) -> Any:
-    """The split with all columns as plain Python values.
+    """Returns the split with all columns as plain Python values.
 
     A format is saved with a dataset: `with_format("torch")` would give tensors for labels. A split without one is
     returned itself, for a copy has another fingerprint, under which no cache of it exists.
@@ -301,7 +309,7 @@ def _has_aliases(text: str) -> bool:
 
 
 def _image_folders(hf: str) -> tuple[str, ...]:
-    """Real paths of the folders in which images of a dataset may lie.
+    """Returns the real paths of the folders in which images of a dataset may lie.
 
     These are the folders of the library's downloads, and the dataset's own where `hf` is a folder.
     """

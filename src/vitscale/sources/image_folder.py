@@ -116,8 +116,8 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     Args:
         spec: names the root.
         how: how the set is laid out, for messages.
-        is_split: whether a folder called "train" is the training split; it may also be a class of that name. "Train" or
-            "training" is a split only beside a held-out one.
+        is_split: decides whether a folder called "train" is the training split; it may also be a class of that name.
+            Folders called "Train" or "training" are asked about only beside a held-out folder.
 
     Raises:
         RequestError: there is no root, or it is no folder.
@@ -132,7 +132,8 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     entries = sorted(_entries(root), key=lambda entry: entry.name)
     folders = {entry.name: Path(entry.path) for entry in entries}
     folders_in_lower_case = {name.lower(): path for name, path in folders.items()}
-    held_out = next((folders_in_lower_case[name] for name in HELD_OUT_NAMES if name in folders_in_lower_case), None)
+    held_out_names = [name for name in HELD_OUT_NAMES if name in folders_in_lower_case]
+    held_out = folders_in_lower_case[held_out_names[0]] if held_out_names else None
     train = folders.get("train")
     if train is None and held_out is not None:
         train = folders_in_lower_case.get("train") or folders_in_lower_case.get("training")
@@ -142,22 +143,24 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
 
 
 def fingerprint_of(*stamps: Sequence[str]) -> str:
-    """Returns a fingerprint of several lists of texts, such as the stamps of every file of each split."""
+    """Returns the SHA-256 of several lists of texts, such as the stamps of the files of each split."""
     text = "\n\n".join("\n".join(part) for part in stamps)
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def files_under(folder: Path, root: Path, other_folders: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields every regular file of images at any depth with its status, except hidden ones and those of hidden folders.
+    """Yields the path and the status of every regular file of images below a folder, at any depth.
+
+    Hidden files, and those in hidden folders, are left out.
 
     Args:
         folder: the folder.
-        root: a real path, which no link leads out of.
+        root: a real path, which no link may lead out of.
         other_folders: real paths of folders that are read too, those of the other split among them.
 
     Raises:
-        RequestError: one cannot be read, or a link leads out of `root`, or to a folder that is read already, so that an
-            image would be both trained on and held out.
+        RequestError: a file or folder cannot be read, or a link leads out of `root`. Or a link leads to a folder that
+            is read anyway: its images could be both trained on and held out.
     """
     entered = {os.path.realpath(folder), *other_folders}
     try:

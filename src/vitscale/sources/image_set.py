@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, OnProgress, Summary
-from vitscale.sources.cache import SPLITS, DecodedDataset, Room, cached, find, in_memory, in_threads
+from vitscale.sources.cache import SPLITS, Build, DecodedDataset, Room, cached, find, in_memory, in_threads
 from vitscale.sources.decoding import (
     ImageProblem,
     UndecodedFiles,
@@ -81,7 +81,7 @@ class Listing:
     fingerprint: str
     """Fingerprint of the files as they are, before any is left out for being broken."""
     key: str
-    """Key of the cache entry, from the files, what they are stored as, and which of them are held out."""
+    """Key of the cache entry. It depends on the files, on how they are stored, and on which of them are held out."""
     notes: tuple[str, ...] = ()
     task: Task = "classification"
     """In segmentation the last stored channel is the mask."""
@@ -119,12 +119,20 @@ class Listing:
 
         return Dataset(self.summary, scenes(train), scenes(held_out))
 
-    def judged(self, *, wholly: bool) -> dict[str, UndecodedFiles]:
-        """Finds the broken images of each split."""
-        return {split: problems_of(getattr(self, split).encoded, self.train.shape, wholly=wholly) for split in SPLITS}
+    def split(self, name: str) -> FileSplit:
+        """Returns the split "train" or "held_out"."""
+        return self.train if name == "train" else self.held_out
+
+    def find_broken(self, *, decode: bool) -> dict[str, UndecodedFiles]:
+        """Returns the broken images of each split.
+
+        Args:
+            decode: whether each image is decoded; else each is only opened, which finds less.
+        """
+        return {name: problems_of(self.split(name).encoded, self.train.shape, decode=decode) for name in SPLITS}
 
     def without(self, problems: dict[str, UndecodedFiles]) -> Listing:
-        """The set without its broken images, with a fingerprint and a key of its own."""
+        """Returns the set without its broken images, with a fingerprint and a key of its own."""
         names = [problem.name for problem in _all_problems(problems)]
         if not names:
             return self
@@ -160,7 +168,7 @@ class ImageSet:
         cache_root = base.default_cache_root()
         listing = self._listing(spec, cache_root)
         if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
-            refuse_broken(_all_problems(listing.judged(wholly=False)))
+            refuse_broken(_all_problems(listing.find_broken(decode=False)))
             self._verified.add(listing.key)
         return listing.summary
 
@@ -184,21 +192,10 @@ class ImageSet:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
         """See `Source.load`."""
         listing = self._listing(spec, cache_root)
-        build = partial(_decode, listing)
-        decoded: DecodedDataset | None = None
-        is_cached_by_default = listing.decoded_bytes <= MOST_CACHED_BYTES
-        if spec.source in ("cache", "memory") or (spec.source is None and is_cached_by_default):
-            decoded = cached(cache_root, listing.key, build)
-        match spec.source:
-            case "cache" if decoded is None:
-                raise _no_cache(listing, cache_root)
-            case "memory":
-                _require_memory(listing)
-                decoded = in_memory(build) if decoded is None else _copied(decoded)
-            case None if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
-                decoded = in_memory(build)
-        opened = listing if decoded is None else decoded
-        return listing.dataset(opened.train, opened.held_out)
+        decoded = _load_decoded(spec, listing, cache_root)
+        if decoded is None:
+            return listing.dataset(listing.train, listing.held_out)
+        return listing.dataset(decoded.train, decoded.held_out)
 
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
         """Lists the images, without broken ones where they may be left out.
@@ -213,15 +210,51 @@ class ImageSet:
             note = f"{size}: a model of larger images sees these enlarged"
             listing = replace(listing, notes=(*listing.notes, note))
         if spec.skip_broken:
-            problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
+            problems = _broken_images(listing, cache_root / f"{listing.key}.broken.json")
             refuse_broken(_all_problems(problems), spec.skip_broken)
             listing = listing.without(problems)
         return listing
 
 
+def _load_decoded(spec: DataSpec, listing: Listing, cache_root: Path) -> DecodedDataset | None:
+    """Returns the decoded images from where `data.source` says; None where they are decoded each time.
+
+    Raises:
+        RequestError: `data.source` needs a cache or memory that has no room for them.
+    """
+    build = partial(_decode, listing)
+    match spec.source:
+        case "jpeg":
+            return None
+        case "cache":
+            decoded = cached(cache_root, listing.key, build)
+            if decoded is None:
+                raise _no_cache(listing, cache_root)
+            return decoded
+        case "memory":
+            decoded = cached(cache_root, listing.key, build)
+            _require_memory(listing)
+            return in_memory(build) if decoded is None else _copied(decoded)
+        case None:
+            return _load_by_default(listing, cache_root, build)
+
+
+def _load_by_default(listing: Listing, cache_root: Path, build: Build) -> DecodedDataset | None:
+    """Returns the decoded images from the cache where they fit, else from memory where they fit; else None."""
+    decoded: DecodedDataset | None = None
+    if listing.decoded_bytes <= MOST_CACHED_BYTES:
+        decoded = cached(cache_root, listing.key, build)
+    if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
+        decoded = in_memory(build)
+    return decoded
+
+
 def _all_problems(problems_by_split: Mapping[str, UndecodedFiles]) -> list[ImageProblem]:
     """Returns the problems of the images of all splits."""
-    return [problem for problems in problems_by_split.values() for problem in problems.values()]
+    all_problems: list[ImageProblem] = []
+    for problems in problems_by_split.values():
+        all_problems += problems.values()
+    return all_problems
 
 
 class LabelledImages(NamedTuple):
@@ -254,26 +287,49 @@ def listing_of(
     Raises:
         RequestError: nothing can be held out.
     """
-    shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
-    share = "own"
-    if held_out is None:
+    if held_out is not None:
+        splits = _Splits(train, held_out)
+        share = "own"
+    else:
+        splits = _hold_out(train, len(classes), spec.held_out, location)
         share = str(spec.held_out)
-        if base.held_out_count(len(train.labels), len(classes), spec.held_out) < 1:
-            what = f"{shown(location)} has one image for each class: nothing can be held out"
-            raise RequestError(what, next_step="Add images, or make the folders train and val")
-        train_ids, held_out_ids = base.split_ids(train.labels, spec.held_out)
-        held_out = _some(train, held_out_ids)
-        train = _some(train, train_ids)
-    storage = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
-    if spec.dtype != "uint8":
-        storage += "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
+    shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
     return Listing(
         classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
-        train=FileSplit(train.encoded, train.labels, shape),
-        held_out=FileSplit(held_out.encoded, held_out.labels, shape),
+        train=FileSplit(splits.train.encoded, splits.train.labels, shape),
+        held_out=FileSplit(splits.held_out.encoded, splits.held_out.labels, shape),
         fingerprint=fingerprint,
-        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{storage}-{share}",
+        key=f"{kind}-{fingerprint[:24]}-{spec.source_size}{_pixel_key(spec)}-{share}",
     )
+
+
+class _Splits(NamedTuple):
+    train: LabelledImages
+    held_out: LabelledImages
+
+
+def _hold_out(images: LabelledImages, classes: int, share: float, location: str) -> _Splits:
+    """Divides the images of a set that has no held-out split of its own.
+
+    Raises:
+        RequestError: no class has two images.
+    """
+    if base.held_out_count(len(images.labels), classes, share) < 1:
+        what = f"{shown(location)} has one image for each class: nothing can be held out"
+        raise RequestError(what, next_step="Add images, or make the folders train and val")
+    ids = base.split_ids(images.labels, share)
+    return _Splits(train=_some(images, ids.train), held_out=_some(images, ids.held_out))
+
+
+def _pixel_key(spec: DataSpec) -> str:
+    """Returns the part of a cache key that stands for channels and dtype.
+
+    It is "" for colours of 8 bits, and "-1-uint16-2" for grey of 16 bits.
+    """
+    if (spec.channels, spec.dtype) == (3, "uint8"):
+        return ""
+    key = f"-{spec.channels}-{spec.dtype}"
+    return key if spec.dtype == "uint8" else f"{key}-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
 
 
 def _some(images: LabelledImages, ids: Labels) -> LabelledImages:
@@ -327,11 +383,21 @@ def _named_classes(lines: tuple[str, ...] | str, present: Sequence[str], locatio
 
 
 def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: OnProgress | None = None) -> tuple[str, ...]:
-    """Decodes both splits into a room; returns the names of the classes. See `Build` and `decode_split`."""
+    """Decodes both splits of a listing into a room.
+
+    Args:
+        listing: the images.
+        room: makes the arrays to fill.
+        processes: processes that decode, as in `decode_split`.
+        progress: is called with the number of images done, of both splits, and of all.
+
+    Returns:
+        The names of the classes.
+    """
     all_images = len(listing.train) + len(listing.held_out)
-    images_before = 0
+    images_before = 0  # of the splits before this one
     for name in SPLITS:
-        split: FileSplit = getattr(listing, name)
+        split = listing.split(name)
         side, channels, dtype = split.shape
         images, labels = room(name, len(split), (side, side, channels), dtype)
         labels[:] = split.labels
@@ -350,25 +416,42 @@ def _report_progress(
     progress(images_before + split_images_done, all_images)
 
 
-def _remembered(path: Path, listing: Listing) -> dict[str, UndecodedFiles]:
-    """Returns the broken images of each split, from a file in the cache's folder if it exists.
+def _broken_images(listing: Listing, path: Path) -> dict[str, UndecodedFiles]:
+    """Returns the broken images of each split, from the file `path` if an earlier call has written it.
 
-    Else they are looked for, which decodes every image, and written there: {"train": [[number, name, problem], ...],
-    "held_out": [...]}.
+    Else every image is decoded to find them, and they are written there.
     """
+    stored = _read_problems(path)
+    if stored is not None:
+        return stored
+    problems = listing.find_broken(decode=True)
+    _write_problems(path, problems)
+    return problems
+
+
+def _read_problems(path: Path) -> dict[str, UndecodedFiles] | None:
+    """Reads what `_write_problems` has written; None where there is no such file."""
     try:
         content = json.loads(path.read_text())
         return {split: _problems_from(content[split]) for split in SPLITS}
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    problems = listing.judged(wholly=True)
-    rows = {split: [[number, *problem] for number, problem in problems[split].items()] for split in SPLITS}
+        return None
+
+
+def _write_problems(path: Path, problems: Mapping[str, UndecodedFiles]) -> None:
+    """Writes broken images, as {"train": [[17, "cat/17.jpg", "not an image"], ...], "held_out": [...]}."""
+    rows: dict[str, list[list[int | str]]] = {}
+    for split in SPLITS:
+        rows[split] = [[number, *problem] for number, problem in problems[split].items()]
     base.write_if_possible(path, json.dumps(rows))
-    return problems
 
 
 def _problems_from(rows: Any) -> UndecodedFiles:
-    """Reads one split's broken images from JSON. Raises `TypeError` or `ValueError` for anything else."""
+    """Returns one split's broken images from their rows in JSON.
+
+    Raises:
+        TypeError, ValueError: they are no such rows.
+    """
     return {int(number): ImageProblem(str(name), str(what)) for number, name, what in rows}
 
 

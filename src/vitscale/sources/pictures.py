@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -77,24 +78,29 @@ def verify_picture(content: Content, name: str = "") -> Size:
 
 
 def decode_square(content: Content, side: int, channels: int = 3, name: str = "", *, deep: bool = False) -> Images:
-    """Decodes the centre square of a picture to uint8 `[side, side, channels]`.
+    """Decodes the centre square of a picture, scaled to `[side, side, channels]` of uint8, or of float32 if `deep`.
 
-    It is scaled with an antialiasing bilinear filter: the same as scaling the short side to `side` and cropping the
-    centre, without the scaled long side in memory.
+    It is scaled with an antialiasing bilinear filter. The result is that of scaling the short side to `side` and then
+    cropping the centre; but the scaled long side never is in memory.
 
     Args:
         content: path of the file, or its bytes.
         side: side of the square in pixels.
         channels: 1 (grey) or 3 (RGB).
         name: name of the file in messages; by default its path.
-        deep: whether grey of 16 bits keeps them, as float32, instead of its upper 8.
+        deep: whether grey of 16 bits keeps all bits, as float32; else its upper 8 bits are kept, as uint8. Pictures of
+            8 bits are uint8 all the same.
 
     Raises:
-        RequestError: it is broken, or `deep` and in colours of 16 bits.
+        RequestError: it is broken, or it is `deep` and has colours of 16 bits.
     """
+
+    def needed_size(_stored_size: Size) -> Size:
+        return Size(side, side)
+
     with _stored(content) as stored:
-        decoded = _decode(stored, lambda _: Size(side, side), channels, _name(name, content), deep=deep)
-        return _square(decoded.image, side, channels)
+        decoded = _decode(stored, needed_size, channels, _name(name, content), deep=deep)
+        return _scale_centre(decoded.image, side, channels)
 
 
 def decode_within(content: Content, side: int, name: str = "") -> Picture:
@@ -104,13 +110,13 @@ def decode_within(content: Content, side: int, name: str = "") -> Picture:
         RequestError: it is broken.
     """
 
-    def target(stored_size: Size) -> Size:
+    def needed_size(stored_size: Size) -> Size:
         return within(stored_size.width, stored_size.height, side)
 
     with _stored(content) as stored:
-        decoded = _decode(stored, target, 3, _name(name, content))
+        decoded = _decode(stored, needed_size, 3, _name(name, content))
         image = decoded.image
-        size = target(decoded.stored_size)
+        size = needed_size(decoded.stored_size)
         if image.size != size:
             image = image.resize(size, _pillow().Resampling.BILINEAR)
         return Picture(np.asarray(image), decoded.stored_size)
@@ -138,20 +144,26 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
 def _has_fewer_bits(image: Image) -> bool:
     """Whether a grey picture may have fewer than 8 bits in its file.
 
-    Pillow spreads these over all of 0 to 255: a PNG's 1 of 4 bits becomes 17.
+    Pillow spreads these over all of 0 to 255: a PNG's 1 of 4 bits becomes 17. Its tiles, which say how the file is
+    decoded, then have a mode like "L;4".
     """
     return any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in getattr(image, "tile", ()))
 
 
 def within(width: int, height: int, side: int) -> Size:
-    """Returns the size of a picture scaled down in its own proportions so that neither edge is more than `side`."""
+    """Returns the size of a picture that is scaled down until its longer edge has at most `side` pixels.
+
+    Proportions stay; the shorter edge is rounded to whole pixels, and is at least 1.
+    """
     longer = max(width, height)
     if longer <= side:
         return Size(width, height)
-    return Size(
-        width=max(1, (2 * width * side + longer) // (2 * longer)),
-        height=max(1, (2 * height * side + longer) // (2 * longer)),
-    )
+    return Size(width=_scaled_edge(width, side, longer), height=_scaled_edge(height, side, longer))
+
+
+def _scaled_edge(edge: int, side: int, longer: int) -> int:
+    """Returns `edge` x `side` / `longer`, rounded half up by integers alone, and at least 1."""
+    return max(1, (2 * edge * side + longer) // (2 * longer))
 
 
 def _name(name: str, content: Content) -> str:
@@ -163,7 +175,11 @@ def _name(name: str, content: Content) -> str:
 
 @contextmanager
 def _stored(content: Content) -> Iterator[Content]:
-    """Yields what to decode: a file's bytes, whose reading is timed separately, or the path of a very large file."""
+    """Yields what to decode: the bytes of a file, or the path of a very large file.
+
+    Reading the bytes is counted as reading, and the time inside of the `with` as decoding. Who decodes a path reads it
+    at the same time, which is counted as both.
+    """
     stored = content
     if isinstance(content, str):
         with spending("reading"), suppress(OSError):  # reported by the next one to open it, like any other fault
@@ -190,13 +206,13 @@ def centre_box(width: int, height: int) -> Box:
     return Box(left, upper, right=left + short, lower=upper + short)
 
 
-def _square(image: Image, side: int, channels: int) -> Images:
-    """Scales the centre square of a picture to `[side, side, channels]`."""
+def _scale_centre(image: Image, side: int, channels: int) -> Images:
+    """Returns the centre square of a picture, scaled to `[side, side, channels]`."""
     square = image.resize((side, side), _pillow().Resampling.BILINEAR, box=centre_box(*image.size))
     return np.asarray(square).reshape(side, side, channels)
 
 
-_Target = Callable[[Size], Size]
+_NeededSize = Callable[[Size], Size]
 """Size of a picture in its file -> the size at which it is needed."""
 
 
@@ -207,24 +223,29 @@ class _Decoded(NamedTuple):
     stored_size: Size
 
 
-def _decode(content: Content, target: _Target, channels: int, name: str, *, deep: bool = False) -> _Decoded:
-    """Decodes a picture no larger than `target` needs; see `decode_square`."""
-    jpeg = _decode_jpeg(content, target, channels)
+def _decode(content: Content, needed_size: _NeededSize, channels: int, name: str, *, deep: bool = False) -> _Decoded:
+    """Decodes a picture, a JPEG at a smaller size if that is still as large as `needed_size`; see `decode_square`."""
+    jpeg = _decode_jpeg(content, needed_size, channels)
     if jpeg is not None:
         return _Decoded(_pillow().fromarray(jpeg.pixels), jpeg.stored_size)
     with _opened(content, name) as image:
         stored_size = Size(*image.size)
         # Lets JPEG decode at a half, a quarter, ... as long as that is large enough.
-        image.draft("L" if channels == 1 else "RGB", target(stored_size))
+        image.draft("L" if channels == 1 else "RGB", needed_size(stored_size))
         if deep and channels == 1 and _is_wide_grey(image):
             return _Decoded(_pillow().fromarray(np.asarray(image).astype(np.float32)), stored_size)
-        if deep and any(";16" in str(mode) for *_, mode in getattr(image, "tile", ())):
+        if deep and _has_16_bits(image):
             what = f"the image {name} has 16 bits, of which 8 would be lost in {channels} channels"
             raise RequestError(what, next_step="Store such images as TIFF or .npy, or set data.dtype = 'uint8'")
         return _Decoded(_grey(image) if channels == 1 else _rgb(image), stored_size)
 
 
-def _decode_jpeg(content: Content, target: _Target, channels: int) -> Picture | None:
+def _has_16_bits(image: Image) -> bool:
+    """Whether a picture that is not decoded yet has channels of 16 bits in its file, as mode "RGB;16B" of a tile."""
+    return any(";16" in str(mode) for *_, mode in getattr(image, "tile", ()))
+
+
+def _decode_jpeg(content: Content, needed_size: _NeededSize, channels: int) -> Picture | None:
     """Decodes a JPEG exactly as Pillow does, but faster; None for anything odd, which is left to Pillow.
 
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
@@ -237,11 +258,13 @@ def _decode_jpeg(content: Content, target: _Target, channels: int) -> Picture | 
         if colours not in ("YCbCr", "Gray") or height * width > MOST_PIXELS:
             return None
         stored_size = Size(width, height)
-        halvings = _halvings(stored_size, target(stored_size))
+        halvings = _halvings(stored_size, needed_size(stored_size))
         least_size: dict[str, int] = {}
         if halvings > 0:
-            least_size = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)}
-        pixels: Images = simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB", **least_size)
+            divisor = 1 << halvings
+            least_size = {"min_height": math.ceil(height / divisor), "min_width": math.ceil(width / divisor)}
+        colour_space = "GRAY" if channels == 1 else "RGB"
+        pixels: Images = simplejpeg.decode_jpeg(content, colour_space, **least_size)
     except (OSError, ValueError):  # broken, or with a warning that Pillow ignores
         return None
     if channels == 1:
@@ -250,7 +273,7 @@ def _decode_jpeg(content: Content, target: _Target, channels: int) -> Picture | 
 
 
 def _halvings(stored_size: Size, size: Size) -> int:
-    """Returns how often, up to 3 times, a picture can be halved and is still as large as `size`."""
+    """Returns how often, from 0 to 3 times, a picture can be halved and is still as large as `size`."""
     halvings = 0
     while halvings < 3:
         next_width = size.width << (halvings + 1)
@@ -330,11 +353,11 @@ def _rgb(image: Image) -> Image:
     """Returns a picture in colours of 8 bits. Raises `ValueError` for numbers of 32 bits."""
     from PIL import Image
 
-    if image.mode in ("I", "F") and not _is_wide_grey(
-        image
-    ):  # Pillow would clip values above 255, and show fractions as black
-        raise ValueError(f"it holds {'whole numbers' if image.mode == 'I' else 'fractions'} of 32 bits, no colours")
-    if _is_wide_grey(image):  # Pillow would clip 16-bit grey to white
+    is_wide_grey = _is_wide_grey(image)
+    if image.mode in ("I", "F") and not is_wide_grey:  # Pillow would clip values above 255, and show fractions as black
+        numbers = "whole numbers" if image.mode == "I" else "fractions"
+        raise ValueError(f"it holds {numbers} of 32 bits, no colours")
+    if is_wide_grey:  # Pillow would clip 16-bit grey to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")

@@ -82,13 +82,19 @@ def _as_result(value: object) -> dict[str, Any]:
 
 
 class _Machine:
-    """The pickle machine, reduced to data. It has a stack of stacks: a mark opens a new one."""
+    """The machine that carries out the instructions of a pickle, reduced to those that make data.
+
+    Each instruction takes values from a stack and pushes its result. A mark begins a new stack on top, whose values a
+    later instruction takes all at once, as those of a list.
+    """
 
     def __init__(self) -> None:
         self.stacks: list[list[Any]] = [[]]
         self.memo: dict[int, Any] = {}
+        """Values that were pushed before and may be pushed again, by number."""
 
     def run(self, content: bytes) -> object:
+        """Carries out all instructions; returns the value that is on top in the end."""
         for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
             if count == _MOST_OPCODES:
                 raise _Refused(f"more than {_MOST_OPCODES:,} instructions")
@@ -120,6 +126,21 @@ class _Machine:
         items = [self.pop() for _ in range(size)]
         self.push(tuple(reversed(items)))
 
+    def remember(self, number: int) -> None:
+        """Stores the value on top in the memo."""
+        self.memo[number] = self.last()
+
+    def push_global(self, names: str) -> None:
+        """Pushes what a name stands for. Args: names: module and name, as "numpy dtype"."""
+        module, _, name = names.partition(" ")
+        self.push_symbol(module, name)
+
+    def push_stack_global(self) -> None:
+        """Pushes what a name stands for; the name is on top of the stack, its module below."""
+        name = self.pop()
+        module = self.pop()
+        self.push_symbol(module, name)
+
     def push_symbol(self, module: object, name: object) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise ValueError("a name that is not a string")
@@ -133,7 +154,14 @@ class _Machine:
             raise ValueError("items for something that is not a list")
         target.extend(items)
 
+    def set_item(self) -> None:
+        """Adds one entry to a dictionary; its value is on top of the stack, its key below."""
+        value = self.pop()
+        key = self.pop()
+        self.set_items([key, value])
+
     def set_items(self, items: list[Any]) -> None:
+        """Adds entries to the dictionary on top of the stack. Args: items: key, value, key, value, ..."""
         target = self.last()
         if not isinstance(target, dict) or len(items) % 2:
             raise ValueError("items for something that is not a dictionary")
@@ -144,13 +172,17 @@ class _Machine:
             target[key] = value
 
     def reduce(self) -> None:
-        arguments, symbol = self.pop(), self.pop()
+        """Calls a symbol; its arguments are on top of the stack."""
+        arguments = self.pop()
+        symbol = self.pop()
         if not isinstance(symbol, _Symbol) or not isinstance(arguments, tuple):
             raise _Refused("a call of something that is not a name")
         self.push(_apply(symbol.meaning, arguments))
 
     def build(self) -> None:
-        state, target = self.pop(), self.last()
+        """Gives the state on top of the stack to the array or element type below it."""
+        state = self.pop()
+        target = self.last()
         if isinstance(target, _ElementType):
             target.dtype = _with_byte_order(target.dtype, state)
         elif isinstance(target, _Array):
@@ -166,7 +198,8 @@ def _apply(meaning: str, arguments: tuple[Any, ...]) -> object:
         case "whole array", (bytes() | bytearray() as content, _ElementType() as element, shape, "C" | "F" as order):
             return _Array(_shaped(bytes(content), element.dtype, shape, order == "F"))
         case "element type", (code, _, _):
-            if (name := _text(code)) not in _INTEGER_TYPES:
+            name = _text(code)
+            if name not in _INTEGER_TYPES:
                 raise _Refused(f"an array of the type {shown(name)}")
             return _ElementType(np.dtype(name))
         case "encode", (str() as text, "latin1" | "latin-1"):
@@ -194,10 +227,14 @@ def _fill(array: _Array, state: object) -> None:
 
 
 def _shaped(content: bytes, dtype: np.dtype[Any], shape: object, is_fortran: bool) -> NDArray[Any]:
-    if not isinstance(shape, tuple) or len(shape) > 4 or not all(type(n) is int and n >= 0 for n in shape):
+    if not isinstance(shape, tuple) or len(shape) > 4 or not all(map(_is_length, shape)):
         raise ValueError("an array without a proper shape")
     # Both raise ValueError where the content does not fit; neither allocates memory.
     return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _text(value: object) -> str:
@@ -237,13 +274,13 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE3": lambda machine, _: machine.push_tuple(3),
     "APPEND": lambda machine, _: machine.append([machine.pop()]),
     "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
-    "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
+    "SETITEM": lambda machine, _: machine.set_item(),
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
-    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda machine, key: machine.memo.__setitem__(key, machine.last())),
-    "MEMOIZE": lambda machine, _: machine.memo.__setitem__(len(machine.memo), machine.last()),
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[key])),
-    "GLOBAL": lambda machine, names: machine.push_symbol(*names.partition(" ")[::2]),
-    "STACK_GLOBAL": lambda machine, _: machine.push_symbol(*[machine.pop(), machine.pop()][::-1]),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda machine, number: machine.remember(number)),
+    "MEMOIZE": lambda machine, _: machine.remember(len(machine.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, number: machine.push(machine.memo[number])),
+    "GLOBAL": lambda machine, names: machine.push_global(names),
+    "STACK_GLOBAL": lambda machine, _: machine.push_stack_global(),
     "REDUCE": lambda machine, _: machine.reduce(),
     "BUILD": lambda machine, _: machine.build(),
 }

@@ -103,19 +103,20 @@ class ScenePairs(Encoded):
             raise BrokenImage(name, "it has no annotation of its name")
         if not name:
             raise BrokenImage(annotation, "it has no picture of its name")
-        broken = None
+        broken_picture: BrokenImage | None = None
         try:
             picture, size = read_picture(name)
         except BrokenImage as error:
-            broken = error
+            broken_picture = error
         try:
             mask = self._mask(number)
-        except BrokenImage as error:
-            if broken is None:
+        except BrokenImage as broken_mask:
+            if broken_picture is None:
                 raise
-            raise BrokenImage(name, f"{broken.what}; and so is {shown(annotation)}: {error.what}") from None
-        if broken is not None:
-            raise broken
+            what = f"{broken_picture.what}; and so is {shown(annotation)}: {broken_mask.what}"
+            raise BrokenImage(name, what) from None
+        if broken_picture is not None:
+            raise broken_picture
         if mask.shape != (size.height, size.width):
             picture_clause = f"{shown(name)} is {size.width} x {size.height}"
             raise BrokenImage(annotation, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {picture_clause}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +31,9 @@ from vitscale.trial.trial import DataSpec
 _HOW = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
 _MOST_LABEL_BYTES = 1 << 20
 FEWEST_REMEMBERED = 10_000
-"""Fewest samples whose index is kept: going through a shard's headers takes about 0.1 ms a sample."""
-_IMAGES = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
+"""Fewest samples of which an index is written: going through a shard's headers takes about 0.1 ms a sample."""
+_IMAGE_EXTENSIONS = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
+_CLASS_EXTENSIONS = ("cls", "cls.txt", "json")
 
 
 class _Member(NamedTuple):
@@ -59,7 +60,21 @@ class _StoredFile(NamedTuple):
 
     name: str
     offset: int
+    """Its first byte within the shard."""
     size: int
+    """Its bytes."""
+
+
+@dataclass
+class _ShardContent:
+    """The files of a shard that are read, by sample.
+
+    A sample is named by its folder and the name of its files up to the first dot: "train/0001" of "train/0001.jpg".
+    """
+
+    images: dict[str, _StoredFile] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
+    """Sample -> name of its class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +95,7 @@ class Members:
     def content(self, number: int) -> bytes:
         """See `Encoded`."""
         member = self.members[number]
-        with Path(self.shards[member.shard]).open("rb") as file:
-            return os.pread(file.fileno(), member.size, member.offset)
+        return _read_bytes(self.shards[member.shard], member.offset, member.size)
 
     def part(self, number: int) -> int:
         """See `Encoded`."""
@@ -101,65 +115,96 @@ def list_shards(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, or a shard is damaged.
     """
-    folders = split_folders(spec, _HOW, lambda _: True)
-    train, held_out = _stamps_by_shard(spec, folders)
-    train_members = _members(train)
-    held_out_members = _members(held_out)
-    classes = chosen_classes(spec, [*{member.label for member in train_members}], str(folders.train))
-    if all(name.isdecimal() for name in classes):
-        classes.sort(key=int)
+    folders = split_folders(spec, _HOW, is_split=_is_training_split)
+    train, held_out = _splits(spec, folders)
+    location = str(folders.train)
+    classes = _sorted_classes(spec, train, location)
     label_by_class = {name: label for label, name in enumerate(classes)}
-    if isinstance(spec.classes, int):
-        _refuse_stray_classes([*held_out], held_out_members, label_by_class)
-    train_images = _labelled_images(train, train_members, label_by_class)
-    held_out_images = _labelled_images(held_out, held_out_members, label_by_class) if held_out else None
-    fingerprint = fingerprint_of([*train.values()], [*held_out.values()], classes)
-    return listing_of("shards", spec, classes, train_images, held_out_images, fingerprint, str(folders.train))
+    if isinstance(spec.classes, int):  # else the images of all classes that `data.classes` does not name are left out
+        _refuse_stray_classes(held_out, label_by_class)
+    train_images = _labelled_images(train, label_by_class)
+    has_own_held_out = bool(held_out.stamps)
+    held_out_images = _labelled_images(held_out, label_by_class) if has_own_held_out else None
+    fingerprint = fingerprint_of([*train.stamps.values()], [*held_out.stamps.values()], classes)
+    return listing_of("shards", spec, classes, train_images, held_out_images, fingerprint, location)
 
 
-class _Shards(NamedTuple):
-    """Path of each shard of both splits, in order -> its stamp."""
-
-    train: dict[str, str]
-    held_out: dict[str, str]
+def _is_training_split(_folder: Path) -> bool:
+    """Whether a folder called "train" is the training split: always, for shards have no folders of classes."""
+    return True
 
 
-def _stamps_by_shard(spec: DataSpec, folders: SplitFolders) -> _Shards:
-    """Returns the shards of both splits.
+class _ShardSplit(NamedTuple):
+    """The shards of one split, and the images in them."""
+
+    stamps: dict[str, str]
+    """Path of each shard, in order -> its stamp; empty for a held-out split that does not exist."""
+    members: list[_Member]
+
+
+class _Splits(NamedTuple):
+    train: _ShardSplit
+    held_out: _ShardSplit
+
+
+def _splits(spec: DataSpec, folders: SplitFolders) -> _Splits:
+    """Returns the training and the held-out split.
 
     Without a folder of their own, held-out shards are those whose names begin with "val" or the like, unless all do.
     """
     root = Path(os.path.realpath(root_of(spec) or folders.train))
     real_paths = [os.path.realpath(folder) for folder in folders if folder is not None]
-    train = _shards(folders.train, root, real_paths)
+    train_stamps = _shard_stamps(folders.train, root, real_paths)
     if folders.held_out is not None:
-        return _Shards(train, _shards(folders.held_out, root, real_paths))
-    held_out_paths = [path for path in train if Path(path).name.lower().startswith(HELD_OUT_NAMES)]
-    if len(held_out_paths) == len(train):
-        return _Shards(train, {})
-    held_out = {path: train.pop(path) for path in held_out_paths}
-    return _Shards(train, held_out)
+        held_out_stamps = _shard_stamps(folders.held_out, root, real_paths)
+    else:
+        held_out_stamps = {path: shard_stamp for path, shard_stamp in train_stamps.items() if _is_named_held_out(path)}
+        if len(held_out_stamps) == len(train_stamps):
+            held_out_stamps = {}
+        for path in held_out_stamps:
+            del train_stamps[path]
+    return _Splits(
+        train=_ShardSplit(train_stamps, _members(train_stamps)),
+        held_out=_ShardSplit(held_out_stamps, _members(held_out_stamps)),
+    )
 
 
-def _refuse_stray_classes(shards: list[str], members: list[_Member], label_by_class: Mapping[str, int]) -> None:
+def _is_named_held_out(path: str) -> bool:
+    """Whether a shard's name says that it is held out, as "val-000.tar" does."""
+    return Path(path).name.lower().startswith(HELD_OUT_NAMES)
+
+
+def _sorted_classes(spec: DataSpec, train: _ShardSplit, location: str) -> list[str]:
+    """Returns the classes to read, in the order of their labels: numbers by value, names by the alphabet.
+
+    Raises:
+        RequestError: fewer than two, or one that `data.classes` names is not there.
+    """
+    present = {member.label for member in train.members}
+    classes = chosen_classes(spec, [*present], location)
+    if all(name.isdecimal() for name in classes):
+        classes.sort(key=int)
+    return classes
+
+
+def _refuse_stray_classes(held_out: _ShardSplit, label_by_class: Mapping[str, int]) -> None:
     """Refuses a held-out image of a class that is not trained on."""
-    for member in members:
+    paths = [*held_out.stamps]
+    for member in held_out.members:
         if member.label not in label_by_class:
-            what = f"{shown(shards[member.shard])} has the class {shown(member.label)} ({shown(member.name)})"
+            what = f"{shown(paths[member.shard])} has the class {shown(member.label)} ({shown(member.name)})"
             raise RequestError(f"{what}, which is not among the training classes", next_step="Remove its images")
 
 
-def _labelled_images(
-    shards: Iterable[str], members: list[_Member], label_by_class: Mapping[str, int]
-) -> LabelledImages:
-    """Returns the images of the classes that are read."""
-    selected = [member for member in members if member.label in label_by_class]
+def _labelled_images(split: _ShardSplit, label_by_class: Mapping[str, int]) -> LabelledImages:
+    """Returns the images of a split that are of one of the classes, with their labels."""
+    selected = [member for member in split.members if member.label in label_by_class]
     labels = np.array([label_by_class[member.label] for member in selected], dtype=np.int64)
-    return LabelledImages(Members(tuple(shards), tuple(selected)), labels)
+    return LabelledImages(Members(tuple(split.stamps), tuple(selected)), labels)
 
 
-def _shards(folder: Path, root: Path, real_paths: list[str]) -> dict[str, str]:
-    """Returns the path of each shard of a split, in order, with its stamp; see `files_under`."""
+def _shard_stamps(folder: Path, root: Path, real_paths: list[str]) -> dict[str, str]:
+    """Returns the path of each shard in a folder, in order -> its stamp; arguments as in `files_under`."""
     files = files_under(folder, root, real_paths)
     shards = sorted((path, status) for path, status in files if path.lower().endswith(".tar"))
     if not shards:
@@ -167,100 +212,126 @@ def _shards(folder: Path, root: Path, real_paths: list[str]) -> dict[str, str]:
     return {path: stamp(path, folder, status) for path, status in shards}
 
 
-def _members(shards: dict[str, str]) -> list[_Member]:
-    """Returns every image of some shards, from an index in the cache's folder where it exists.
+def _members(stamps: Mapping[str, str]) -> list[_Member]:
+    """Returns every image of some shards, from an index in the cache's folder where one exists.
 
-    The index of many samples is kept, since else each rank would go through all headers.
+    An index of many samples is written there, since else each rank would go through the headers of all shards.
+
+    Args:
+        stamps: path of each shard -> its stamp.
     """
-    path = default_cache_root() / f"shards-{fingerprint_of([*shards.values()])[:24]}.index.json"
-    members = _indexed_members(path, len(shards))
-    if members is not None:
-        return members
-    paths = [*shards]
-    members = []
-    for shard_members in in_threads(lambda number: _members_of_shard(number, paths[number]), range(len(paths))):
+    index_path = default_cache_root() / f"shards-{fingerprint_of([*stamps.values()])[:24]}.index.json"
+    indexed = _indexed_members(index_path, len(stamps))
+    if indexed is not None:
+        return indexed
+    paths = [*stamps]
+    members: list[_Member] = []
+    for shard_members in in_threads(lambda shard: _members_of_shard(shard, paths[shard]), range(len(paths))):
         members += shard_members
     if len(members) >= FEWEST_REMEMBERED:
-        write_if_possible(path, json.dumps(members))
+        write_if_possible(index_path, json.dumps(members))
     return members
 
 
 def _indexed_members(path: Path, shards: int) -> list[_Member] | None:
-    """Reads an index; None where there is none, or it is not one of so many shards."""
+    """Reads an index. Returns None where there is none, or where it is not the index of so many shards."""
     try:
         members = [_Member(*fields) for fields in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
         return None
     for member in members:
-        if [type(field) for field in member] != _TYPES or not 0 <= member.shard < shards:
+        has_types = [type(member_field) for member_field in member] == _TYPES
+        if not has_types or not 0 <= member.shard < shards:
             return None
     return members
 
 
-def _members_of_shard(number: int, path: str) -> list[_Member]:
-    """Returns the images of shard `number`, in its order.
+def _members_of_shard(shard: int, path: str) -> list[_Member]:
+    """Returns the images of a shard, in its order. A volume of several slices is several images.
+
+    Args:
+        shard: number of the shard within its split.
+        path: its file.
 
     Raises:
         RequestError: it is damaged, or a sample has no class.
     """
-    images: dict[str, _StoredFile] = {}
-    labels: dict[str, str] = {}
+    content = _checked_content(path)
+    members: list[_Member] = []
+    for sample, image in content.images.items():
+        for part in range(_image_count(path, image)):
+            members.append(
+                _Member(shard, image.name, image.offset, image.size, part=part, label=content.classes[sample])
+            )
+    return members
+
+
+def _checked_content(path: str) -> _ShardContent:
+    """Reads the headers and the classes of a shard, and checks that each image is whole and has a class.
+
+    Raises:
+        RequestError: the shard is damaged, or a sample has no class.
+    """
     try:
-        _read_headers(path, images, labels)
+        content = _read_headers(path)
         shard_bytes = Path(path).stat().st_size
     except RequestError:
         raise
     except Exception as error:  # hostile files make parsers raise nearly anything
         raise _damaged(path, reason(error) or type(error).__name__) from None
-    for image in images.values():
+    for image in content.images.values():
         if image.offset + image.size > shard_bytes:
             raise _damaged(path, f"it is truncated in {shown(image.name)}")
-    unlabelled = images.keys() - labels.keys()
-    if unlabelled:
-        name = images[min(unlabelled)].name
+    unlabelled_samples = content.images.keys() - content.classes.keys()
+    if unlabelled_samples:
+        name = content.images[min(unlabelled_samples)].name
         raise _damaged(path, f"{shown(name)} has no .cls or .json beside it that tells its class")
-    members: list[_Member] = []
-    for key, image in images.items():
-        member = _Member(number, image.name, image.offset, image.size, part=0, label=labels[key])
-        members += [member._replace(part=part) for part in range(_image_count(path, member))]
-    return members
+    return content
 
 
-def _read_headers(path: str, images: dict[str, _StoredFile], labels: dict[str, str]) -> None:
-    """Goes through a shard, and adds its images and their classes by sample.
+def _read_headers(path: str) -> _ShardContent:
+    """Goes through a shard, and returns its images and their classes. Members of other kinds are left out.
 
     Raises:
         RequestError: a member is no file, a class cannot be read, or two images are of one sample.
     """
+    content = _ShardContent()
     with tarfile.open(path, mode="r:") as tar:
         for member in tar:
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
                 raise _damaged(path, f"its member {shown(member.name)} is a link or a device")
-            folder, _, name = member.name.rpartition("/")
-            stem, _, extension = name.partition(".")
+            folder, _, file_name = member.name.rpartition("/")
+            stem, _, extension = file_name.partition(".")
             sample = f"{folder}/{stem}"
-            if f".{extension.lower()}" in _IMAGES:
-                if sample in images:
-                    other = images[sample].name
+            if f".{extension.lower()}" in _IMAGE_EXTENSIONS:
+                if sample in content.images:
+                    other = content.images[sample].name
                     raise _damaged(path, f"it holds {shown(other)} and {shown(member.name)}, one sample's")
-                images[sample] = _StoredFile(member.name, member.offset_data, member.size)
-            elif extension.lower() in ("cls", "cls.txt", "json") and member.size <= _MOST_LABEL_BYTES:
-                content = tar.extractfile(member)
-                labels[sample] = _label(content.read() if content is not None else b"", extension, path, member.name)
+                content.images[sample] = _StoredFile(member.name, member.offset_data, member.size)
+            elif extension.lower() in _CLASS_EXTENSIONS and member.size <= _MOST_LABEL_BYTES:
+                file = tar.extractfile(member)
+                text = file.read() if file is not None else b""
+                content.classes[sample] = _class_name(text, extension, path, member.name)
+    return content
 
 
-def _image_count(path: str, member: _Member) -> int:
-    """Returns the number of images in a member of the shard `path`: the slices of a volume, else 1."""
-    if not member.name.lower().endswith((".h5", ".hdf5")):
+def _image_count(path: str, file: _StoredFile) -> int:
+    """Returns the number of images in a file of the shard `path`: the slices of a volume, else 1."""
+    if not file.name.lower().endswith((".h5", ".hdf5")):
         return 1
-    content = Members((path,), (member._replace(shard=0),)).content(0)
-    return images_in(content, member.name)
+    return images_in(_read_bytes(path, file.offset, file.size), file.name)
 
 
-def _label(content: bytes, extension: str, path: str, name: str) -> str:
-    """Returns the class that a member's text names; a number without leading zeros.
+def _read_bytes(path: str, offset: int, size: int) -> bytes:
+    """Reads `size` bytes of a shard, from byte `offset` on."""
+    with Path(path).open("rb") as file:
+        return os.pread(file.fileno(), size, offset)
+
+
+def _class_name(content: bytes, extension: str, path: str, name: str) -> str:
+    """Returns the class that a member of a shard names; numbers lose leading zeros, as "007" becomes "7".
 
     Args:
         content: the member's bytes.

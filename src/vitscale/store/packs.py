@@ -93,7 +93,7 @@ def read_pack(path: Path) -> dict[str, Run]:
 def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Iterator[dict[str, Run] | StoreError]:
     """Yield for each pack its runs by folder, or why it cannot be read.
 
-    The next pack is decoded while the records of one are made; no more than two are in memory.
+    While the records of one pack are made, the next one is decoded; no more than these two are in memory.
 
     Args:
         paths: the packs.
@@ -116,7 +116,10 @@ def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Ite
 
 
 def undecodable(results: Path) -> str | None:
-    """Return the name of the first pack of a folder that ends the process that decodes it; None: there is none."""
+    """Return the name of the first pack of a folder whose content ends the process that decodes it.
+
+    Return None where there is no such pack.
+    """
     for path in pack_files(results):
         try:
             decoded(path, [*_schema()], whole=True)
@@ -196,7 +199,7 @@ def _steps_by_row(frame: pl.DataFrame) -> list[Steps]:
     for name in COLUMNS:
         if not lengths[name].equals(lengths["step"], check_names=False):
             raise ValueError(f"{name} has other steps than step has")
-    bounds = [0, *lengths["step"].cum_sum().to_list()]
+    bounds = [0, *lengths["step"].cum_sum().to_list()]  # rows of 3, 0 and 2 steps: [0, 3, 3, 5]
     # Rows without steps are left out: exploding would turn their empty lists into nulls.
     values = lists.filter(lengths["step"] > 0).select(pl.all().explode()).with_columns(pl.col("loss").fill_nan(None))
     columns: dict[str, np.ndarray[Any, Any]] = {}
@@ -243,7 +246,7 @@ def _rank_records(pack: _DecodedPack, steps_by_row: Sequence[Steps]) -> Iterator
         raise ValueError("lines are not one below the other")
     remaining_lines = iter(parsed_lines)
     for row in rows:
-        rank_lines = [*_first(row.first_line), *itertools.islice(remaining_lines, row.other_line_count)]
+        rank_lines = [*_parse_first_line(row.first_line), *itertools.islice(remaining_lines, row.other_line_count)]
         if pack.has_unwritable_numbers:
             for line in rank_lines:
                 refuse_unwritable_numbers(line)
@@ -251,7 +254,7 @@ def _rank_records(pack: _DecodedPack, steps_by_row: Sequence[Steps]) -> Iterator
 
 
 @lru_cache(maxsize=1 << 14)
-def _first(line: str) -> list[RankLine]:
+def _parse_first_line(line: str) -> list[RankLine]:
     """Parse a rank's first line; no line for an empty text."""
     return RankRecord.parse_all(f"[{line}]".encode())
 
@@ -300,33 +303,44 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
         OSError: the disk does not take it; nothing is lost.
         StoreError: the pack says something else; it is taken away again.
     """
-    import polars as pl
-
     folder = results / "packs"
     folder.mkdir(exist_ok=True)
-    for draft in folder.glob(".*"):
-        draft.unlink()
-    memory = io.BytesIO()
-    pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
-    data = memory.getvalue()
-    number = max((_number(path) for path in pack_files(results)), default=0) + 1
-    path = folder / f"{number:06}-{content_digest(data)}.parquet"
-    marker = path.with_suffix(".removing")
+    for left_over in folder.glob(".*"):
+        left_over.unlink()
+    content = _pack_content(results, runs)
+    last_number = max((_number(path) for path in pack_files(results)), default=0)
+    path = folder / f"{last_number + 1:06}-{content_digest(content)}.parquet"
     draft = folder / f".{path.name}"
-    write_record(draft, data)
-    is_same = _read_own(draft) == runs
-    # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
-    _first.cache_clear()
-    _trial.cache_clear()
-    if not is_same:
+    write_record(draft, content)
+    if not _holds_runs(draft, runs):
         draft.unlink()
         raise StoreError(f"{path} would not say what the runs' own files say: these stay as they are")
+    marker = path.with_suffix(".removing")
     write_record(marker, "")
     draft.replace(path)
     sync_folder(folder)
     _remove(results, runs)
     marker.unlink()
     return path
+
+
+def _pack_content(results: Path, runs: Mapping[str, Run]) -> bytes:
+    """Return the content of a pack of these runs."""
+    import polars as pl
+
+    memory = io.BytesIO()
+    frame = pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row")
+    frame.write_parquet(memory, compression="zstd")
+    return memory.getvalue()
+
+
+def _holds_runs(draft: Path, runs: Mapping[str, Run]) -> bool:
+    """Whether a pack that was just written holds exactly these runs."""
+    is_same = _read_own(draft) == runs
+    # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
+    _parse_first_line.cache_clear()
+    _trial.cache_clear()
+    return is_same
 
 
 def _number(pack: Path) -> int:

@@ -51,7 +51,7 @@ class RunKey(NamedTuple):
 
 
 class _FolderName(NamedTuple):
-    """A run folder's name: "0123456789ab-r2-a0" is the first attempt at repeat 2."""
+    """A run folder's name, taken apart: "0123456789ab-r2-a0" is the first attempt (0) at repeat 2."""
 
     key: RunKey
     attempt: int
@@ -73,9 +73,14 @@ class EndedAttempt(NamedTuple):
     outcome: Outcome
 
 
-class _NumberedAttempt(NamedTuple):
+class _Attempt(NamedTuple):
+    """An attempt at a run, ended or not."""
+
     number: int
-    ended: EndedAttempt
+    folder: str
+    """Its name in `runs/`."""
+    outcome: Outcome | None
+    """None: it has none that can be read, or somebody has deleted its folder."""
 
 
 def _unread_pack(pack: Path, error: StoreError) -> Unread:
@@ -183,47 +188,64 @@ def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
 
 
 class RunIndex:
-    """The contents of `runs/` by trial and repeat, from the folders' names and outcomes only (no lines are read)."""
+    """The contents of `runs/` by trial and repeat, from the folders' names and outcomes only (no lines are read).
+
+    Each attempt at a run has a folder in `runs/`. The files of finished runs move into packs, many runs into one pack;
+    of a packed run only the log stays in its folder.
+    """
+
+    # By run.
+    attempts: dict[RunKey, int]
+    """Highest attempt number in use, finished or not."""
+    finished: dict[RunKey, EndedAttempt]
+    """The last attempt that has an outcome."""
+    earlier: dict[RunKey, list[EndedAttempt]]
+    """Earlier attempts with an outcome: their causes were passing, or were mended."""
+
+    # By name of a run's folder.
+    packs: dict[str, Path]
+    """The pack of each packed run."""
+    unpacked: dict[str, Outcome | None]
+    """The outcome of each other run; None where it has none that can be read."""
+
+    # What cannot be read.
+    problems: list[str]
+    """A sentence for each problem."""
+    damaged: list[str]
+    """Why packs cannot be read; also in `problems`."""
+    unread: list[Unread]
+    """Packs that cannot be read, and runs that have ended with an outcome that cannot be; also in `problems`."""
 
     def __init__(self, results: Path) -> None:
         """Read the index; a pack or an outcome that cannot be read is named in `problems`."""
-        self.attempts: dict[RunKey, int] = {}
-        """Highest attempt number in use, finished or not."""
-        self.finished: dict[RunKey, EndedAttempt] = {}
-        """The last attempt that has an outcome."""
-        self.problems: list[str] = []
-        self.earlier: dict[RunKey, list[EndedAttempt]] = {}
-        """Earlier attempts with an outcome: their causes were passing, or were mended."""
-        self.packs: dict[str, Path] = {}
-        """Name of a packed run's folder -> its pack."""
-        self.unpacked: dict[str, Outcome | None] = {}
-        """Name of every other run folder -> its outcome; None where it has none that can be read."""
-        self.damaged: list[str] = []
-        """Why packs cannot be read; also in `problems`."""
-        self.unread: list[Unread] = []
-        """Packs that cannot be read, and runs that have ended with an outcome that cannot be; also in `problems`."""
-        self._unread_outcomes: dict[str, Unread] = {}
-        """Name of a run folder -> why its outcome cannot be read."""
-        self._packed_outcomes: dict[str, Outcome] = {}
-        """Name of a packed run's folder -> its outcome."""
         self._results = results
-        self._known_packs: set[Path] = set()
-        runs = results / "runs"
-        # A path for each takes ten times as long.
-        names = sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208
+        self._seen_packs: set[Path] = set()
+        self._packed_outcomes: dict[str, Outcome] = {}
+        self.packs = {}
+        self.unpacked = {}
+        self.problems = []
+        self.damaged = []
+        self.unread = []
+        folders = _names_in(results / "runs")
+        # First the packs: the folders of packed runs need not be looked into.
         self._read_new_packs()
-        self._read_outcomes(names)
-        # These runs are left out, and their numbers stay used.
-        deleted = self.packs.keys() - names
-        self._sort_attempts(names, deleted)
-        self._report_unread_outcomes()
+        unread_outcomes = self._read_unpacked(folders)
+        # Somebody has deleted the folders of these packed runs: they are left out, and their numbers stay used.
+        deleted = self.packs.keys() - folders
+        attempts = self._attempts_by_run(folders, deleted)
+        self.attempts = {run: max(attempt.number for attempt in attempts[run]) for run in attempts}
+        self.finished = {}
+        self.earlier = {}
+        for run in attempts:
+            self._add_ended(run, attempts[run])
+        self._report_unread_outcomes(unread_outcomes)
 
     def _read_new_packs(self) -> None:
-        """Read the outcomes of packs that were not there before."""
+        """Read the outcomes in packs that were not there at the last call, and move their runs out of `unpacked`."""
         for path in pack_files(self._results):
-            if path in self._known_packs:
+            if path in self._seen_packs:
                 continue
-            self._known_packs.add(path)
+            self._seen_packs.add(path)
             try:
                 outcomes = read_outcomes(path)
             except StoreError as error:
@@ -237,52 +259,57 @@ class RunIndex:
             for name in outcomes:
                 self.unpacked.pop(name, None)
 
-    def _read_outcomes(self, names: Iterable[str]) -> None:
-        """Read the outcomes of runs that no pack holds."""
-        for name in names:
-            if name not in self.packs and RUN_FOLDER.fullmatch(name):
-                self.unpacked[name] = self._own_outcome(self._results / "runs" / name)
+    def _read_unpacked(self, folders: Iterable[str]) -> dict[str, Unread]:
+        """Fill `unpacked` with the outcomes of the runs that no pack holds; return those that cannot be read."""
+        unread_outcomes: dict[str, Unread] = {}
+        for name in folders:
+            if name in self.packs or not RUN_FOLDER.fullmatch(name):
+                continue
+            folder = self._results / "runs" / name
+            try:
+                self.unpacked[name] = _read_outcome(folder)
+            except StoreError as error:
+                self.unpacked[name] = None
+                unread = _unread_run(folder, error)
+                unread_outcomes[name] = unread
+                self.problems.append(f"{unread.reason}: left out")
         if None in self.unpacked.values():
             self._read_new_packs()  # a run without an outcome may just have been packed
+        return unread_outcomes
 
-    def _own_outcome(self, folder: Path) -> Outcome | None:
-        """Read the outcome in a run's folder; None where it has none, or one that cannot be read."""
-        if not (folder / "outcome.json").exists():
-            return None
-        try:
-            return _read_json(folder / "outcome.json", Outcome)
-        except StoreError as error:
-            unread = _unread_run(folder, error)
-            self._unread_outcomes[folder.name] = unread
-            self.problems.append(f"{unread.reason}: left out")
-            return None
-
-    def _sort_attempts(self, names: Iterable[str], deleted: Collection[str]) -> None:
-        """Fill `attempts`, `finished` and `earlier`.
+    def _attempts_by_run(self, folders: Iterable[str], deleted: Collection[str]) -> dict[RunKey, list[_Attempt]]:
+        """Return all attempts at each run; name the folders in `problems` that are no run's.
 
         Args:
-            names: the folders in `runs/`.
-            deleted: packed runs without a folder: somebody deleted them.
+            folders: the folders in `runs/`.
+            deleted: those of packed runs that are no longer there.
         """
-        ended: dict[RunKey, list[_NumberedAttempt]] = {}
-        for name in (*names, *deleted):
+        attempts: dict[RunKey, list[_Attempt]] = {}
+        for name in (*folders, *deleted):
             parsed = _parse_folder_name(name)
             if parsed is None:
                 self.problems.append(f"runs/{name} is no run of vitscale: left out")
                 continue
-            key, attempt = parsed
-            self.attempts[key] = max(attempt, self.attempts.get(key, -1))
-            outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
-            if outcome is not None and name not in deleted:
-                ended.setdefault(key, []).append(_NumberedAttempt(attempt, EndedAttempt(name, outcome)))
-        for key, attempts in ended.items():
-            *earlier, last = [item.ended for item in sorted(attempts, key=lambda item: item.number)]
-            self.finished[key] = last
-            self.earlier[key] = earlier
+            outcome: Outcome | None = None
+            if name not in deleted:
+                outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
+            attempts.setdefault(parsed.key, []).append(_Attempt(parsed.attempt, name, outcome))
+        return attempts
 
-    def _report_unread_outcomes(self) -> None:
+    def _add_ended(self, run: RunKey, attempts: Iterable[_Attempt]) -> None:
+        """Put the attempts at a run that have an outcome into `finished`, the last one, and `earlier`, the others."""
+        ended = [
+            EndedAttempt(attempt.folder, attempt.outcome)
+            for attempt in sorted(attempts, key=lambda attempt: attempt.number)
+            if attempt.outcome is not None
+        ]
+        if ended:
+            self.finished[run] = ended[-1]
+            self.earlier[run] = ended[:-1]
+
+    def _report_unread_outcomes(self, unread_outcomes: Mapping[str, Unread]) -> None:
         """Add outcomes that cannot be read to `unread`, unless another attempt at the run is finished."""
-        for name, unread in self._unread_outcomes.items():
+        for name, unread in unread_outcomes.items():
             parsed = _parse_folder_name(name)
             is_done_again = parsed is not None and parsed.key in self.finished
             if not is_done_again:
@@ -295,9 +322,28 @@ class RunIndex:
         return self.packs.get(name)
 
 
+def _names_in(folder: Path) -> list[str]:
+    """Return the sorted names of what lies in a folder; an empty list where it does not exist."""
+    # A path for each takes ten times as long.
+    return sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
+
+
+def _read_outcome(folder: Path) -> Outcome | None:
+    """Read the outcome in a run's folder; None where it has none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    path = folder / "outcome.json"
+    return _read_json(path, Outcome) if path.exists() else None
+
+
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the search for cycles: records form none, and searching a million objects takes most of the time."""
+    """Pause Python's search for reference cycles while records are read.
+
+    Records form no cycles, and searching a million objects takes most of the time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -333,7 +379,7 @@ def load(
 
 
 class _Loading:
-    """One reading of a results folder: its runs so far, and what cannot be read of it."""
+    """Reads one results folder: gathers its runs, and what of it cannot be read."""
 
     def __init__(
         self, folder: Path, study: StudyRecord, only: Collection[str] | None, known: Mapping[str, Run]
@@ -344,7 +390,7 @@ class _Loading:
         self._only = only
         self._index = RunIndex(folder)
         self._runs = dict(known)
-        """Runs by their folders, those not wanted among them."""
+        """Name of a run's folder -> the run; those in `known` that are not wanted are among them."""
         self._problems = list(self._index.problems)
         self._unread = [*_left_out_of_bundle(folder), *self._index.unread]
 
@@ -356,13 +402,15 @@ class _Loading:
         self._read_packed(names)
         self._drop_runs_of_others(names)
         self._report_attempts()
-        unread = self._unread
-        if self._study.imported is not None:
-            unread = [
-                item if item.remedy == RESTORE_BUNDLE else item._replace(remedy=RESTORE_IMPORT) for item in unread
-            ]
         runs = tuple(self._runs[name] for name in names if name in self._runs)
-        return Results(study=self._study, runs=runs, problems=tuple(self._problems), unread=tuple(unread))
+        unread = tuple(self._with_remedy(item) for item in self._unread)
+        return Results(study=self._study, runs=runs, problems=tuple(self._problems), unread=unread)
+
+    def _with_remedy(self, unread: Unread) -> Unread:
+        """Return `unread` with the remedy of this study: imported results are imported again, not run again."""
+        if self._study.imported is None or unread.remedy == RESTORE_BUNDLE:
+            return unread
+        return unread._replace(remedy=RESTORE_IMPORT)
 
     def _is_wanted(self, trial_id: str) -> bool:
         return self._only is None or trial_id in self._only
@@ -405,9 +453,9 @@ class _Loading:
             self._unread.append(Unread(f"runs/{name}", f"runs/{broken[0]}", RESTORE_RUN))
 
     def _read_packed(self, names: Sequence[str]) -> None:
-        """Read those of the runs with these folders that packs hold and that are not read yet."""
-        unread_names = [name for name in names if name not in self._runs]
-        packs = sorted({self._index.packs[name] for name in unread_names if name in self._index.packs})
+        """Read the runs from packs that are not read yet. Args: names: the folders of all runs that are wanted."""
+        missing = [name for name in names if name not in self._runs]
+        packs = sorted({self._index.packs[name] for name in missing if name in self._index.packs})
         wanted = frozenset(names)
         for pack, content in zip(packs, read_each(packs, wanted), strict=True):
             if isinstance(content, StoreError):
@@ -453,10 +501,12 @@ class _Loading:
 
 
 def _left_out_of_bundle(results: Path) -> list[Unread]:
-    """Return the packs that a bundle's manifest names as unread when it was made; none in a folder that is no bundle's.
+    """Return the packs that a bundle lacks, since they could not be read when it was made.
+
+    Its manifest names them. A pack that lies in the folder all the same is not returned.
 
     Args:
-        results: the folder that it was unpacked into.
+        results: the folder into which a bundle was unpacked; for any other folder the list is empty.
     """
     path = results / "manifest.json"
     if not path.exists():

@@ -266,10 +266,11 @@ class Redactor:
         return before + self._stand_in(kind, text) + after
 
     def value(self, value: Any, key: str = "") -> Any:
-        """Return a JSON value with all its texts redacted; of variables (`settings`) plain words and numbers are kept.
+        """Return a JSON value with all its texts redacted.
 
         Words of the format itself (names of fields, values of a fixed choice) stay: they identify nobody, and a host
-        that is called "failed" must not make a file unreadable.
+        that is called "failed" must not make a file unreadable. Variables (`settings`) stay where they are plain words
+        or numbers.
 
         Args:
             value: the value.
@@ -286,9 +287,11 @@ class Redactor:
     def _text_of_field(self, text: str, key: str) -> str:
         if key not in _HOST_FIELDS and text in _format_words().choices:
             return text
-        if path := _WHOLE_PATH.fullmatch(text):
-            return self.text(path[1] or "") + self._stand_in("PATH", path[2])
-        return self.text(text)
+        whole_path = _WHOLE_PATH.fullmatch(text)
+        if whole_path is None:
+            return self.text(text)
+        option, path = whole_path.groups()
+        return self.text(option or "") + self._stand_in("PATH", path)
 
     def _list(self, items: Sequence[Any], key: str) -> list[Any]:
         """Redact a list. In a command the name of a secret stands before it: "--token", "abc"."""

@@ -101,18 +101,10 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
         RuntimeError: it has changed since the study was planned, or has ended too early.
         SystemExit: it ended with another exit code than 0.
     """
-    train = header.trial.train
-    path = Path(train.script or "")
+    path = Path(header.trial.train.script or "")
     if hashlib.sha256(path.read_bytes()).hexdigest() != header.trial.script_digest:
         raise RuntimeError(f"{path} has changed since the study was started: begin a new results folder with -o")
-    output = log.path.parent / script.OUTPUT
-    if script.OUTPUT in script.placeholders(train.arguments):
-        output.mkdir(exist_ok=True)
-    seed = train.seed if header.seed is None else header.seed
-    sys.argv = [
-        str(path),
-        *script.filled(train.arguments, header.trial, seed=seed, repeat=header.repeat, output=output),
-    ]
+    sys.argv = [str(path), *_script_arguments(header, run_folder=log.path.parent)]
     # As `python train.py` does: its own folder comes first, here and in the processes that it starts.
     sys.path.insert(0, str(path.parent))
     forget_safe_path(os.environ)
@@ -143,6 +135,16 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
     if Current.script_steps is None:
         _time_as_a_whole(log, header, rank, time.perf_counter() - began)
     return script_globals
+
+
+def _script_arguments(header: RunHeader, run_folder: Path) -> list[str]:
+    """Returns the script's arguments, filled in; makes the folder for its output if they name it."""
+    train = header.trial.train
+    output = run_folder / script.OUTPUT
+    if script.OUTPUT in script.placeholders(train.arguments):
+        output.mkdir(exist_ok=True)
+    seed = train.seed if header.seed is None else header.seed
+    return script.filled(train.arguments, header.trial, seed=seed, repeat=header.repeat, output=output)
 
 
 def _set_variables_of_only_rank(launch: LaunchFile | None) -> None:

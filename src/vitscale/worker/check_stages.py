@@ -173,17 +173,20 @@ class _Measurements:
         )
 
     def reach_rank_0(self) -> None:
-        """Connects to where ranks meet, and hangs up. Rank 0 may still be importing, so it tries again and again."""
+        """Connects to rank 0's address and port, and hangs up at once.
+
+        Rank 0 may still be importing, so this tries again until shortly before the stage's limit.
+        """
         address = os.environ.get("MASTER_ADDR", "")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        end = time.monotonic() + max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        last_try_at = time.monotonic() + max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
         while True:
             began = time.perf_counter()
             try:
                 socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
             except (OSError, UnicodeError) as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
-                if time.monotonic() > end:
+                if time.monotonic() > last_try_at:
                     self._log.write(checks.ReachLine(address=address, port=port, seconds=None, reason=reason))
                     raise
                 time.sleep(0.2)
@@ -273,24 +276,26 @@ class _Sight(NamedTuple):
 
 
 def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Iterator[CollectiveLine]:
-    """Sweeps each group of ranks that differs from the others, one after the other. Called on all ranks at once.
+    """Sweeps the ranks inside of each host, then one rank of each host, then all ranks. All ranks call it at once.
 
-    The groups inside hosts are swept at the same time, as training uses them.
+    The groups inside of hosts are swept at the same time, as training uses them. A group of a single rank is left out,
+    and so is one that has the same ranks as another.
     """
-    hosts = _ranks_by_host(rank, device)
-    most_ranks_per_host = max(map(len, hosts))
-    has_several_hosts = len(hosts) > 1
+    ranks_by_host = _ranks_by_host(rank, device)
+    most_ranks_per_host = max(map(len, ranks_by_host))
+    has_several_hosts = len(ranks_by_host) > 1
     has_one_rank_per_host = most_ranks_per_host == 1
-    first_ranks = [ranks[0] for ranks in hosts]
+    first_ranks = [ranks[0] for ranks in ranks_by_host]
     # Every rank has to make every group, also those that it is not in.
-    groups_inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in hosts]
+    groups_inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in ranks_by_host]
     group_across = dist.new_group(first_ranks) if has_several_hosts and not has_one_rank_per_host else None
-    for group_inside, ranks in zip(groups_inside, hosts, strict=True):
+
+    for group_inside, ranks in zip(groups_inside, ranks_by_host, strict=True):
         if group_inside is not None and rank.rank in ranks:
             yield from sweep(plan, "inside nodes", group_inside, device, most_ranks_per_host)
     group.barrier()
     if group_across is not None and rank.rank in first_ranks:
-        yield from sweep(plan, "across nodes", group_across, device, 1)
+        yield from sweep(plan, "across nodes", group_across, device, sharing=1)
     group.barrier()
     if has_several_hosts and dist.group.WORLD is not None:
         name: CheckGroup = "across nodes" if has_one_rank_per_host else "all ranks"
@@ -299,28 +304,34 @@ def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Itera
 
 
 def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[CollectiveLine]:
-    """Sweeps what ranks that share the study's model exchange: one axis after the other, all groups of an axis at once,
-    as in training. Called on all ranks at once."""
+    """Sweeps the operations of ranks that share the study's model. All ranks call it at once.
+
+    One axis of the layout follows the other; all groups of an axis are swept at once, as training uses them.
+    """
     for name, operations in request.exchanges.items():
-        shared_by, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in request.split_groups(name)])
-        yield from sweep(request.sweep, name, shared_by, device, request.world.ranks_per_node, operations)
+        all_groups = [list(ranks) for ranks in request.split_groups(name)]
+        own_group, _ = dist.new_subgroups_by_enumeration(all_groups)
+        yield from sweep(request.sweep, name, own_group, device, request.world.ranks_per_node, operations)
         group.barrier()
 
 
 def _ranks_by_host(rank: RankInfo, device: torch.device) -> list[list[int]]:
-    """Returns the ranks of each host, by the hosts' own names, so that no launcher need be asked where it put them."""
+    """Returns the ranks of each host: [[0, 1], [2, 3]] for two hosts of two ranks.
+
+    Ranks exchange digests of their hosts' names, so that no launcher need be asked where it put them.
+    """
     digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
-    name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
-    names = [torch.zeros_like(name) for _ in range(rank.world_size)]
-    dist.all_gather(names, name)
-    ranks_by_name: dict[int, list[int]] = {}
-    for number, name_of_rank in enumerate(names):
-        ranks_by_name.setdefault(int(name_of_rank.item()), []).append(number)
-    return list(ranks_by_name.values())
+    own_host = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)  # 7 bytes fit into int64
+    host_by_rank = [torch.zeros_like(own_host) for _ in range(rank.world_size)]
+    dist.all_gather(host_by_rank, own_host)
+    ranks_by_host: dict[int, list[int]] = {}
+    for number, host_digest in enumerate(host_by_rank):
+        ranks_by_host.setdefault(int(host_digest.item()), []).append(number)
+    return list(ranks_by_host.values())
 
 
 def loader_rate(trial: Trial, rank: RankInfo, seconds: float, *, pin: bool) -> LoaderLine:
-    """Reads batches for `seconds`, epoch after epoch, as training would. Called on all ranks at once.
+    """Reads batches for `seconds`, epoch after epoch, as training would. All ranks call it at once.
 
     Raises:
         RequestError: the data is not here, or damaged.

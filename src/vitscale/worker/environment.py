@@ -41,33 +41,47 @@ def environment(
         with_revision: whether to look for the git revision, which takes three processes to find.
         engines: names of the engines in use, whose versions are read too.
     """
-    versions = {"python": platform.python_version(), **installed_versions(engines)}
+    cores = frozenset(os.sched_getaffinity(0))
+    return Environment(
+        # The host.
+        host=socket.gethostname(),
+        cpu=_cpu_name(),
+        kernel=platform.release(),
+        network_adapters=_network_adapters(),
+        allocation=allocation(os.environ),
+        # What this process computes on.
+        device=_device(device),
+        tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
+        gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
+        threads=torch.get_num_threads(),
+        cores_allowed=tuple(sorted(cores)),
+        physical_cores=_physical_cores(cores),
+        numa_nodes=numa_nodes(cores),
+        cpu_quota_cores=cpu_quota_cores(),
+        cpu_governor=_governor(cores),
+        cpu_boost=_boost(),
+        # Its software.
+        versions=_versions(device, engines),
+        backend=backend,
+        settings=recorded_settings(os.environ),
+        git_revision=git_revision(Path.cwd()) if with_revision else None,
+    )
+
+
+def _versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
+    """Returns name -> version of Python, the packages in use and, on a GPU, of CUDA and NCCL."""
+    versions: dict[str, str | None] = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-    cores = frozenset(os.sched_getaffinity(0))
-    knows_siblings = (_CPUS / "cpu0/topology/thread_siblings_list").exists()
-    return Environment(
-        host=socket.gethostname(),
-        device=_device(device),
-        cores_allowed=tuple(sorted(cores)),
-        numa_nodes=numa_nodes(cores),
-        threads=torch.get_num_threads(),
-        cpu_quota_cores=cpu_quota_cores(),
-        versions=versions,
-        backend=backend,
-        settings=recorded_settings(os.environ),
-        tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
-        git_revision=git_revision(Path.cwd()) if with_revision else None,
-        physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if knows_siblings else None,
-        cpu=_cpu_name(),
-        cpu_governor=_governor(cores),
-        cpu_boost=_boost(),
-        kernel=platform.release(),
-        network_adapters=_network_adapters(),
-        gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
-        allocation=allocation(os.environ),
-    )
+    return versions
+
+
+def _physical_cores(cores: frozenset[int]) -> tuple[int, ...] | None:
+    """Returns one core number for each physical core, sorted; None where the kernel does not report which share one."""
+    if not (_CPUS / "cpu0/topology/thread_siblings_list").exists():
+        return None
+    return tuple(sorted(core.number for core in physical_cores(cores)))
 
 
 def start_line(

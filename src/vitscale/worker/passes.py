@@ -44,11 +44,11 @@ class MicroBatch(NamedTuple):
     step_real: int
     """Images that count in the whole optimizer step, over all ranks."""
     step_count: int | Tensor
-    """What the step's loss is divided by: its real images, or those of their pixels that count."""
+    """Number by which the step's loss is divided: its real images or, in segmentation, the pixels that count."""
 
 
 class Evaluation(NamedTuple):
-    """Figures of the held-out images, each counted once; one is None where it does not exist or has no meaning."""
+    """Figures over the held-out images, each image counted once. A figure that does not exist for the task is None."""
 
     loss: float | None = None
     accuracy: float | None = None
@@ -102,8 +102,8 @@ class Passes:
     def step(self, batches: Iterator[Batch], *, epoch: int, phase: PhaseContext) -> Iterator[MicroBatch]:
         """Yields the micro-batches of an optimizer step on the device.
 
-        Each is taken when it is asked for. In segmentation all are taken at once: what the loss is divided by must be
-        known before the first backward, and depends on the masks of all ranks.
+        Each batch is read when its micro-batch is asked for. In segmentation all are read at once: the loss is divided
+        by the number of labelled pixels of all ranks, which must be known before the first backward.
         """
         grad_accum = self.trial.train.grad_accum
         if self.segments:
@@ -123,9 +123,11 @@ class Passes:
         on_device = [self._on_device(batch, epoch=epoch, training=True, phase=phase) for batch in on_host]
         with phase("forward"):
             # The number stays on the device, so nobody waits for it. A step without any such pixel has a loss of 0.
-            pixels = total(torch.stack([(batch.labels >= 0).sum() for batch in on_device]).sum())
-            count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
-        yield from (batch._replace(step_count=count) for batch in on_device)
+            own_pixels = torch.stack([(batch.labels >= 0).sum() for batch in on_device]).sum()
+            # All ranks that share a model count the same pixels.
+            pixels = (total(own_pixels) // self.trial.parallel.ranks_per_model).clamp(min=1)
+        for batch in on_device:
+            yield batch._replace(step_count=pixels)
 
     def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: PhaseContext) -> Tensor:
         """Does forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
@@ -160,11 +162,10 @@ class Passes:
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
     def rehearse_last_step(self) -> None:
-        """Takes a micro-batch as small as those of an epoch's last step, where that is smaller, through the engine.
+        """Sends a micro-batch of the size of an epoch's last step through the engine, where that step is smaller.
 
-        Compiled blocks then know its shape before any step is timed, and that of what batch norms in them leave out of
-        it in each micro-step. Weights, gradients, buffers and random numbers are afterwards as they were. All ranks do
-        it, or none.
+        Blocks are then compiled for its shape, and for the number of images that count in batch norms, before any step
+        is timed. Afterwards weights, gradients, buffers and random numbers are as before. All ranks do it, or none.
         """
         order = self.order(epoch=0)
         if order.steps == 0:
@@ -250,15 +251,16 @@ class Passes:
         return self.trial.data.evaluation == "sliding"
 
     def _set_counted_images(self, real: int, images: int) -> None:
-        """Sets in batch norms how many of the coming images count, of those that this rank labels.
+        """Tells batch norms how many of the coming images count, of those that this rank labels.
 
         Args:
             real: images that count, over the ranks that share their tokens; they come first.
             images: all images, padding included.
         """
-        part = self._labelled_images(images)
+        labelled = self._labelled_images(images)
+        labelled_real = min(max(0, real - labelled.start), labelled.stop - labelled.start)
         for norm in self.norms:
-            norm.real = min(max(0, real - part.start), part.stop - part.start)
+            norm.real = labelled_real
 
     def _labelled_images(self, images: int) -> slice:
         """Returns the part of `images` images that this rank labels."""
@@ -300,11 +302,11 @@ NOT_COUNTED = -100
 
 
 def counted_labels(labels: Tensor, real: int) -> Tensor:
-    """Labels as int64, `NOT_COUNTED` where they do not count.
+    """Returns labels as int64 in which those that do not count are `NOT_COUNTED`; the shape stays.
 
     Args:
         labels: int64 [n], or masks uint8 [n, H, W] with `IGNORED`.
-        real: how many images count, from the first on.
+        real: how many images count, from the first on; the others are padding.
     """
     if labels.ndim > 1:
         labels = labels.long().masked_fill(labels == IGNORED, NOT_COUNTED)
@@ -312,27 +314,28 @@ def counted_labels(labels: Tensor, real: int) -> Tensor:
 
 
 def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each label, in the shape of the labels; 0 where they do not count.
+    """Returns the cross-entropy of each label, in the shape of the labels; 0 for labels that do not count.
 
     Args:
-        logits: [n, classes], or [n, classes, h, w], resized to the labels' size where that is another.
+        logits: [n, classes], or [n, classes, h, w], which are resized to the labels' size if it is another.
         labels: labels from `counted_labels`.
     """
     return cross_entropy(_resized(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
 
 
 def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_accum: int) -> Tensor:
-    """The value on which a rank calls backward: `sum(l_i) * (N * A) / R`.
+    """Returns the value on which a rank calls backward: `sum(losses) * (N * A) / R`.
 
-    Data-parallel engines average gradients over N ranks and divide by A micro-steps. Summed over all N * A slots of a
-    step that is `sum over slots of slot_loss / (N * A) = sum of the R losses that count / R`: exactly the mean over
-    what counts, however unevenly it fills the slots: in the last step of an epoch, because ranks of unlike speed take
-    unequal shares, or because masks leave pixels out. The mean of each slot's own mean would not be that.
+    Data-parallel engines average gradients over N ranks and divide them by A micro-steps. So the gradient of a step is
+    that of `sum over all N * A slots of slot_loss / (N * A)`, which is `sum of the R losses that count / R`: the mean
+    over what counts, however unevenly that fills the slots. They are filled unevenly in the last step of an epoch,
+    where ranks of unlike speed take unequal shares, and where masks leave pixels out; the mean of the slots' own means
+    would then be another value.
 
     Args:
         losses: losses from `label_losses`.
-        step_count: R, labels that count in the optimizer step, over all ranks and micro-steps; a scalar tensor where
-            only the masks tell.
+        step_count: R, the number of labels that count in the optimizer step, over all ranks and micro-steps. It is a
+            scalar tensor in segmentation, where it is known on the device alone.
         world_size: N.
         grad_accum: A.
     """
@@ -342,9 +345,10 @@ def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_ac
 
 
 def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """[3]: summed loss, correct answers and labels of one micro-batch, over the labels that count; input of `means`.
+    """Returns [summed loss, correct answers, labels] of one micro-batch, over the labels that count: float64 [3].
 
-    Correct pixels are not looked for here: that takes as long as some of the training, and `confusion` counts them.
+    The sum of these over micro-batches is the input of `means`. In segmentation the correct answers are NaN: to count
+    them takes as long as a part of the training, and `confusion` does so in evaluation.
     """
     counted = labels >= 0
     correct = (logits.argmax(dim=1) == labels).sum() if labels.ndim == 1 else losses.new_full((), torch.nan)
@@ -368,7 +372,10 @@ def means(sums: Tensor) -> Means:
 
 
 def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """[classes, classes] int64: how often each class (column) answered each label (row), for labels that count."""
+    """Returns how often each class (column) was the answer to each label (row): int64 [classes, classes].
+
+    Only labels that count are in it.
+    """
     answers = _resized(logits, labels).argmax(dim=1)
     counted = labels >= 0
     return torch.bincount((labels * classes + answers)[counted], minlength=classes**2).view(classes, classes)
@@ -397,7 +404,7 @@ def scores(confused: Tensor) -> PixelScores:
 
 
 def _resized(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits resized to the labels, as transformers' models do for their own losses."""
+    """Returns the logits, resized to the labels as transformers' models do for their own losses."""
     if logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
         logits = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
     return logits

@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,10 +52,10 @@ class _Server:
     def __init__(self, driver: socket.socket) -> None:
         """`driver`: socket to the driver."""
         self._driver = driver
-        # A child that ends wakes the only `select` of this process.
+        # When a child ends, Python writes into `_wake`, and the only `select` of this process sees it in `_woken`.
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore_signal)  # a signal without a handler wakes nobody
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._imports_seconds: float | None = None
         """Seconds that the imports took; None before they are done."""
@@ -172,9 +172,8 @@ class _Server:
             pid = os.fork()
             if pid == 0:
                 arrived_ns = now_ns()
-                _leave(
-                    lambda: self._run_rank(ranks_parent, [ranks.interpreter, *rank_arguments], variables, arrived_ns)
-                )
+                rank_command = [ranks.interpreter, *rank_arguments]
+                _leave(lambda: self._run_rank(ranks_parent, rank_command, variables, arrived_ns))
             return pid
 
         return local_ranks.main([*ranks.arguments], fork)
@@ -207,6 +206,10 @@ class _Server:
         raise AssertionError("a rank leaves by itself")
 
 
+def _ignore_signal(*_: object) -> None:
+    """Handles a signal by doing nothing."""
+
+
 def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
     """Returns why a process with so many threads and these open files must not be forked; None where it may be."""
     if threads > 1:
@@ -217,27 +220,41 @@ def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
     return None
 
 
-def _leave(work: Any) -> NoReturn:
-    """Ends this process with the exit code of `work`, as the interpreter would; no caller goes on."""
-    code = 1
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """Does the work of a fork, and ends its process with the exit code of `work`; no caller goes on.
+
+    Args:
+        work: returns the exit code. An exception that leaves it becomes an exit code as in the interpreter.
+    """
+    exit_code = 1
     try:
-        code = work()
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            code = error.code or 0
-        else:
-            print(error.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    try:
+        exit_code = _exit_code_of(work)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)
+        os._exit(exit_code)
+
+
+def _exit_code_of(work: Callable[[], int]) -> int:
+    """Calls `work` and returns its exit code; 1 after an exception, which is printed.
+
+    `sys.exit(3)` gives 3, `sys.exit()` 0, and `sys.exit("a text")` prints the text and gives 1.
+    """
+    try:
+        return work()
+    except SystemExit as error:
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code
+        print(error.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    return 1
 
 
 def _redirect(log: Path) -> None:
-    """Lets this process's standard input be empty, and its output and errors go to the end of `log`."""
+    """Empties this process's standard input, and sends its output and errors to the end of the file `log`."""
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_RDONLY)

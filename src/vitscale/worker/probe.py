@@ -68,52 +68,59 @@ class Probe:
         return self._script_steps is not None and self._script_steps.done
 
     def step(self, images: int) -> AbstractContextManager[None]:
-        """Context for one optimizer step with all of its micro-steps.
+        """Returns a context for one optimizer step with all of its micro-steps: `with probe.step(images):`.
 
-        A step is timed from the end of the one before, so that the wait for its data counts wherever that is fetched;
-        for what is no training between two steps see `pause`.
+        A step is timed from the end of the step before, so the wait for its data counts wherever the data is fetched.
+        What is not training goes into `pause`, between two steps.
 
         Args:
-            images: images that this rank trains in it, without padding: the study's micro_batch x grad_accum.
+            images: number of images that this rank trains in the step, without padding. It has to be the study's
+                micro_batch x grad_accum.
 
         Raises:
-            ValueError: of other images than that.
+            ValueError: it is another number.
         """
         return _NOTHING if self._script_steps is None else self._script_steps.one_step(images)
 
     def steps(
         self, loader: Iterable[Item], accumulate: int = 1, images: int | Callable[[Item], int] | None = None
     ) -> Iterable[Item]:
-        """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
+        """Yields the batches of `loader`, and marks `accumulate` of them as one step: `for batch in probe.steps(...)`.
 
-        A step ends where the loop asks for the batch after its last one, or before that pauses or is left (`break`)
-        after an optimizer's step; left before that, it is dropped, and the run's log says how many steps were. The
-        batches end early when enough is measured.
-        The last step of a loader may have fewer images than the others; batches that do not fill a step belong to none.
+        A step ends when the loop asks for the next batch after the step's last one. It ends earlier if the loop pauses
+        (`pause`) or is left (`break`) after that batch has been trained, which a Probe knows from the step of one of
+        torch's optimizers. If the loop pauses or is left before that, the step is dropped: it is not recorded. The
+        run's log says how many steps were dropped because the loop was left.
+
+        The batches end early when enough is measured.
+
+        The last step of a loader may have fewer images than the others. Batches at the loader's end that are too few
+        for a step are yielded too, and belong to no step.
 
         Args:
             loader: gives this rank's batches.
-            accumulate: micro-steps of an optimizer step.
-            images: images of this rank in a whole step, or a function of a batch. None: the length of the first tensor
-                in a batch.
+            accumulate: number of batches (micro-steps) in an optimizer step, as in the study.
+            images: number of images of this rank in a whole step, or a function that returns the number of images in a
+                batch. None: the length of the first tensor in a batch.
 
         Raises:
-            ValueError: other images or micro-steps than the study says.
+            ValueError: the number of images or of micro-steps is not the study's.
         """
         return loader if self._script_steps is None else self._script_steps.batches(loader, accumulate, images)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike.
+        """Returns a context for what is not training, such as an evaluation or a checkpoint: `with probe.pause():`.
 
-        In a loop over `steps` that is after the optimizer's step: a pause before it drops the step.
+        It stands between two steps, and every rank pauses there. In a loop over `steps`, "between two steps" is after
+        the optimizer's step; a pause before the optimizer's step drops the step.
         """
         return _NOTHING if self._script_steps is None else self._script_steps.pause()
 
     def phase(self, name: ScriptPhase) -> AbstractContextManager[object]:
-        """Context for a part of a step; profiled steps are then divided into these parts.
+        """Returns a context for a part of a step: `with probe.phase("forward"):`. Profiles then show these parts.
 
         Raises:
-            ValueError: on entering it, for another name than the five.
+            ValueError: on entering the context, if `name` is not one of the five.
         """
         return _NOTHING if self._script_steps is None else self._script_steps.phase(name)
 
@@ -130,13 +137,13 @@ class Probe:
         flops_per_image: float | None = None,
         precision: str | None = None,
     ) -> None:
-        """Says what is trained; what is left out stays unknown, and with it MFU and volumes.
+        """Describes what is trained. What is left out stays unknown, and so do the MFU and the volumes that need it.
 
         Args:
-            model: the model whose parameters are counted, before it is sharded.
-            parameters: their number.
-            flops_per_image: FLOPs of training one image, forward and backward (1 MAC = 2 FLOP).
-            precision: precision in the study's words ("bf16").
+            model: the model before it is sharded; its parameters are counted.
+            parameters: number of parameters, in place of `model`.
+            flops_per_image: FLOPs of training on one image, forward and backward (1 MAC = 2 FLOP).
+            precision: precision by the study's name ("bf16").
 
         Raises:
             ValueError: another precision than the study's.
@@ -149,5 +156,8 @@ class Probe:
 
 
 def _elements(parameter: Any) -> int:
-    """Elements of the full tensor: ZeRO-3 leaves an empty one, and notes how many it had."""
+    """Returns the number of elements of a whole parameter.
+
+    ZeRO-3 leaves each rank an empty tensor, and notes the number of elements in its `ds_numel`.
+    """
     return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -32,7 +32,7 @@ from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.steps import Explainer, LineOf, PhaseContext, StepClock, finish_device_work, step_clock
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.store import RankLog
-from vitscale.store.records import PhaseLine, ResourcesLine, StepLine
+from vitscale.store.records import PhaseLine, ResourcesLine, StepLine, TrafficLine
 from vitscale.trial.trial import StepWindow, Trial
 from vitscale.worker import extensions
 from vitscale.worker.group import barrier
@@ -46,13 +46,29 @@ class EpochMeasures(NamedTuple):
     """Figures of an epoch that is over."""
 
     wall_seconds: float
-    """Seconds from the start of its clock to `end_epoch`: with pauses, and with what came after its last step."""
+    """Seconds from the start of its clock to `end_epoch`, including pauses and what came after its last step."""
     resources: ResourcesLine
     """Resources used in its longest stretch of timed steps, and its memory."""
 
 
 class StepRecorder:
     """Records one rank's steps. All ranks call `begin_epoch`, `resume` and `read_profile` at the same steps."""
+
+    step: int
+    """Number of the step under way, and between two steps that of the next one."""
+    window: StepWindow
+    """Window of that step."""
+    epoch: int
+    """Epoch that is written beside each step."""
+    step_seconds: float
+    """Seconds of all steps written so far."""
+    is_paused: bool
+    """Whether the clock stands still: `resume` comes before the next step."""
+    has_profile: bool
+    """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
+    phase: PhaseContext
+    """Context for a part of a step, by its name."""
+    resources: ResourceProbe
 
     def __init__(
         self, trial: Trial, rank: RankInfo, device: torch.device, log: RankLog, planned_windows: Sequence[StepWindow]
@@ -62,7 +78,7 @@ class StepRecorder:
         The process group exists by now, if there is to be one.
 
         Args:
-            trial: says how many steps warm up, and whether traces are kept.
+            trial: gives the number of warm-up steps, and whether traces are kept.
             rank: which rank this is.
             device: what it computes on.
             log: gets a line for each step, and the lines of profiles and traffic.
@@ -73,34 +89,33 @@ class StepRecorder:
         self._rank = rank
         self._device = device
         self._log = log
+
+        # What measures.
         self._clock: StepClock[LineOf] = step_clock(device)
         self._explainer = Explainer(device, rank.world_size, log.path.parent if trial.window.traces else None)
-        self.phase: PhaseContext = self._explainer.phase
-        """Context for a part of a step, by its name."""
+        self.phase = self._explainer.phase
         self.resources = ResourceProbe(device, rank.local_rank)
-        self._traffic = TrafficCounter()
+        self._traffic = _TrafficSteps()
 
+        # Where training is.
         self.step = 0
-        """Number of the step under way, and between two steps that of the next one."""
         self.window = self._window_of(0)
-        """Window of that step."""
         self.epoch = 0
-        """Epoch that is written beside each step."""
         self.step_seconds = 0.0
-        """Seconds of all steps written so far."""
         self.is_paused = True
-        """Whether the clock stands still: `resume` comes before the next step."""
-        self.has_profile = False
-        """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
-        self.steps_to_count = 0
-        """Number of steps to come that are not recorded: see `count_traffic`."""
+        self._epoch_began = 0.0
+        self._stretch = TimedStretch(self.resources, epoch=0, planned=range(0))
+
+        # The step under way.
         self._step_context: AbstractContextManager[object] | None = None
-        """Context around the step under way; None between two steps."""
+        """Context around it; None between two steps."""
         self._first_step: _FirstStep | None = None
+        """What is watched in the first step; None in all others."""
+
+        # Blocks of explained steps.
+        self.has_profile = False
         self._met_before: int | None = None
         """The explained step before which ranks have met."""
-        self._stretch = TimedStretch(self.resources, epoch=0, planned=range(0))
-        self._epoch_began = 0.0
         if "explained" in planned_windows:
             self._explainer.warm_up()
 
@@ -163,8 +178,8 @@ class StepRecorder:
 
     @property
     def is_counting(self) -> bool:
-        """Whether steps are counted rather than recorded."""
-        return self.steps_to_count > 0
+        """Whether steps to come are counted rather than recorded: see `count_traffic`."""
+        return self._traffic.steps_to_come > 0
 
     @property
     def is_in_step(self) -> bool:
@@ -182,9 +197,8 @@ class StepRecorder:
         """Begins the next step; does nothing within a step."""
         if self._step_context is not None:
             return
-        if self.steps_to_count:
-            is_usual = self.steps_to_count <= COUNTED_STEPS
-            self._step_context = self._traffic.step(self.step) if is_usual else nullcontext()
+        if self._traffic.steps_to_come > 0:
+            self._step_context = self._traffic.context(self.step)
             self._step_context.__enter__()
             return
         if self.step == self._stretch.planned.stop:
@@ -206,7 +220,7 @@ class StepRecorder:
         Raises:
             OSError: the record cannot be written any more.
         """
-        if self.steps_to_count:
+        if self._traffic.steps_to_come > 0:
             self._end_counted_step()
             return
         if self.step + 1 == self._stretch.planned.start:
@@ -227,7 +241,10 @@ class StepRecorder:
         self._log.check()
 
     def drop_step(self) -> None:
-        """Leaves the step under way as if it had not begun, and the profile that it is in. The clock starts anew."""
+        """Drops the step under way, and the profile that it is in: the step may then begin again.
+
+        The clock starts anew.
+        """
         if self._step_context is None:
             return
         self._undo_step()
@@ -237,7 +254,7 @@ class StepRecorder:
         self._clock.start()  # without a barrier: it may be this rank alone that goes on after an error
 
     def abort(self) -> None:
-        """Undoes what the step under way has changed in this process; waits for nothing, so that errors may call it."""
+        """Undoes what the step under way has changed in this process, as after an error. It waits for nothing."""
         self._leave_step(_StepDropped())  # else the counter of traffic would take the step for a whole one
         if self._first_step is not None:
             self._first_step.end_watch()
@@ -271,10 +288,10 @@ class StepRecorder:
     # Profiles
 
     def _begin_block(self) -> None:
-        """Starts the profiler.
+        """Starts the profiler, and then lets all ranks meet.
 
-        Ranks then meet, else the explained step would wait for one whose profiler is slower to start; but not again for
-        a block that is begun a second time.
+        Else the explained step would wait for a rank whose profiler is slower to start. They do not meet again for a
+        block that begins a second time, since this rank may be the only one that has dropped it.
         """
         self._explainer.begin_block()
         if self._met_before != self.step:
@@ -288,11 +305,13 @@ class StepRecorder:
         return self._explainer.named_phases
 
     def read_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
-        """Writes what the profiler saw in a block; then ranks go on together, unless they are in a pause, after which
-        they meet anyway. Takes tens of milliseconds.
+        """Writes what the profiler saw in a block of explained steps, which takes tens of milliseconds.
+
+        All ranks then go on together. In a pause they do not wait for each other here, since they meet after it.
 
         Args:
-            with_reasons: the parts of a step that are unknown, each with its reason -> these with the caller's own.
+            with_reasons: is called with the parts of a step that are unknown, each with its reason. Returns them
+                together with those that the caller knows of.
         """
         self.has_profile = False
         for line in self._explainer.end_block(self._rank.rank):
@@ -306,31 +325,65 @@ class StepRecorder:
     @property
     def backend(self) -> str | None:
         """Backend of the process group; None where this rank is in none."""
-        return None if self._traffic.backend == NO_GROUP else self._traffic.backend
+        return self._traffic.backend
 
-    def count_traffic(self, first_usual: int = 0) -> None:
-        """Records none of the `steps_to_count` steps to come, and counts what the last of them send. Without a process
-        group there are none.
+    def count_traffic(self, unusual_steps: int = 0) -> int:
+        """Records no more steps: counts what some steps to come send.
 
         Args:
-            first_usual: the first step that sends what all later ones do, as far as the caller's work goes.
+            unusual_steps: how many of the steps to come send something else than later ones, for the caller's reasons.
+                They are not counted, nor are the first steps of a process (`FIRST_USUAL_STEP`).
+
+        Returns:
+            The number of steps that the caller has to train for this. It is 0 without a process group.
         """
         self.window = "light"
-        if self.backend is None:
-            return
-        first_counted = max(self.step, first_usual, FIRST_USUAL_STEP)
-        self.steps_to_count = first_counted + COUNTED_STEPS - self.step
+        return self._traffic.plan(self.step, unusual_steps)
 
     def _end_counted_step(self) -> None:
         """Ends a step that is not recorded; after the last one writes what they sent."""
         self._leave_step()
         self.step += 1
-        self.steps_to_count -= 1
+        self._traffic.steps_to_come -= 1
         self._log.alive()
-        if self.steps_to_count == 0:
+        if self._traffic.steps_to_come == 0:
             for line in self._traffic.lines():
                 self._log.write(line)
         self._log.check()
+
+
+class _TrafficSteps:
+    """The steps after the recorded ones: what the last `COUNTED_STEPS` of them send is counted."""
+
+    def __init__(self) -> None:
+        """Looks at the process group, which exists by now if there is to be one."""
+        self._counter = TrafficCounter()
+        self.steps_to_come = 0
+        """Number of these steps that are not over; 0 before `plan`."""
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of the process group; None where this rank is in none."""
+        return None if self._counter.backend == NO_GROUP else self._counter.backend
+
+    def plan(self, next_step: int, unusual_steps: int) -> int:
+        """Sets `steps_to_come`, and returns it; see `StepRecorder.count_traffic`.
+
+        Example: before step 1 of a process, whose steps are usual from step 3 on, 4 steps come. Steps 3 and 4 count.
+        """
+        if self.backend is not None:
+            first_counted = max(next_step + unusual_steps, FIRST_USUAL_STEP)
+            self.steps_to_come = first_counted + COUNTED_STEPS - next_step
+        return self.steps_to_come
+
+    def context(self, step: int) -> AbstractContextManager[object]:
+        """Returns the context around one of these steps, which counts what is sent if the step is usual."""
+        is_usual = self.steps_to_come <= COUNTED_STEPS
+        return self._counter.step(step) if is_usual else nullcontext()
+
+    def lines(self) -> list[TrafficLine]:
+        """Returns the record of what each counted step sent."""
+        return self._counter.lines()
 
 
 class _StepDropped(Exception):
@@ -359,9 +412,9 @@ class _FirstStep:
 
 
 class TimedStretch:
-    """The resources that a rank used in the longest unbroken stretch of an epoch's timed steps.
+    """Measures the resources that a rank uses in the longest unbroken stretch of an epoch's timed steps.
 
-    One stretch is planned; a pause ends it, and the rest of the plan is the next one.
+    One stretch is planned. A pause ends it; the rest of the planned steps is then another stretch.
     """
 
     def __init__(self, probe: ResourceProbe, epoch: int, planned: range) -> None:
@@ -392,12 +445,12 @@ class TimedStretch:
             self._probe.start_clocks()
 
     def end(self, next_step: int, dropped_seconds: float = 0.0) -> None:
-        """Ends a stretch before `next_step`, if there is one, and keeps its record if none before it was longer.
+        """Ends the stretch under way, if there is one, and keeps its record if none before it was longer.
 
         Args:
             next_step: number of the first step that is not in it.
-            dropped_seconds: time at its end that is in no step. What was used in it is in the counters all the same, so
-                that the record is not kept if this is more than 1 % of the stretch.
+            dropped_seconds: time at the end of the stretch that belongs to no step. The counters hold what was used in
+                this time, so the record is not kept if it is more than 1 % of the stretch.
         """
         if self._first_step is None:
             return
@@ -415,5 +468,5 @@ class TimedStretch:
         self._first_step = None
 
     def line(self) -> ResourcesLine:
-        """Returns the record of the longest stretch; of no steps where none was timed."""
+        """Returns the record of the longest stretch; a record of no steps where no step was timed."""
         return self._line if self._line is not None else self._probe.end(self._epoch, range(0))

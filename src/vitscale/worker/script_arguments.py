@@ -10,12 +10,13 @@ SCRIPT_PHASES: tuple[str, ...] = get_args(ScriptPhase)
 
 
 def images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:
-    """Number of images in one of the batches of a step.
+    """Returns the number of images in one of the batches of a step.
 
     Args:
         batch: the batch.
-        images: images of the whole step, or a function of a batch; None: they are counted in the batch.
-        accumulate: batches of a step.
+        images: number of images in the whole step, which its batches share evenly, or a function that returns the
+            number in a batch. None: they are counted in the batch.
+        accumulate: number of batches in a step.
 
     Raises:
         ValueError: they are to be counted, and the batch holds no tensor.
@@ -26,7 +27,7 @@ def images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate:
 
 
 def images_of(batch: Any) -> int:
-    """Length of the first tensor in a batch.
+    """Returns the length of the first tensor in a batch.
 
     Raises:
         ValueError: there is none.
@@ -38,7 +39,7 @@ def images_of(batch: Any) -> int:
 
 
 def _first_shape(batch: Any) -> Any:
-    """Shape of the first value with one dimension or more, in lists and tables at any depth; None if there is none."""
+    """Returns the shape of the first value that has a dimension, in lists and dicts at any depth; None without one."""
     if hasattr(batch, "shape"):
         return batch.shape or None
     values: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else ()

@@ -35,7 +35,10 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 
 
 class _BatchLoop:
-    """A script's loop over the batches of one loader, which says nothing of where its steps end."""
+    """Counts what a script's loop over the batches of one loader has taken.
+
+    The loop itself does not say where its steps end: a step is `accumulate` batches.
+    """
 
     def __init__(self, loader: Iterable[Any], accumulate: int) -> None:
         """`accumulate`: number of batches that make a step."""
@@ -43,16 +46,19 @@ class _BatchLoop:
         self._length = _length_of(loader)
         self._batches_taken = 0
         self._step_images = 0
-        """Images so far of the step whose batches are being taken."""
+        """Images so far of the step whose batches are being taken; 0 after its last batch."""
         self.images_in_hand: int | None = None
         """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
         self.optimizer_stepped = False
         """Whether an optimizer has stepped since that batch."""
         self.short_images: int | None = None
-        """Images of the latest step if they were too few, which is right if no batch follows."""
+        """Images of the latest step if they were too few; None else. That is right only if no batch follows."""
 
     def fills_step(self) -> bool:
-        """Whether the loader has enough batches for another step; True where its length is unknown, or was wrong."""
+        """Whether the loader has enough batches for another step.
+
+        True where its length is unknown, or where it has given more batches than its length.
+        """
         if self._length is None or self._batches_taken >= self._length:
             return True
         return self._length - self._batches_taken >= self._accumulate
@@ -69,11 +75,36 @@ class _BatchLoop:
 
 
 def _length_of(loader: Iterable[Any]) -> int | None:
-    """Number of a loader's batches; None where it has no length."""
+    """Returns the number of a loader's batches; None where it has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except Exception:  # a loader may raise whatever it likes
         return None
+
+
+class _ScriptWork:
+    """The work that the script has done in the step under way."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        """Whether the script has begun to train the step, rather than wait for its data."""
+        self._losses: list[torch.Tensor | float] = []
+        """Losses of the micro-steps."""
+
+    def clear(self) -> None:
+        """Forgets the work, as where its step is dropped."""
+        self.has_begun = False
+        self._losses = []
+
+    def add_loss(self, value: torch.Tensor | float) -> None:
+        """Takes the loss of a micro-step (scalar) without waiting for the device."""
+        self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
+
+    def take_losses(self) -> list[torch.Tensor | float]:
+        """Returns the losses so far (scalars), and forgets them."""
+        losses = self._losses
+        self._losses = []
+        return losses
 
 
 class ScriptSteps:
@@ -85,7 +116,14 @@ class ScriptSteps:
     """
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
-        """`began`: `time.perf_counter()` as the script began. Nothing else is looked at before the first step."""
+        """Does not look at the machine: the script may choose its device and its process group until its first step.
+
+        Args:
+            header: the run's trial.
+            rank: which rank this is.
+            log: its record.
+            began: `time.perf_counter()` when the script began.
+        """
         trial = header.trial
         self._header = header
         self._trial = trial
@@ -102,16 +140,12 @@ class ScriptSteps:
         """None before the first step: only then do the device and the process group exist."""
         self._loop: _BatchLoop | None = None
         """The loop over batches that the script is in."""
-        self._is_training = False
-        """Whether the script has begun to train the step under way, rather than wait for its data."""
-        self._losses: list[torch.Tensor | float] = []
-        """Losses of the micro-steps of the step under way."""
+        self._work = _ScriptWork()
         self._epoch_first_step = 0
         """Number of the first step of the epoch under way: epochs of a script lie between its pauses."""
-        self._dropped_steps = 0
-        """Steps that a pause ended before they were over."""
-        self._unfinished_steps = 0
-        """Steps in hand whose optimizer had not stepped when the script left its loop over batches."""
+        self._steps_dropped_by_pauses = 0
+        self._steps_dropped_by_breaks = 0
+        """Steps whose optimizer had not stepped when the script left its loop over batches."""
         self._late_error: Exception | None = None
         """Error of a step that ended where nothing can be raised."""
         self._model = ModelLine(
@@ -138,7 +172,7 @@ class ScriptSteps:
             ValueError: the study says other images.
         """
         self.begin_step()
-        self._is_training = True
+        self._work.has_begun = True
         try:
             yield
         except BaseException:
@@ -173,7 +207,7 @@ class ScriptSteps:
                     if loop.short_images is not None:
                         self._check_images(loop.short_images)
                     loop.take(images_in(batch, images, accumulate))
-                    self._is_training = True
+                    self._work.has_begun = True
                     yield batch
                 self._end_step_of(loop)
         except GeneratorExit:  # `break`, or an error in the script: this generator is thrown away
@@ -187,15 +221,15 @@ class ScriptSteps:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out of all steps what is not training.
+        """Leaves what is not training out of all steps; see `Probe.pause`.
 
-        A step under way is dropped, unless a loop's optimizer has stepped in it: then it ends here.
+        In a loop over batches a step whose optimizer has stepped ends here. Any other step under way is dropped.
         """
         loop = self._loop
         if loop is not None and loop.optimizer_stepped:
             self._end_step_of(loop)
         if self._has_step_in_hand:
-            self._dropped_steps += 1
+            self._steps_dropped_by_pauses += 1
         # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
         self._pause()
         yield
@@ -220,9 +254,8 @@ class ScriptSteps:
 
     def add_loss(self, value: torch.Tensor | float) -> None:
         """Takes the loss of a micro-step (scalar); it is read only when its step is recorded."""
-        if self.done:  # no step would ever take it
-            return
-        self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
+        if not self.done:  # else no step would ever take it
+            self._work.add_loss(value)
 
     def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
         """Takes what is known of the model that is trained; None changes nothing.
@@ -270,18 +303,17 @@ class ScriptSteps:
         """
         self._check_images(images, allow_fewer=allow_fewer_images)
         recorder = self._recorder
-        self._is_training = False
+        self._work.has_begun = False
         if recorder is None or not recorder.is_in_step:
             self._pause()  # an earlier pause has dropped this step; what came after it belongs to none
             return
-        recorder.end_step(images, self._mean_loss())
+        recorder.end_step(images, self._take_mean_loss())
         self._record_what_is_over(recorder)
         self.begin_step()
 
     def drop_step(self) -> None:
         """Leaves the step under way as if it had not begun."""
-        self._is_training = False
-        self._losses = []
+        self._work.clear()
         if self._recorder is not None:
             self._recorder.drop_step()
 
@@ -297,7 +329,7 @@ class ScriptSteps:
         self.end_step(images, allow_fewer_images=is_short)
 
     def _record_what_is_over(self, recorder: StepRecorder) -> None:
-        """Records what a step was the last of: a block of explained steps, the steps to record, those to count."""
+        """Records what has ended with the latest step: a block of explained steps, or all steps to record or count."""
         if recorder.has_profile:
             recorder.read_profile(self._with_unnamed_phases)
         if recorder.step == self.step_limit:
@@ -311,13 +343,13 @@ class ScriptSteps:
     @property
     def _has_step_in_hand(self) -> bool:
         """Whether a step is under way that the script has begun to train."""
-        return self._is_training and self._recorder is not None and self._recorder.is_in_step
+        return self._work.has_begun and self._recorder is not None and self._recorder.is_in_step
 
     def _leave_loop(self) -> None:
         """Pauses after a loop over batches that the script has left early, if there is one.
 
-        The step in hand counts if its optimizer has stepped; else it is dropped, and `end` says so. This waits for no
-        other rank: an error may have ended the loop on this rank alone.
+        A step whose last batch the script has in hand counts if its optimizer has stepped. Else it is dropped, and
+        `end` prints how many were. This waits for no other rank: an error may have ended the loop on this rank alone.
 
         Raises:
             ValueError: the study says other images than those of the step in hand.
@@ -332,16 +364,19 @@ class ScriptSteps:
             self._pause()
         elif images is None or not loop.optimizer_stepped:
             if not recorder.is_counting:
-                self._unfinished_steps += 1
+                self._steps_dropped_by_breaks += 1
             self._pause()
         else:
             self._check_images(images, allow_fewer=True)
-            recorder.end_step(images, self._mean_loss())
+            recorder.end_step(images, self._take_mean_loss())
             self._pause()
             self._record_what_is_over(recorder)
 
     def _leave_loop_quietly(self) -> None:
-        """Leaves a loop whose generator is thrown away: Python only prints what that raises, so `end` raises it."""
+        """Leaves a loop whose generator is thrown away.
+
+        Python would only print an exception that is raised there, so it is kept, and `end` raises it.
+        """
         try:
             self._leave_loop()
         except Exception as error:
@@ -350,9 +385,8 @@ class ScriptSteps:
 
     def _pause(self) -> None:
         """Stops the clock, and drops the step under way."""
-        has_work = self._is_training
-        self._is_training = False
-        self._losses = []
+        has_work = self._work.has_begun
+        self._work.clear()
         if self._recorder is not None and not self.done:
             self._recorder.pause(step_has_work=has_work)
 
@@ -361,7 +395,7 @@ class ScriptSteps:
         recorder = self._recorder
         if recorder is None or self.done:
             return
-        recorder.pause(step_has_work=self._is_training)
+        recorder.pause(step_has_work=self._work.has_begun)
         if recorder.step > self._epoch_first_step:  # two pauses without a step between them are no epoch
             recorder.epoch += 1
             self._epoch_first_step = recorder.step
@@ -423,16 +457,16 @@ class ScriptSteps:
         self._pause()
         if self._late_error is not None:
             raise self._late_error
-        if self._unfinished_steps > 0:
-            steps = f"{self._unfinished_steps} optimizer step(s) of rank {self._rank.rank}"
+        if self._steps_dropped_by_breaks > 0:
+            steps = f"{self._steps_dropped_by_breaks} optimizer step(s) of rank {self._rank.rank}"
             reason = "the script left its loop over probe.steps before their optimizer had stepped"
             print(f"vitscale: {steps} are not in the record: {reason}", file=sys.stderr)
-        recorder = self._recorder
         if self.step_limit is not None and self.step < self.step_limit:
             raise RuntimeError(
                 f"the script ended after {self.step} of {self.step_limit} optimizer steps (measure.warmup_steps + "
                 f"measure.steps): {self._advice_for_more_steps(self.step_limit)}"
             )
+        recorder = self._recorder
         if recorder is None:
             raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")
         if self.step_limit is None:
@@ -443,27 +477,34 @@ class ScriptSteps:
 
     def _advice_for_more_steps(self, step_limit: int) -> str:
         """Returns the end of a message: how to get to `step_limit` steps."""
-        if self.step + self._dropped_steps < step_limit:
+        if self.step + self._steps_dropped_by_pauses < step_limit:
             return "let it train until probe.done, or set measure.steps lower"
+        dropped = self._steps_dropped_by_pauses
         return (
-            f"{self._dropped_steps} more were left out because probe.pause() came before they were over. After an "
+            f"{dropped} more were left out because probe.pause() came before they were over. After an "
             "optimizer that is not torch's a loop over probe.steps cannot tell: mark each step by "
             "`with probe.step(images):`, and pause behind it"
         )
 
     # Parts of the record
 
-    def _mean_loss(self) -> torch.Tensor:
-        """Mean of the losses of this step (scalar); NaN, which a record has as null, where there are none."""
-        losses = self._losses
-        self._losses = []
+    def _take_mean_loss(self) -> torch.Tensor:
+        """Returns the mean of the losses of this step (scalar), and forgets them.
+
+        Returns NaN, which becomes null in the record, where the script has given none.
+        """
+        losses = self._work.take_losses()
         if not losses:
             return torch.tensor(math.nan)
         device = device_of(self._header)
         return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=device) for loss in losses]).mean()
 
     def _with_unnamed_phases(self, unknown: Mapping[str, str]) -> dict[str, str]:
-        """Parts of a step that are unknown, each with its reason: also those whose phase the script does not name."""
+        """Returns `unknown` together with the parts whose phase the script does not name, each with a reason.
+
+        Args:
+            unknown: the parts of a step that a profile does not show -> why. Its reasons come first.
+        """
         named_phases = frozenset[str]() if self._recorder is None else self._recorder.named_phases
         reasons: dict[str, str] = {}
         for phase, part in _PART_OF_PHASE.items():
@@ -495,6 +536,6 @@ class ScriptSteps:
 
 
 def device_of(header: RunHeader) -> torch.device:
-    """The device that the script has chosen, of the trial's kind."""
+    """Returns the device that the script has chosen, of the trial's kind."""
     kind = header.trial.train.device
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

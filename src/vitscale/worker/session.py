@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,12 +62,7 @@ def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Trai
     if device.type == "cpu":
         keep_freed_memory()
     dataset = sources.load(trial.data)
-    if dataset.summary.fingerprint != header.dataset_fingerprint:
-        raise RuntimeError(
-            f"the data here is not what the study was started with: its fingerprint is {dataset.summary.fingerprint}, "
-            f"and was {header.dataset_fingerprint}. Files have changed, this host's copy has other times of change "
-            "(cp -a and rsync -a keep them), or another version of vitscale reads them in another order"
-        )
+    _refuse_other_data(dataset.summary.fingerprint, header.dataset_fingerprint)
     laps.end("data")
 
     # The same weights on every rank, and in every repeat unless repeats are to differ.
@@ -113,10 +108,20 @@ def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Trai
     return training
 
 
+def _refuse_other_data(fingerprint: str, expected: str) -> None:
+    """Raises `RuntimeError` unless the data here has the fingerprint with which the study was started."""
+    if fingerprint != expected:
+        raise RuntimeError(
+            f"the data here is not what the study was started with: its fingerprint is {fingerprint}, "
+            f"and was {expected}. Files have changed, this host's copy has other times of change "
+            "(cp -a and rsync -a keep them), or another version of vitscale reads them in another order"
+        )
+
+
 def preload(train: TrainSpec, model: ModelSpec) -> None:
     """Imports what training needs beyond this module, so that nothing is imported inside a step.
 
-    What forks of this process would each look up, versions and thread pools, is looked up too.
+    It also looks up the versions of packages and the thread pools, which forks of this process would else look up each.
     """
     building.preload(train)
     models.preload(model)
@@ -183,8 +188,8 @@ class _Laps:
             compiled: names of what was compiled in it.
         """
         ended = time.perf_counter()
-        line = {"name": name, "seconds": ended - self._began, "compiled": tuple(compiled)}
-        self._log.write(PhaseLine.model_validate(line))
+        fields = {"name": name, "seconds": ended - self._began, "compiled": tuple(compiled)}
+        self._log.write(PhaseLine.model_validate(fields))
         self._began = ended
         PROGRESS.phase = STARTING + _NEXT_PHASE[name]
 
@@ -192,10 +197,17 @@ class _Laps:
 def measured_checkpoint(
     engine: Engine, device: torch.device, run_folder: Path, step: int, alive: Callable[[], None]
 ) -> CheckpointLine:
-    """Saves a checkpoint in the run's folder, spoils the model, restores it, removes the files. All ranks at once.
+    """Saves a checkpoint, spoils the model, restores it and removes the files. All ranks call this at once.
 
     Both times begin and end with all ranks together. Saving includes that the files are on the disk; restoring reads
     what the operating system may still have in memory.
+
+    Args:
+        engine: holds the model and its optimizer.
+        device: the device of this rank.
+        run_folder: the run's folder, in which the checkpoint lies for a while.
+        step: number of optimizer steps so far.
+        alive: is called now and then, to show that this rank goes on.
 
     Raises:
         RuntimeError: a weight, an optimizer state or, on rank 0, a buffer is not bit for bit what it was.
@@ -203,22 +215,13 @@ def measured_checkpoint(
         OSError: the disk is full, or does not take it for another reason.
     """
     folder = run_folder / "checkpoint"
-    before = _digests(engine, alive)
+    digests_before = _digests(engine, alive)
     save_seconds = _timed(lambda: engine.save_checkpoint(folder, step, alive), device)
     checkpoint_bytes = sum(path.stat().st_size for path in folder.iterdir())
     _spoil(engine)
-    spoiled = _digests(engine, alive)
-    weights = [tensor for tensor in before if tensor.file == WEIGHTS]
-    if all(spoiled[tensor] == before[tensor] for tensor in weights):
-        raise RuntimeError("the checkpoint was not tried: the weights could not be made others")
+    _require_other_weights(digests_before, spoiled=_digests(engine, alive))
     load_seconds = _timed(lambda: engine.load_checkpoint(folder, alive), device)
-    after = _digests(engine, alive)
-    different = sorted(tensor for tensor in before if after.get(tensor) != before[tensor])
-    if different:
-        raise RuntimeError(
-            f"the checkpoint does not restore what was saved: {len(different)} of {len(before)} tensors differ, "
-            f"the first is {'/'.join(different[0])}"
-        )
+    _require_same_tensors(digests_before, restored=_digests(engine, alive))
     barrier()  # no rank reads any more
     shutil.rmtree(folder, ignore_errors=True)  # by the first rank that comes
     return CheckpointLine(save_seconds=save_seconds, load_seconds=load_seconds, bytes=checkpoint_bytes)
@@ -229,6 +232,28 @@ class _TensorName(NamedTuple):
 
     file: str
     name: str
+
+
+_Digests = Mapping[_TensorName, str]
+"""SHA-256 of each tensor of a checkpoint."""
+
+
+def _require_other_weights(saved: _Digests, spoiled: _Digests) -> None:
+    """Raises `RuntimeError` if no weight has changed since it was saved: restoring would then prove nothing."""
+    weights = [tensor for tensor in saved if tensor.file == WEIGHTS]
+    if all(spoiled[tensor] == saved[tensor] for tensor in weights):
+        raise RuntimeError("the checkpoint was not tried: the weights could not be made others")
+
+
+def _require_same_tensors(saved: _Digests, restored: _Digests) -> None:
+    """Raises `RuntimeError`, which names a tensor, if one differs from what was saved or is missing."""
+    different = sorted(tensor for tensor in saved if restored.get(tensor) != saved[tensor])
+    if different:
+        first = different[0]
+        raise RuntimeError(
+            f"the checkpoint does not restore what was saved: {len(different)} of {len(saved)} tensors differ, "
+            f"the first is {first.file}/{first.name}"
+        )
 
 
 def _spoil(engine: Engine) -> None:

@@ -251,7 +251,7 @@ class Training:
         )
 
     def _count_traffic(self, epoch: int) -> None:
-        """Counts what some further steps send, which all ranks take together and which are not recorded.
+        """Trains some steps more, on all ranks, to count what they send; these steps are not recorded.
 
         Args:
             epoch: number of the first epoch whose order of images has not been used.
@@ -259,15 +259,17 @@ class Training:
         if self.recorder.backend is None:
             self.log.write(TrafficLine(step=self.step, backend=NO_GROUP, collectives=()))
             return
-        # After an evaluation FSDP2 keeps its root's weights gathered, so the following step is not a usual one.
         has_evaluated = self.held_out_accuracy is not None
-        self.recorder.count_traffic(first_usual=self.step + 1 if has_evaluated else self.step)
+        # FSDP2 keeps the weights of its root gathered after an evaluation, and does not gather them in the next step.
+        steps = self.recorder.count_traffic(unusual_steps=1 if has_evaluated else 0)
         sums = self._zero_sums()
-        while self.recorder.is_counting:
+        while steps > 0:
             order = self.passes.order(epoch)
+            epoch_steps = min(order.steps, steps)
             with self.passes.batches(order) as batches:
-                for _ in range(min(order.steps, self.recorder.steps_to_count)):
+                for _ in range(epoch_steps):
                     self._train_step(batches, epoch, sums)
+            steps -= epoch_steps
             epoch += 1
 
     def _zero_sums(self) -> Tensor:

@@ -383,7 +383,7 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str
     if len(messages) == 1:
         only = messages[0]
         return f", {only.line}: {only.message}" if only.line else f": {only.message}"
-    listed = [f"{each.line}: {each.message}" if each.line else each.message for each in messages]
+    listed = [f"{item.line}: {item.message}" if item.line else item.message for item in messages]
     if len(causes) > _MOST_MESSAGES:
         listed.append(f"(and {len(causes) - _MOST_MESSAGES} more)")
     return ":" + "".join(f"\n  {item}" for item in listed)

@@ -261,11 +261,10 @@ def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) 
     """Refuse a split along an axis that the engine does not take; the error names engines that take it here."""
     if axis in of_engine(train.engine).splits:
         return
-    splitting_engines = [
-        f"train.engine = {shown(name)}"
-        for name, facts in ENGINES.items()
-        if axis in facts.splits and not facts.unavailable(train.device)
-    ]
+    splitting_engines = []
+    for name, facts in ENGINES.items():
+        if axis in facts.splits and not facts.unavailable(train.device):
+            splitting_engines.append(f"train.engine = {shown(name)}")
     split = f"parallel.{axis} = {getattr(parallel, axis)}"
     what = f"{split} is not taken by train.engine = {shown(train.engine)}"
     raise RequestError(what, valid=splitting_engines, next_step=f"Use one of these, or set {axis} = 1")

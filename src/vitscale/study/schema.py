@@ -115,9 +115,8 @@ def _as_toml(schema: dict[str, Any]) -> dict[str, Any]:
     choices = [choice for choice in kept.pop("anyOf", []) if choice.get("type") != "null"]
     if not choices:
         return kept
-    if len(choices) == 1:
-        return kept | choices[0]
-    return kept | {"anyOf": choices}
+    merged: dict[str, Any] = choices[0] if len(choices) == 1 else {"anyOf": choices}
+    return kept | merged
 
 
 def _docstrings(section_type: type[Spec]) -> dict[str, str]:

@@ -62,7 +62,8 @@ def changed(config: dict[str, Any], changes: FileChanges) -> dict[str, Any]:
     """Return a copy of the configuration after the changes; tables that a new key needs are made."""
     result = copy.deepcopy(config)
     for place, value in changes.items():
-        *tables, key = place.split(".") if isinstance(place, str) else place
+        names = place.split(".") if isinstance(place, str) else place
+        *tables, key = names
         if value is REMOVED:
             _remove_key(result, tables, key)
         else:

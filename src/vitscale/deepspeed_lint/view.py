@@ -31,8 +31,12 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
 def _table() -> dict[str, Any]:
     """Return the table that `tools/make_deepspeed_keys.py` makes from DeepSpeed's source archives.
 
-    `releases`: versions, oldest first. `keys`: dotted key -> a fact -> spans of releases in which it holds
-    ("0.9.5..0.12.6, 0.13.0.."). `defaults`, `optimizers` and `schedulers` have spans in the same way.
+    Its entries:
+        releases: versions, oldest first.
+        keys: dotted key -> fact on the key ("int gt=0", "refused") -> spans of releases in which it holds
+            ("0.9.5..0.12.6, 0.13.0..", where the last one has no end).
+        defaults: dotted key -> default -> spans.
+        optimizers, schedulers: name -> fact -> spans.
     """
     text = resources.files("vitscale.deepspeed_lint").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
@@ -87,7 +91,7 @@ class Release:
         return self._fact_by_key.get(key)
 
     def children(self, part: str) -> list[str]:
-        """Return the names of the known keys inside a part ("" for the whole)."""
+        """Return the names of the known keys that lie directly in a part; part "" is the whole configuration."""
         names = []
         for key in self._fact_by_key:
             parent, _, name = key.rpartition(".")
@@ -112,7 +116,13 @@ class Release:
         return None if value is None else float(value)
 
     def since(self, part: str, name: str, fact: str) -> str:
-        """Return the releases in which `fact` holds, in words."""
+        """Return the releases in which the table has a fact, in words: "since 0.19.3".
+
+        Args:
+            part: entry of the table: "defaults".
+            name: what the fact is about: "gradient_clipping".
+            fact: the fact, one that the table has: "1.0".
+        """
         return _spans_in_words([_table()[part][name][fact]])
 
     def names(self, part: str) -> list[str]:
@@ -125,14 +135,18 @@ class Release:
         return None if history is None else _spans_in_words(history.values())
 
     def _current(self, history: Mapping[str, str]) -> str | None:
-        """Return the fact that holds in this release; None where none does."""
+        """Return the fact that holds in this release; None where none does.
+
+        Args:
+            history: fact -> spans of releases in which it holds.
+        """
         for fact, spans in history.items():
             if self._is_within(spans):
                 return fact
         return None
 
     def _is_within(self, spans: str) -> bool:
-        """Whether this release lies in one of several spans, "0.9.5..0.12.6, 0.13.0..": an open one has no end."""
+        """Whether this release lies in one of several spans: "0.9.5..0.12.6, 0.13.0..", the last without an end."""
         releases = known_releases()
         for span in spans.split(", "):
             first, _, last = span.partition("..")
@@ -143,7 +157,7 @@ class Release:
 
 
 def _spans_in_words(spans: Iterable[str]) -> str:
-    """Return spans of releases in words: "from 0.9.5 to 0.19.6 and since 0.19.8"."""
+    """Return spans such as "0.9.5..0.19.6" and "0.19.8.." in words: "from 0.9.5 to 0.19.6 and since 0.19.8"."""
     clauses = []
     for span in ", ".join(spans).split(", "):
         first, _, last = span.partition("..")
@@ -163,17 +177,26 @@ def _version_number(version: str) -> Version | None:
 
 
 def _nearest_release(number: Version) -> str:
-    """Return the release of the same minor version with the nearest patch, else the newest earlier, else the oldest."""
+    """Return the release of the table that is nearest to a version.
+
+    That is the nearest patch of the same minor version; without one the newest earlier release; without one the oldest.
+
+    Args:
+        number: the version, such as (0, 16, 9).
+    """
     release_by_number: dict[Version, str] = {}
     for release in known_releases():
         release_number = _version_number(release)
         if release_number is not None:
             release_by_number[release_number] = release
+    _, _, patch = number
     same_minor = [other for other in release_by_number if other[:2] == number[:2]]
     if same_minor:
-        return release_by_number[min(same_minor, key=lambda other: abs(other[2] - number[2]))]
+        nearest = min(same_minor, key=lambda other: abs(other[2] - patch))
+        return release_by_number[nearest]
     earlier = [other for other in release_by_number if other < number]
-    return release_by_number[max(earlier) if earlier else next(iter(release_by_number))]
+    oldest = next(iter(release_by_number))
+    return release_by_number[max(earlier)] if earlier else release_by_number[oldest]
 
 
 _IMAGENET_CLASSES = 1000
@@ -196,7 +219,7 @@ class LintTarget:
     stage: int | None = None
     """The ZeRO stage, where a study sets it and the file's does not count."""
     precision: str | None = None
-    """The precision in `View.precision`'s words, where a study sets it."""
+    """The precision in the words of `ConfigurationView.precision`, where a study sets it."""
     settled: frozenset[str] = frozenset()
     """Dotted keys that a study writes itself, so that the file need not have them."""
     in_a_study: bool = False
@@ -232,14 +255,14 @@ def lint_target(model: str | None, parameters: str | None, gpus: int | None, dee
     if model is not None and parameters is not None:
         raise RequestError("both --model and --parameters are given", valid=["one of the two"])
     version = installed_version() if deepspeed is None else deepspeed
-    count = None
+    parameter_count = None
     if model is not None:
-        count = _parameters(model)
+        parameter_count = _parameters(model)
     elif parameters is not None:
-        count = model_cost.counted(parameters)
+        parameter_count = model_cost.counted(parameters)
     return LintTarget(
         model=model,
-        parameters=count,
+        parameters=parameter_count,
         gpus=gpus,
         deepspeed=version,
         installed=version is not None,
@@ -308,7 +331,10 @@ class ConfigurationView:
     release: Release
 
     def value(self, key: str) -> Any:
-        """Return any value at a dotted key; None where the key is absent (for null `has` is True)."""
+        """Return the value at a dotted key as it is; None where the key is absent, and where it is null.
+
+        `has` distinguishes the two.
+        """
         value = self._at(key)
         return None if value is _ABSENT else value
 
@@ -317,7 +343,7 @@ class ConfigurationView:
         return self._at(key) is not _ABSENT
 
     def open(self, key: str) -> bool:
-        """Whether the key, or a part that it belongs to, is "auto" or is written by the study."""
+        """Whether the file leaves a key open: the key, or a part around it, is "auto" or is written by a study."""
         names = key.split(".")
         for depth in range(1, len(names) + 1):
             part = ".".join(names[:depth])
@@ -326,9 +352,9 @@ class ConfigurationView:
         return False
 
     def flag(self, key: str, default: bool = False) -> bool | None:
-        """Return a switch's value; `default` where it is absent, None where the value is no switch's.
+        """Return the value of a switch; `default` where it is absent, None where the value is neither on nor off.
 
-        Texts such as "true" count only where a pydantic model of DeepSpeed's converts them.
+        A text such as "true" counts only where a pydantic model of DeepSpeed's converts it.
         """
         value = self._at(key)
         if value is _ABSENT:
@@ -443,11 +469,12 @@ class KeyInFile(NamedTuple):
 
 
 def keys_in(view: ConfigurationView) -> Iterator[KeyInFile]:
-    """Yield all keys of a configuration, inside parts only where the release reads their keys one by one."""
+    """Yield all keys of a configuration; those inside a part only where the release reads its keys one by one."""
     yield from _keys_in_part(view, view.config, part="")
 
 
 def _keys_in_part(view: ConfigurationView, values: Mapping[str, Any], part: str) -> Iterator[KeyInFile]:
+    """Yield the keys of a part and of the parts in it; `values` are its keys, and `part` is its own dotted key."""
     for name, value in values.items():
         key = f"{part}.{name}" if part else name
         yield KeyInFile(key, name, part, value)

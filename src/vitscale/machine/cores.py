@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitscale.base.processors import usable_cores
 
@@ -27,53 +27,72 @@ Distances = Mapping[int, Mapping[int, int]]
 
 @dataclass(frozen=True)
 class PhysicalCore:
-    """A physical core that this process may use, at least in part."""
+    """A physical core that this process may use, or a part of one.
+
+    Example: logical cores 3 and 67 are siblings and make physical core 3 of memory node 0.
+    """
 
     node: int | None
     """Its memory node; None where the kernel does not say."""
     number: int
     """The lowest number of its logical cores, allowed or not, which is the same for all processes of the host."""
     logical: tuple[int, ...]
-    """Its logical cores that are allowed."""
+    """Its logical cores that are allowed, in ascending order."""
+
+
+class _CoreKey(NamedTuple):
+    """What all logical cores of a physical core have in common."""
+
+    node: int | None
+    number: int
+    """The lowest number of all its logical cores."""
 
 
 def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> tuple[PhysicalCore, ...]:
-    """Return the physical cores that have logical cores in `allowed`, by memory node and number.
+    """Return the physical cores that have logical cores in `allowed`, ordered by memory node, then by number.
 
-    Where the kernel does not say which are siblings, every logical core counts as a physical one.
+    Where the kernel does not say which logical cores are siblings, each one counts as a physical core.
 
     Args:
-        allowed: numbers of logical cores; None: this process's mask.
+        allowed: numbers of logical cores; None: those that this process may use.
         sysfs: the kernel's folder of devices.
     """
-    logical_cores = usable_cores() if allowed is None else frozenset(allowed)
-    node_by_core: dict[int, int] = {}
-    for node, cores in _cores_by_node(sysfs).items():
-        node_by_core |= dict.fromkeys(cores, node)
-    siblings: dict[tuple[int | None, int], list[int]] = {}
-    for core in sorted(logical_cores):
-        number = min(_siblings(core, sysfs))
-        siblings.setdefault((node_by_core.get(core), number), []).append(core)
-    physical = [PhysicalCore(node, number, tuple(logical)) for (node, number), logical in siblings.items()]
-    return tuple(sorted(physical, key=_node_then_number))
+    allowed_cores = usable_cores() if allowed is None else frozenset(allowed)
+    node_by_logical_core: dict[int, int] = {}
+    for node, node_cores in _cores_by_node(sysfs).items():
+        node_by_logical_core |= dict.fromkeys(node_cores, node)
+    allowed_siblings: dict[_CoreKey, list[int]] = {}
+    for logical_core in sorted(allowed_cores):
+        lowest_sibling = min(_siblings(logical_core, sysfs))
+        key = _CoreKey(node_by_logical_core.get(logical_core), lowest_sibling)
+        allowed_siblings.setdefault(key, []).append(logical_core)
+    cores = [PhysicalCore(key.node, key.number, tuple(siblings)) for key, siblings in allowed_siblings.items()]
+    return tuple(sorted(cores, key=_node_then_number))
 
 
 def _node_then_number(core: PhysicalCore) -> tuple[int, ...]:
     """Key by which cores are sorted; those whose node is not known come first."""
-    return (-1 if core.node is None else core.node), core.number
+    node = -1 if core.node is None else core.node
+    return (node, core.number)
 
 
 def numa_nodes(cores: frozenset[int], sysfs: Path = _SYSFS) -> tuple[int, ...] | None:
-    """Return the memory nodes of these logical cores, in order; None where the kernel does not know that of each."""
-    allowed_by_node = {node: cores & node_cores for node, node_cores in _cores_by_node(sysfs).items()}
-    known_cores = frozenset[int]().union(*allowed_by_node.values())
-    if not known_cores or known_cores != cores:
+    """Return the memory nodes of these logical cores, in order; None where the kernel does not say it for every core.
+
+    Return None also for no cores.
+    """
+    cores_by_node = {node: cores & node_cores for node, node_cores in _cores_by_node(sysfs).items()}
+    cores_with_node = frozenset[int]().union(*cores_by_node.values())
+    if not cores_with_node or cores_with_node != cores:
         return None
-    return tuple(sorted(node for node, allowed in allowed_by_node.items() if allowed))
+    return tuple(sorted(node for node, cores_on_node in cores_by_node.items() if cores_on_node))
 
 
 def _siblings(core: int, sysfs: Path) -> list[int]:
-    """Return the logical cores of a logical core's physical one; itself alone where the kernel does not say."""
+    """Return all logical cores of the physical core that a logical core belongs to, itself included.
+
+    Return it alone where the kernel does not say which they are.
+    """
     try:
         siblings = _cpu_list((sysfs / f"cpu/cpu{core}/topology/thread_siblings_list").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -95,14 +114,14 @@ def _cores_by_node(sysfs: Path) -> dict[int, frozenset[int]]:
 
 
 def _cpu_list(text: str) -> list[int]:
-    """Read the kernel's lists of numbers: "0-2,8" is [0, 1, 2, 8].
+    """Read a list of numbers as the kernel writes it: "0-2,8" is [0, 1, 2, 8].
 
     Raises:
-        ValueError: it is none, or empty.
+        ValueError: the text is empty, or no such list.
     """
     cores: list[int] = []
     for part in text.strip().split(","):
-        first, _, last = part.partition("-")
+        first, _, last = part.partition("-")  # "8" has no last
         cores += range(int(first), int(last or first) + 1)
     return cores
 
@@ -116,7 +135,8 @@ def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
     distances = {}
     for node in nodes:
         try:
-            row = [int(word) for word in (sysfs / f"node/node{node}/distance").read_text(encoding="ascii").split()]
+            text = (sysfs / f"node/node{node}/distance").read_text(encoding="ascii")
+            row = [int(word) for word in text.split()]  # the distance to each node, in order of their numbers
         except (OSError, ValueError):
             continue
         if len(row) == len(nodes):  # else there are nodes without cores, whose place in the row is not known
@@ -125,20 +145,22 @@ def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
 
 
 def is_bound(own: frozenset[int], parent: frozenset[int], host: frozenset[int]) -> bool:
-    """Whether the launcher has bound a rank: the rank has fewer cores than the launcher has within the rank's cpuset.
+    """Whether a rank's launcher has bound the rank to some cores.
+
+    It has if the rank may use fewer cores than its launcher, of those that the rank's cpuset allows.
 
     Args:
-        own: the rank's mask when it started.
-        parent: the mask of the process that started the rank.
-        host: the cores that the rank's cpuset allows (a container's, a job step's).
+        own: the logical cores that the rank may use when it starts.
+        parent: those that the process may use which started the rank.
+        host: those that the rank's cpuset allows (a container's, a job step's).
     """
     return own < parent & host
 
 
 def bound_by_launcher() -> bool:
-    """Whether the launcher has bound this process (`is_bound`).
+    """Whether the launcher has bound this process to some cores (`is_bound`).
 
-    For a moment the process asks for all cores: the kernel grants those of its cpuset.
+    To find out which cores its cpuset allows, the process asks for all cores for a moment: the kernel grants those.
     """
     if not hasattr(os, "sched_setaffinity"):
         return False
@@ -162,11 +184,12 @@ def share_of_cores(
     distances: Distances | None = None,
     host_nodes: Nodes = (),
 ) -> tuple[int, ...] | None:
-    """Return the logical cores that a rank is pinned to; None where the host has fewer than all ranks' threads.
+    """Return the logical cores that a rank is pinned to; None where the host has fewer than its ranks have threads.
 
-    A rank gets as many physical cores as it has threads, or its equal share where there are fewer, each with its
-    siblings. Every rank works out the same table of all ranks of its host. Ranks whose GPU's memory node has room come
-    first, then those that fit on another node, the nearest first, and last those that fit on no single node.
+    A rank gets as many physical cores as it has threads, or an equal share of them where there are fewer, each with its
+    siblings. Every rank works out the cores of all ranks of its host, with the same result. Ranks get cores in this
+    order: those whose GPU's memory node has room; those that fit on another node, the nearest one; those that fit on
+    no single node.
 
     Args:
         local_rank: the rank's number on this host, from 0.
@@ -180,29 +203,47 @@ def share_of_cores(
     cores_per_rank = min(threads, len(cores) // ranks)
     if not cores_per_rank:
         return _consecutive(local_rank, ranks, threads, cores)
-    if 0 < len(gpu_nodes) < ranks:
-        # The launcher shows each rank only its own GPU: the others have different ones, but which is not known. What is
-        # decided here must not depend on this rank's, or ranks would take one another's cores.
-        cores_by_node = _by_node(cores)
-        every_node_holds_all = all(len(on_node) >= ranks * cores_per_rank for on_node in cores_by_node.values())
-        if cores_per_rank == threads and every_node_holds_all:
-            first_node = next(iter(cores_by_node.values()))
-            near_gpu = cores_by_node.get(gpu_nodes[local_rank % len(gpu_nodes)], first_node)
-            start = local_rank * cores_per_rank
-            return _logical(near_gpu[start : start + cores_per_rank], threads)
-        gpu_nodes = host_nodes if len(host_nodes) >= ranks else ()
-    node_by_rank = [gpu_nodes[rank % len(gpu_nodes)] if gpu_nodes else None for rank in range(ranks)]
-    table = _FreeCores(cores, cores_per_rank, distances or {}).dealt_to(node_by_rank)
-    shares = [_logical(physical, threads) for physical in table]
-    return shares[local_rank] if all(shares) else _consecutive(local_rank, ranks, threads, cores)
+    known_gpu_nodes = gpu_nodes
+    sees_own_gpu_only = 0 < len(gpu_nodes) < ranks
+    if sees_own_gpu_only:
+        # Other ranks have other GPUs, but this rank does not know which. What follows must not depend on this rank's
+        # GPU, or ranks would take one another's cores.
+        cores_by_node = _group_by_node(cores)
+        does_every_node_hold_all = all(len(on_node) >= ranks * threads for on_node in cores_by_node.values())
+        if does_every_node_hold_all:
+            gpu_node = gpu_nodes[local_rank % len(gpu_nodes)]
+            return _share_of_node(local_rank, threads, cores_by_node, gpu_node)
+        known_gpu_nodes = host_nodes if len(host_nodes) >= ranks else ()
+    node_by_rank: list[int | None] = [None] * ranks
+    if known_gpu_nodes:
+        node_by_rank = [known_gpu_nodes[rank % len(known_gpu_nodes)] for rank in range(ranks)]
+    cores_by_rank = _FreeCores(cores, cores_per_rank, distances or {}).dealt_to(node_by_rank)
+    logical_by_rank = [_logical_cores(rank_cores, threads) for rank_cores in cores_by_rank]
+    if not all(logical_by_rank):
+        return _consecutive(local_rank, ranks, threads, cores)
+    return logical_by_rank[local_rank]
 
 
-def _by_node(cores: Iterable[PhysicalCore]) -> dict[int | None, list[PhysicalCore]]:
+def _share_of_node(
+    local_rank: int, threads: int, cores_by_node: Mapping[int | None, Sequence[PhysicalCore]], node: int | None
+) -> tuple[int, ...] | None:
+    """Return the logical cores of a rank on one memory node, where every node has room for all ranks.
+
+    A rank has the same place on every node, so that no two ranks take the same cores, whichever nodes they choose. An
+    unknown node stands for the first one.
+    """
+    first_node_cores = next(iter(cores_by_node.values()))
+    node_cores = cores_by_node.get(node, first_node_cores)
+    start = local_rank * threads
+    return _logical_cores(node_cores[start : start + threads], threads)
+
+
+def _group_by_node(cores: Iterable[PhysicalCore]) -> dict[int | None, list[PhysicalCore]]:
     """Return memory node -> its cores, in the order of `cores`."""
-    by_node: dict[int | None, list[PhysicalCore]] = {}
+    cores_by_node: dict[int | None, list[PhysicalCore]] = {}
     for core in cores:
-        by_node.setdefault(core.node, []).append(core)
-    return by_node
+        cores_by_node.setdefault(core.node, []).append(core)
+    return cores_by_node
 
 
 class _FreeCores:
@@ -210,38 +251,42 @@ class _FreeCores:
 
     def __init__(self, cores: Sequence[PhysicalCore], cores_per_rank: int, distances: Distances) -> None:
         """Begin with all cores of the host, which are enough for `cores_per_rank`, above 0, on each rank."""
-        self._by_node = _by_node(cores)
+        self._by_node = _group_by_node(cores)
         self._cores_per_rank = cores_per_rank
         self._distances = distances
 
     def dealt_to(self, node_by_rank: Nodes) -> list[list[PhysicalCore]]:
-        """Return the cores of each rank.
+        """Take the cores of all ranks, and return those of each rank.
+
+        Three rounds: ranks whose node has room, then those that fit on any one node, then those that fit on none.
 
         Args:
             node_by_rank: the memory node near which each rank should lie; None where that does not matter.
         """
-        shares: list[list[PhysicalCore]] = [[] for _ in node_by_rank]
+        cores_by_rank: list[list[PhysicalCore]] = [[] for _ in node_by_rank]
         for rank, node in enumerate(node_by_rank):
             if node is not None:
-                shares[rank] = self._take_from_one([node])
+                cores_by_rank[rank] = self._take_from_one([node])
         for rank, node in enumerate(node_by_rank):
-            shares[rank] = shares[rank] or self._take_from_one(self._nearest_first(node))
+            if not cores_by_rank[rank]:
+                cores_by_rank[rank] = self._take_from_one(self._nearest_first(node))
         for rank, node in enumerate(node_by_rank):
-            shares[rank] = shares[rank] or self._take_from_several(self._nearest_first(node))
-        return shares
+            if not cores_by_rank[rank]:
+                cores_by_rank[rank] = self._take_from_several(self._nearest_first(node))
+        return cores_by_rank
 
     def _nearest_first(self, node: int | None) -> list[int | None]:
-        """Return all nodes by their distance to one; in the host's order where distances are not known."""
+        """Return all nodes of the host by their distance to `node`; in the host's order where that is not known."""
 
-        def distance(other: int | None) -> int:
+        def distance_to(other: int | None) -> int:
             if node is None or other is None or other == node:
                 return 0
             return self._distances.get(node, {}).get(other, _UNKNOWN_DISTANCE)
 
-        return sorted(self._by_node, key=distance)
+        return sorted(self._by_node, key=distance_to)
 
     def _take_from_one(self, nodes: Iterable[int | None]) -> list[PhysicalCore]:
-        """Take a rank's cores from the first of these nodes that has enough; none where no node has."""
+        """Take a rank's cores from the first of these nodes that has enough; take none where no node has."""
         for node in nodes:
             free = self._by_node.get(node, [])
             if len(free) >= self._cores_per_rank:
@@ -250,21 +295,21 @@ class _FreeCores:
         return []
 
     def _take_from_several(self, nodes: Iterable[int | None]) -> list[PhysicalCore]:
-        """Take a rank's cores from as many of these nodes as it needs."""
-        taken: list[PhysicalCore] = []
+        """Take a rank's cores from as many of these nodes as it needs, in their order."""
+        rank_cores: list[PhysicalCore] = []
         for node in nodes:
-            lacking = self._cores_per_rank - len(taken)
-            taken += self._by_node[node][:lacking]
+            lacking = self._cores_per_rank - len(rank_cores)
+            rank_cores += self._by_node[node][:lacking]
             self._by_node[node] = self._by_node[node][lacking:]
-        return taken
+        return rank_cores
 
 
 _UNKNOWN_DISTANCE = 8192
 """More than any distance in the firmware's tables."""
 
 
-def _logical(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ...] | None:
-    """Return the logical cores of physical ones; None where they are fewer than threads."""
+def _logical_cores(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ...] | None:
+    """Return the logical cores of physical ones, in ascending order; None where they are fewer than `threads`."""
     logical: list[int] = []
     for core in cores:
         logical += core.logical
@@ -272,9 +317,11 @@ def _logical(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ...] | N
 
 
 def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[PhysicalCore]) -> tuple[int, ...] | None:
-    """Return consecutive logical cores, where whole physical ones do not suffice and ranks must share some of these.
+    """Return as many logical cores as a rank has threads, in ascending order, each of which belongs to this rank alone.
 
-    None where the host has fewer logical cores than all ranks have threads.
+    The host's logical cores, siblings side by side, are dealt out in a row. So two ranks may share a physical core:
+    this is for hosts on which the physical cores do not suffice. Return None where the host has fewer logical cores
+    than all ranks have threads.
     """
     logical: list[int] = []
     for core in cores:
@@ -286,7 +333,8 @@ def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[Phys
 
 
 Products = Literal["tiles", "words", "widened"]
-"""Ways to multiply 16-bit numbers: AMX in tiles, AVX512-BF16, or, on a processor that has neither, in 32 bits."""
+"""Ways in which a processor multiplies 16-bit numbers. tiles: by AMX. words: by AVX512-BF16. widened: as numbers of 32
+bits, because it has neither."""
 
 
 @cache

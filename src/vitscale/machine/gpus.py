@@ -60,21 +60,26 @@ def visible_gpus() -> tuple[Gpu, ...]:
     selected = select_visible(gpus, visible)
     if selected:
         return selected
-    signs = device_files()[:1]
+    signs_of_gpus = device_files()[:1]
     if visible is not None:
-        signs.append(f"CUDA_VISIBLE_DEVICES = {visible!r}")
+        signs_of_gpus.append(f"CUDA_VISIBLE_DEVICES = {visible!r}")
+    if not gpus and not signs_of_gpus:
+        return ()
+    subject = " and ".join(signs_of_gpus) or "GPUs in MIG mode"
     if not gpus:
-        if not signs:
-            return ()
-        raise GpusUnreadable(f"{' and '.join(signs)} are there, but {nvml_problem}")
-    subject = " and ".join(signs) or "GPUs in MIG mode"
-    if visible is None:
-        raise GpusUnreadable(f"{subject} are there, but none has a slice to compute on")
-    raise GpusUnreadable(f"{subject} are there, but NVML tells of {len(gpus)}, and none of them is named")
+        problem = nvml_problem
+    elif visible is None:
+        problem = "none has a slice to compute on"
+    else:
+        problem = f"NVML tells of {len(gpus)}, and none of them is named"
+    raise GpusUnreadable(f"{subject} are there, but {problem}")
 
 
 def host_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that NVML knows, also those that CUDA_VISIBLE_DEVICES hides: the host's, or a job step's."""
+    """Return the GPUs of the host (in a job step: of the step), also those that CUDA_VISIBLE_DEVICES hides.
+
+    Return none where NVML cannot be asked.
+    """
     with contextlib.suppress(_NvmlFailed), _nvml() as nvml:
         return _all_gpus(nvml)
     return ()
@@ -86,11 +91,16 @@ def device_files() -> list[str]:
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES (`visible`) names, by index or a UUID's unique prefix, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order.
 
     As in CUDA, the list ends at the first entry that names nothing, and a process sees at most one slice: the first of
     a GPU in MIG mode, unless another is named by its UUID. A GPU named twice counts once, for two ranks on it would
     share it. Source: NVIDIA Multi-Instance GPU User Guide, sections "Device Enumeration" and "CUDA_VISIBLE_DEVICES".
+
+    Args:
+        gpus: all GPUs of the host, by index.
+        visible: the variable's value, indices or unique beginnings of UUIDs: "0,1" or "GPU-8a6d,MIG-2f". None where it
+            is not set, and all GPUs are visible.
     """
     if visible is None:
         without_slices = tuple(gpu for gpu in gpus if not gpu.mig)
@@ -142,9 +152,10 @@ def is_count(text: str) -> bool:
 
 
 def gpu_settings(uuid: str) -> dict[str, Any]:
-    """Return settings and links of the GPU (or slice) with this UUID: fields of `vitscale.store.records.GpuSettings`.
+    """Return the settings and links of a GPU or slice, by the field names of `vitscale.store.records.GpuSettings`.
 
-    A value is None where NVML does not know it. Empty where NVML does not know the GPU or cannot be asked.
+    A value is None where NVML does not know it. Return an empty dict where NVML does not know the GPU at all, or cannot
+    be asked.
     """
     try:
         with _nvml() as nvml:
@@ -258,32 +269,44 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """Return the GPU's memory node; None where it is not known.
+    """Return the number of the GPU's memory node, from the kernel, else from NVML; None where neither knows it."""
+    node = _numa_node_of_kernel(nvml, handle)
+    return _numa_node_of_nvml(nvml, handle) if node is None else node
 
-    It comes from the kernel's PCI devices, else from NVML's memory affinity where that is one node.
-    """
+
+def _numa_node_of_kernel(nvml: Any, handle: Any) -> int | None:
+    """Return the memory node that the kernel has for the GPU as a PCI device; None where it has none."""
     bus = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
-    if bus is not None:
-        name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
-        with contextlib.suppress(OSError, ValueError):
-            # NVML writes the domain in eight digits, the kernel in four.
-            node = int((_PCI_DEVICES / name.lower()[-12:] / "numa_node").read_text(encoding="ascii"))
-            if node >= 0:  # -1: the firmware does not know it
-                return node
+    if bus is None:
+        return None
+    nvml_name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
+    # NVML writes the domain in eight digits, "00000000:3B:00.0", the kernel in four, "0000:3b:00.0".
+    kernel_name = nvml_name.lower()[-12:]
+    try:
+        node = int((_PCI_DEVICES / kernel_name / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None  # -1: the firmware does not know it
+
+
+def _numa_node_of_nvml(nvml: Any, handle: Any) -> int | None:
+    """Return the memory node to which the GPU has affinity by NVML; None where that is not exactly one."""
     words = _answer_or_none(
         nvml, lambda: list(nvml.nvmlDeviceGetMemoryAffinity(handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE))
     )
     nodes: list[int] = []
-    for index, word in enumerate(words or ()):  # 64 nodes to a word
-        nodes += [64 * index + bit for bit in range(64) if word >> bit & 1]
+    for word_index, word in enumerate(words or ()):  # a bit for each node, 64 nodes to a word
+        nodes += [64 * word_index + bit for bit in range(64) if word >> bit & 1]
     return nodes[0] if len(nodes) == 1 else None
 
 
 def _links_up(nvml: Any, handle: Any) -> int | None:
-    """Return the number of NVLinks that are up; None where NVML knows the state of none."""
-    states = [
-        _answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
-        for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
-    ]
-    known_states = [state for state in states if state is not None]
-    return sum(map(bool, known_states)) if known_states else None
+    """Return the number of NVLinks that are up; None where NVML does not know the state of any link."""
+    known_states = []
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+        state = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        if state is not None:
+            known_states.append(state)
+    if not known_states:
+        return None
+    return sum(1 for state in known_states if state)

@@ -26,7 +26,8 @@ class Machine:
     gpus: tuple[Gpu, ...]
     cpu_has_fast_bf16: bool
     node_cores: tuple[tuple[int | None, int], ...] = ()
-    """(memory node, physical cores there). Empty where unknown: then every core counts as a physical one."""
+    """For each memory node its number and the number of physical cores on it: ((0, 32), (1, 32)). Empty where unknown:
+    then every core counts as a physical one."""
     gpus_unreadable: str | None = None
     """Why GPUs that seem to be there cannot be used; None where there are no signs of such GPUs."""
 
@@ -38,21 +39,20 @@ class Machine:
     def threads_for(self, ranks: int, device: DeviceName) -> int:
         """Return the threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
 
-        On GPUs it is limited so that all ranks of a memory node's GPUs fit on that node.
+        On GPUs the number is limited so that the ranks whose GPUs belong to one memory node fit on its cores.
         """
         threads = self.physical_cores // ranks
         if device == "cuda":
             ranks_by_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
             for node, cores in self.node_cores:
-                if node is None or not ranks_by_node[node]:
-                    continue
-                share = cores // ranks_by_node[node]
-                if share:  # else the ranks cannot lie on the node anyway
+                ranks_of_node = 0 if node is None else ranks_by_node[node]
+                share = cores // ranks_of_node if ranks_of_node else 0
+                if share:  # else there are no such ranks, or more of them than cores, so that they cannot fit anyway
                     threads = min(threads, share)
         return max(1, threads)
 
     def limited_to(self, cores: int) -> Self:
-        """Return the same machine with at most `cores` of its logical cores; which ones is not known."""
+        """Return the same machine with at most `cores` of its logical cores, taken from all memory nodes alike."""
         if cores >= self.cores:
             return self
         node_cores = tuple((node, max(1, count * cores // self.cores)) for node, count in self.node_cores)
@@ -96,10 +96,11 @@ def this_machine() -> Machine:
 def cpu_quota_cores(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Return the cores that the CPU controller grants (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None if no limit.
+    """Return the number of cores to which this process's cgroup is limited, such as 1.5; None without a limit.
 
-    Limits on all ancestors bind too, so the smallest counts. In a container the path in /proc/self/cgroup may name
-    folders outside the container's view; folders that do not exist are skipped.
+    The limit is `cpu.max` in version 2, `cpu.cfs_quota_us` in version 1. Limits of all ancestors bind too, so the
+    smallest counts. In a container the path in /proc/self/cgroup may name folders outside the container's view; folders
+    that do not exist are skipped.
     """
     return min((quota.cores for quota in _quotas(proc_cgroup, mount)), default=None)
 
@@ -107,11 +108,11 @@ def cpu_quota_cores(
 def cpu_throttled_seconds(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Return the seconds for which the CPU controller has held this process's group back so far; None without a quota.
+    """Return the seconds for which the kernel has held back processes of this cgroup so far; None without a quota.
 
-    They are those of all processes in the group whose quota binds (see `cpu_quota_cores`): `throttled_usec` of
-    `cpu.stat` in version 2, `throttled_time` (nanoseconds) in version 1. The kernel adds up over cores: two cores held
-    back for a second are two seconds.
+    The group is the one whose quota binds (see `cpu_quota_cores`), with all its processes. The kernel adds up over
+    cores: two cores held back for a second are two seconds. It counts them in `cpu.stat`, as `throttled_usec` in
+    version 2, as `throttled_time` (nanoseconds) in version 1.
     """
     quotas = _quotas(proc_cgroup, mount)
     if not quotas:
@@ -129,11 +130,11 @@ def cpu_throttled_seconds(
 
 
 def _counters(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number, "nr_periods 12".
+    """Return name -> number from a file with lines such as "nr_periods 12".
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line has another second word than a number.
+        ValueError: the second word of a line is no number.
     """
     counters = {}
     for line in path.read_text(encoding="ascii").splitlines():
@@ -170,7 +171,7 @@ def _cgroup_folders(line: str, mount: Path) -> list[Path]:
     """Return the folders in which the limits of a group and its ancestors may lie, under all usual mount points.
 
     Args:
-        line: of /proc/self/cgroup: "0::/user.slice" in version 2, "4:cpu,cpuacct:/slurm/job_1" in version 1.
+        line: a line of /proc/self/cgroup: "0::/user.slice" in version 2, "4:cpu,cpuacct:/slurm/job_1" in version 1.
         mount: where cgroups are mounted.
     """
     fields = line.split(":", 2)
@@ -191,15 +192,18 @@ def _cgroup_folders(line: str, mount: Path) -> list[Path]:
 
 
 def quota_of(folder: Path) -> float | None:
-    """Return the cores to which the cgroup with this folder is limited; None if it has no limit, or is not there."""
+    """Return the number of cores to which a cgroup is limited; None if it has no limit, or does not exist.
+
+    The kernel states it as the microseconds of processor time that the group has in each period.
+    """
     try:
-        if (folder / "cpu.max").is_file():
+        if (folder / "cpu.max").is_file():  # version 2: "150000 100000", or "max 100000" without a limit
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
             return None if quota == "max" else int(quota) / int(period)
-        if (folder / "cpu.cfs_quota_us").is_file():
-            micros = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        if (folder / "cpu.cfs_quota_us").is_file():  # version 1: -1 without a limit
+            quota_micros = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
             period_micros = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
-            return None if micros <= 0 else micros / period_micros
+            return None if quota_micros <= 0 else quota_micros / period_micros
     except (OSError, ValueError, ZeroDivisionError):
         pass
     return None

@@ -56,9 +56,10 @@ class Expansion:
 
 
 class _WorldPlan(NamedTuple):
-    """One rank count of a curve."""
+    """How a point of the sweep is trained on one number of ranks."""
 
     train: TrainSpec
+    """With the batch sizes for this number of ranks."""
     world: World
     fraction: float
     """Share of the training images that is used."""
@@ -66,14 +67,19 @@ class _WorldPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class _SettledPoint:
-    """One point of the sweep in which all that needs no data is settled; its model still lacks the class count."""
+    """One point of the sweep, after everything is worked out that does not need its data."""
 
     labels: dict[str, Any]
+    """Swept fields by dotted name, with their values at this point."""
     study: Study
     data: DataSpec
+    """With absolute paths."""
     model: model_spec.ModelSpec
+    """With absolute paths, but as the user wrote it otherwise: the number of classes comes from the data."""
     worlds: tuple[_WorldPlan, ...]
+    """One plan for each rank count of the point's curve."""
     script_digest: str | None
+    """SHA-256 of the user's training script; None without one."""
 
 
 class _ModelDigests(NamedTuple):
@@ -87,6 +93,7 @@ class _ModelDigests(NamedTuple):
 class _PlannedTrial(NamedTuple):
     """A trial, the data that it takes, and the digest of its model's factory."""
 
+    identity: str
     trial: Trial
     summary: Summary
     factory_digest: str | None
@@ -99,11 +106,11 @@ class _Hosts:
     machine: Machine
     """One of them."""
     slots: int | None
-    """Ranks that one host takes where a point does not say; None: all."""
+    """Ranks that one host takes, for points that set no scaling.gpus_per_node; None: all."""
     most_per_node: int | None
     """Most ranks on one host at any point of the sweep; None: all ranks."""
     begun_with: int | None
-    """Threads per rank that results were begun with."""
+    """Threads per rank of earlier runs of this study; None where there are none."""
 
 
 def expand(
@@ -116,7 +123,8 @@ def expand(
 ) -> Expansion:
     """Return every trial of a study, on its curves.
 
-    Data come last: they may have to be downloaded, which a mistake elsewhere should not have to wait for.
+    The data of a point are checked after everything else: they may have to be downloaded, and a mistake elsewhere
+    should be reported before that.
 
     Args:
         file: the study.
@@ -132,23 +140,17 @@ def expand(
     _refuse_idle_fields(file)
     sweep_points = list(file.points())
     hosts = _Hosts(machine, slots, _most_ranks_per_node(sweep_points, slots), begun_with=threads)
-    points = [_settled(file.path, point, hosts) for point in sweep_points]
-    digests = _checked_models(file.path, points)
+    points = [_settle_point(file.path, point, hosts) for point in sweep_points]
+    digests_by_model = _check_models(file.path, points)
     summaries: dict[DataSpec, Summary] = {}
     planned: dict[str, _PlannedTrial] = {}
     curves: list[Curve] = []
     for point in points:
         if point.data not in summaries:
             summaries[point.data] = check_data(point.data)
-        summary = summaries[point.data]
-        curve_points = []
-        for plan in point.worlds:
-            trial = _trial(point, plan, summary, digests[point.model], launcher)
-            identity = trial.identity()
-            planned[identity] = _PlannedTrial(trial, summary, digests[point.model].factory)
-            curve_points.append(CurvePoint(gpus=plan.world.size, trial_id=identity))
-        labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
-        curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(curve_points)))
+        trials = _plan_trials(point, summaries[point.data], digests_by_model[point.model], launcher)
+        curves.append(_curve(point, trials))
+        planned |= {item.identity: item for item in trials}
     factory_digests = {}
     for identity, item in planned.items():
         if item.factory_digest is not None:
@@ -163,26 +165,52 @@ def expand(
     )
 
 
-def _most_ranks_per_node(points: Sequence[SweepPoint], slots: int | None) -> int | None:
-    """Return the most ranks that one host takes at any point of the sweep; None where one takes all.
+def _plan_trials(point: _SettledPoint, summary: Summary, digests: _ModelDigests, launcher: str) -> list[_PlannedTrial]:
+    """Return the trials of a point of the sweep, one for each of its rank counts.
 
-    The same number of threads on all curves, packed or spread: a rank alone on its host must not compute with more.
+    Raises:
+        RequestError: as `_trial`.
+    """
+    trials = []
+    for plan in point.worlds:
+        trial = _trial(point, plan, summary, digests, launcher)
+        trials.append(_PlannedTrial(trial.identity(), trial, summary, digests.factory))
+    return trials
+
+
+def _curve(point: _SettledPoint, trials: Sequence[_PlannedTrial]) -> Curve:
+    """Return the curve of a point of the sweep through its trials; the batch policy is no label, but its `mode`."""
+    labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
+    curve_points = [CurvePoint(gpus=item.trial.world.size, trial_id=item.identity) for item in trials]
+    return Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(curve_points))
+
+
+def _most_ranks_per_node(points: Sequence[SweepPoint], slots: int | None) -> int | None:
+    """Return the most ranks that one host takes at any point of the sweep; None where some point puts all on one host.
+
+    The number of threads per rank follows from it. So threads are equal on all curves: a rank that is alone on its
+    host does not compute with more threads than one that shares its host.
     """
     limits = [point.study.scaling.gpus_per_node or slots for point in points]
     known_limits = [limit for limit in limits if limit is not None]
     return max(known_limits) if len(known_limits) == len(limits) else None
 
 
-def _checked_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spec.ModelSpec, _ModelDigests]:
-    """Check that the models of all points are there, and return the digests of their files.
+def _check_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spec.ModelSpec, _ModelDigests]:
+    """Check that the models of all points are there, and return model -> digests of its files.
 
-    All are checked before the first digest of weights, which takes longer.
+    All models are checked before the weights of the first are read, because that takes longer.
+
+    Raises:
+        RequestError: a model's files are missing or cannot be used.
     """
-    models = dict.fromkeys(point.model for point in points)
-    configs = {model: user_model.check(path, model) for model in models}
-    weights = {model: user_model.weights_digest(model) for model in models}
-    factories = {model: user_model.factory_digest(path, model) for model in models}
-    return {model: _ModelDigests(configs[model], weights[model], factories[model]) for model in models}
+    models = dict.fromkeys(point.model for point in points)  # each once, in order
+    config_digests = {model: user_model.check(path, model) for model in models}
+    weights_digests = {model: user_model.weights_digest(model) for model in models}
+    factory_digests = {model: user_model.factory_digest(path, model) for model in models}
+    return {
+        model: _ModelDigests(config_digests[model], weights_digests[model], factory_digests[model]) for model in models
+    }
 
 
 def _notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: Iterable[Summary]) -> tuple[str, ...]:
@@ -192,26 +220,26 @@ def _notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: Iterable
         notes += summary.notes
     for point in points:
         notes += _micro_step_notes(point)
-    distributed = [gpus for gpus in sorted(set(file.study.scaling.gpus)) if gpus > 1]
-    if distributed and all(engines.of_engine(point.study.train.engine).alone for point in points):
+    several_ranks = [ranks for ranks in sorted(set(file.study.scaling.gpus)) if ranks > 1]
+    if several_ranks and all(engines.of_engine(point.study.train.engine).alone for point in points):
         engine = shown(points[0].study.train.engine)
-        left_out = f"{listed(distributed)} of scaling.gpus left out"
+        left_out = f"{listed(several_ranks)} of scaling.gpus left out"
         notes.append(f"train.engine = {engine} trains on one rank: {left_out}. Name an engine")
     return tuple(dict.fromkeys(notes))
 
 
 def _micro_step_notes(point: _SettledPoint) -> Iterator[str]:
-    """Yield notes on rank counts whose share of a constant global batch divides badly."""
+    """Yield a note for each rank count at which a constant global batch can only be cut into needlessly many pieces."""
     largest_micro_batch = point.study.train.micro_batch
     if point.study.scaling.mode != "strong-global" or largest_micro_batch is None:
         return
     for plan in point.worlds:
         ranks = plan.world.size
-        cut = rank_batches.needless_micro_steps(plan.train, largest_micro_batch)
-        if cut:
+        needless_cut = rank_batches.needless_micro_steps(plan.train, largest_micro_batch)  # "37 x 1 of 37 images ..."
+        if needless_cut:
             yield (
-                f"{ranks} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
-                f"scaling. Choose train.global_batch so that its share of {ranks} ranks has a larger divisor"
+                f"{ranks} ranks take {needless_cut}: small micro-batches are slow, and the curve shows that as a loss "
+                f"of scaling. Choose train.global_batch so that its share of {ranks} ranks has a larger divisor"
             )
 
 
@@ -223,9 +251,9 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 
 
 def _refuse_idle_field(file: StudyFile, field: str, value: float | None, *, mode: Mode) -> None:
-    """Refuse a dotted field that belongs to the batch policy `mode` where no curve has it.
+    """Refuse a dotted field that only the batch policy `mode` reads, where no curve has that policy.
 
-    A field that is swept must have no other policy beside it.
+    A swept field is refused too where some curves have another policy, because it would vary nothing on those.
     """
     is_swept = field in file.swept_fields
     is_set = value is not None
@@ -247,24 +275,26 @@ def _refuse_idle_values(study: Study, set_fields: frozenset[str]) -> None:
     scaling = study.scaling
     if scaling.mode == "weak" and scaling.fraction_per_gpu is not None and "data.fraction" in set_fields:
         cause = "scaling.mode = 'weak' with scaling.fraction_per_gpu"
-        raise _idle("data.fraction", cause, remedy="leave one of the two out")
+        raise _idle_field("data.fraction", cause, remedy="leave one of the two out")
 
 
 def _check_need(train: TrainSection, name: str) -> None:
-    """Refuse a field of [train] that has a meaning only with certain values of another one, which has none of them."""
+    """Refuse a field of [train] that depends on another field, where that one has a value without use for it.
+
+    Example: `momentum` has a meaning with optimizer = "sgd" alone.
+    """
     need = fields.traits_of(TrainSection, name).needs
     if need is None:
         return
     other_field, needed_values = need
     value = getattr(train, other_field)
     if value not in needed_values:
+        cause = f"train.{other_field} = {_as_written(value)}"
         valid = " or ".join(json.dumps(needed) for needed in needed_values)
-        raise _idle(
-            f"train.{name}", f"train.{other_field} = {_as_written(value)}", remedy=f"set {other_field} = {valid}"
-        )
+        raise _idle_field(f"train.{name}", cause, remedy=f"set {other_field} = {valid}")
 
 
-def _idle(field: str, cause: str, *, remedy: str) -> RequestError:
+def _idle_field(field: str, cause: str, *, remedy: str) -> RequestError:
     return RequestError(f"{field} has no meaning under {cause}", next_step=f"Remove it, or {remedy}")
 
 
@@ -293,42 +323,62 @@ class _CurveSettings:
     """Threads of each rank."""
 
 
-def _settled(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint:
-    """Settle all of a point that needs no data, and check it.
+def _settle_point(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint:
+    """Work out and check everything about a point of the sweep that does not need its data.
+
+    Args:
+        path: the study file.
+        point: the point, as the study file has it.
+        hosts: where it will run.
 
     Raises:
-        RequestError: it asks for something that cannot be.
+        RequestError: the point asks for something that cannot be.
     """
-    study = point.study
     split_varies = any(field.startswith("parallel.") for field in point.labels)
-    ranks = _rank_counts(study, split_varies=split_varies)
-    _refuse_idle_values(study, point.set_fields)
-    study, script_digest = _with_script(path, study, point.set_fields)
-    study, config = resolve.with_deepspeed_config(path, study, point.set_fields)
+    rank_counts = _rank_counts(point.study, split_varies=split_varies)
+    _refuse_idle_values(point.study, point.set_fields)
+    scripted = _with_script(path, point.study, point.set_fields)
+    completed = resolve.with_deepspeed_config(path, scripted.study, point.set_fields)
+    study = completed.study  # all that follows is about this one
     _check_length(study)
     _check_meters(path, study.measure.meters)
     device = resolve.device_of(study, hosts.machine)
     precision = resolve.precision_of(study, device, hosts.machine)
     threads = resolve.threads_of(study, device, hosts.machine, hosts.most_per_node, hosts.begun_with)
-    located = user_model.located(path, study.model)
-    model = located
-    is_known_to_script_alone = located.unknown and script_digest is not None
-    if not is_known_to_script_alone:  # whatever the number of classes, all else must be right
-        model = model_spec.resolve(located, dataset_classes=1)
+    located_model = user_model.located(path, study.model)
     settings = _CurveSettings(
         path=path,
         study=study,
         swept={field: point.labels[field] for field in study.sweep if field.startswith("train.")},
-        train=_train_values(study, device, precision, config, point.set_fields),
-        deepspeed_config=config,
-        model=model,
-        fewest_data_ranks=RankLayout.of(min(ranks), study.parallel).data,
-        most_data_ranks=RankLayout.of(max(ranks), study.parallel).data,
+        model=_model_without_data(located_model, is_scripted=scripted.digest is not None),
+        train=_train_values(study, device, precision, completed.config, point.set_fields),
+        deepspeed_config=completed.config,
+        fewest_data_ranks=RankLayout.of(min(rank_counts), study.parallel).data,
+        most_data_ranks=RankLayout.of(max(rank_counts), study.parallel).data,
         ranks_per_node=study.scaling.gpus_per_node or hosts.slots,
         threads=threads,
     )
-    worlds = tuple(_world_plan(settings, gpus) for gpus in ranks)
-    return _SettledPoint(point.labels, study, _located_data(path, study.data), located, worlds, script_digest)
+    return _SettledPoint(
+        labels=point.labels,
+        study=study,
+        worlds=tuple(_world_plan(settings, ranks) for ranks in rank_counts),
+        data=_located_data(path, study.data),
+        model=located_model,
+        script_digest=scripted.digest,
+    )
+
+
+def _model_without_data(located_model: model_spec.ModelSpec, *, is_scripted: bool) -> model_spec.ModelSpec:
+    """Return a model with its shape filled in and a class count of 1, to be checked before its data are known.
+
+    A model that only the user's training script knows is returned as it is.
+
+    Raises:
+        RequestError: the model cannot be built, whatever the number of classes.
+    """
+    if located_model.unknown and is_scripted:
+        return located_model
+    return model_spec.resolve(located_model, dataset_classes=1)
 
 
 def _check_meters(path: Path, meters: Sequence[str]) -> None:
@@ -348,32 +398,41 @@ def _train_values(
     config: dict[str, Any] | None,
     set_fields: frozenset[str],
 ) -> dict[str, Any]:
-    """Return the values of a trial's `TrainSpec` without its batch sizes.
+    """Return the values of a trial's `TrainSpec`, without its batch sizes.
+
+    They are those of [train]; where that leaves a field open, the engine's default; and over both, what the user's
+    DeepSpeed file decides.
 
     Args:
-        study: one point of the sweep.
-        device: the device that was settled on.
-        precision: the precision that was settled on.
+        study: one point of the sweep, with the values that its DeepSpeed file adds.
+        device: the device to train on.
+        precision: the precision to train in.
         config: the user's DeepSpeed configuration; None where there is none.
-        set_fields: dotted fields that the study sets.
+        set_fields: dotted fields that the study itself sets.
     """
-    values = {field: getattr(study.train, field) for field in TrainFields.model_fields}
-    values |= {"precision": precision, "device": device, "deepspeed_config": config}
+    train = study.train
+    values = {field: getattr(train, field) for field in TrainFields.model_fields}
+    values["device"] = device
+    values["precision"] = precision
+    values["deepspeed_config"] = config
     default_scope = "synchronised" if study.model.task == "segmentation" else "local"
-    values["batch_norm"] = study.train.batch_norm or default_scope
-    for field, default in engines.known(study.train.engine).defaults.items():
+    values["batch_norm"] = train.batch_norm or default_scope
+    for field, default in engines.known(train.engine).defaults.items():
         if values[field] is None:
             values[field] = default
-    if config is not None:
-        if "train.optimizer" in deepspeed_config.fixed_fields(config):
-            values["optimizer"] = "deepspeed_config"
-        is_gradient_dtype_open = "train.gradient_dtype" not in set_fields
-        if precision == "bf16" and values["zero_stage"] and is_gradient_dtype_open:
-            values["gradient_dtype"] = None  # the file's has no effect under DeepSpeed's autocast, as the linter says
+    if config is None:
+        return values
+    if "train.optimizer" in deepspeed_config.fixed_fields(config):
+        values["optimizer"] = "deepspeed_config"
+    # In bf16, ZeRO trains under DeepSpeed's autocast, which sends gradients in its own type and ignores the file's
+    # communication_data_type. A value that the study itself sets stays.
+    uses_deepspeeds_autocast = precision == "bf16" and values["zero_stage"] != 0
+    if uses_deepspeeds_autocast and "train.gradient_dtype" not in set_fields:
+        values["gradient_dtype"] = None
     return values
 
 
-def _world_plan(settings: _CurveSettings, gpus: int) -> _WorldPlan:
+def _world_plan(settings: _CurveSettings, ranks: int) -> _WorldPlan:
     """Return training and world at one rank count of a curve.
 
     Raises:
@@ -381,52 +440,64 @@ def _world_plan(settings: _CurveSettings, gpus: int) -> _WorldPlan:
     """
     study = settings.study
     mode = study.scaling.mode
-    data_ranks = RankLayout.of(gpus, study.parallel).data
+    data_ranks = RankLayout.of(ranks, study.parallel).data
     batch = resolve.batch_of(mode, study.train, data_ranks, settings.fewest_data_ranks)
     global_batch = data_ranks * batch.micro_batch * batch.grad_accum
     if settings.deepspeed_config is not None:
-        sizes_by_key = dict(zip(deepspeed_config.BATCH_KEYS, (global_batch, *batch), strict=True))
+        sizes = (global_batch, batch.micro_batch, batch.grad_accum)
+        sizes_by_key = dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=True))
         deepspeed_config.check_batch(settings.deepspeed_config, mode, sizes_by_key)
-    sizes_in_trial = {
+    batch_values = {
         "micro_batch": batch.micro_batch,
         "grad_accum": batch.grad_accum,
-        "micro_batches": resolve.micro_batches_of(study.train, gpus, batch.micro_batch),
+        "micro_batches": resolve.micro_batches_of(study.train, ranks, batch.micro_batch),
     }
-    train = TrainSpec(**settings.train | sizes_in_trial)
+    train = TrainSpec(**settings.train | batch_values)
     _check_engine(train, settings.swept)
     _check_references(settings.path, train)
-    divided = model_checks.DividedBatch(global_batch, settings.most_data_ranks) if mode == "strong-global" else None
-    model_checks.check_split(study.parallel, train, settings.model, divided)
+    divided_batch = None
+    if mode == "strong-global":
+        divided_batch = model_checks.DividedBatch(global_batch, settings.most_data_ranks)
+    model_checks.check_split(study.parallel, train, settings.model, divided_batch)
     if study.measure.checkpoint:
         checks.check_checkpoint(train)
-    world = resolve.world_of(gpus, settings.ranks_per_node, settings.threads)
-    return _WorldPlan(train, world, resolve.fraction_of(study, gpus))
+    world = resolve.world_of(ranks, settings.ranks_per_node, settings.threads)
+    return _WorldPlan(train, world, resolve.fraction_of(study, ranks))
 
 
 def _check_engine(train: TrainSpec, swept: dict[str, Any]) -> None:
-    """Check training against its engine; where all values of several fields are combined, say how only some are."""
+    """Refuse training that its engine cannot do.
+
+    Where the sweep combines several fields of [train], the error adds how to sweep some of their combinations only.
+
+    Args:
+        train: training at one rank count.
+        swept: swept fields of [train] by dotted name, with their values at this point.
+    """
     try:
         checks.check(train)
     except RequestError as error:
         if len(swept) < 2:
             raise
-        assignments = []
-        for field, value in swept.items():
-            assignments.append(f"{field.removeprefix('train.')} = {_as_written(value)}")
+        assignments = [f"{field.removeprefix('train.')} = {_as_written(value)}" for field, value in swept.items()]
         table = f"{{ {', '.join(assignments)} }}"
-        together = f"To sweep only what goes together, list tables in [sweep]: train = [{table}, ...]"
-        raise RequestError(str(error), next_step=together) from None
+        next_step = f"To sweep only what goes together, list tables in [sweep]: train = [{table}, ...]"
+        raise RequestError(str(error), next_step=next_step) from None
 
 
 def _as_written(value: object) -> str:
-    """Return a study's value as its file has it: 'sgd', 16, true."""
+    """Return a value as a study file would write it: 'sgd', 16, true."""
     return shown(value) if isinstance(value, str) else str(value).lower()
 
 
 def _check_references(path: Path, train: TrainSpec) -> None:
-    """Refuse another package's engine whose facts refer to what is not there: else the ranks would find out."""
+    """Refuse an engine of another package that refers to a module or an object which does not exist.
+
+    Without this check only the ranks would find that out.
+    """
     engine_facts = engines.known(train.engine)
-    if train.engine in engines.ENGINES:
+    is_vitscales_own = train.engine in engines.ENGINES
+    if is_vitscales_own:
         return
     for reference in engine_facts.references:
         what = f"engine {shown(train.engine)} of {plugins.package('engine', train.engine)} ({reference})"
@@ -434,14 +505,19 @@ def _check_references(path: Path, train: TrainSpec) -> None:
 
 
 class _WithScript(NamedTuple):
-    """A study, and the digest of its training script."""
+    """A study whose training script has an absolute path, and the script's SHA-256; None without a script."""
 
     study: Study
     digest: str | None
 
 
 def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithScript:
-    """Return the study with its script's path seen from the study file's folder; its digest is None without a script.
+    """Check the user's training script, if the study has one, and make its path absolute.
+
+    Args:
+        path: the study file; a relative path of the script starts in its folder.
+        study: one point of the sweep.
+        set_fields: dotted fields that the study sets.
 
     Raises:
         RequestError: the script cannot be read, or the study sets what the script never gets.
@@ -456,38 +532,47 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
         raise RequestError(what, next_step="Add [data] with samples = 50000, or the name and root of the dataset")
     if study.measure.meters:
         raise RequestError("measure.meters are of vitscale's own loop", next_step="Remove them")
-    located = beside(path, train.script)
-    located_train = train.model_copy(update={"script": str(located)})
-    return _WithScript(study.model_copy(update={"train": located_train}), user_model.script_digest(located))
+    script_path = beside(path, train.script)
+    located_train = train.model_copy(update={"script": str(script_path)})
+    located_study = study.model_copy(update={"train": located_train})
+    return _WithScript(located_study, user_model.script_digest(script_path))
 
 
 def _located_data(path: Path, data: DataSpec) -> DataSpec:
-    """Return `data` with paths resolved from the study file's folder, and with the classes that its file names."""
-    update: dict[str, Any] = {}
+    """Return `data` with absolute paths, and with the classes themselves where it names a file of them.
+
+    Args:
+        path: the study file; relative paths start in its folder.
+        data: the data of one point of the sweep.
+    """
+    changes: dict[str, Any] = {}
     if data.root is not None:
-        update["root"] = str(beside(path, data.root))
+        changes["root"] = str(beside(path, data.root))
     if data.hf is not None:
         folder = beside(path, data.hf)
         if folder.is_dir():  # else it is a name on the hub
-            update["hf"] = str(folder)
+            changes["hf"] = str(folder)
     if isinstance(data.classes, str):
-        update["classes"] = _classes_in(beside(path, data.classes))
-    return data.model_copy(update=update)
+        changes["classes"] = _read_classes(beside(path, data.classes))
+    return data.model_copy(update=changes)
 
 
-def _classes_in(path: Path) -> tuple[str, ...]:
+def _read_classes(path: Path) -> tuple[str, ...]:
     """Return the classes that a file names, one a line; empty lines and repeated names are left out."""
     text = read_text(path, "file of classes", next_step="Name a class a line, or remove data.classes")
-    lines = (line.strip() for line in text.splitlines())
+    lines = [line.strip() for line in text.splitlines()]
     return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
-    """Return the rank counts of one point, ascending: 1 alone under an engine that trains on one rank.
+    """Return the rank counts of one point of the sweep, in ascending order.
+
+    They are [1] under an engine that trains on one rank.
 
     Args:
         study: one point of the sweep.
-        split_varies: whether the sweep varies the split; counts too small for this point's split then belong to others.
+        split_varies: whether the sweep varies the split of the model over ranks. Then counts that are too small for
+            this point's split are left out: they belong to points with smaller splits.
 
     Raises:
         RequestError: a count is no multiple of the ranks that share one model, or 1 is missing.
@@ -510,6 +595,13 @@ def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
 def _trial(point: _SettledPoint, plan: _WorldPlan, summary: Summary, digests: _ModelDigests, launcher: str) -> Trial:
     """Return one trial of a curve, now that its data are known.
 
+    Args:
+        point: the point of the sweep that the curve is for.
+        plan: training and world at one of its rank counts.
+        summary: what the data have: classes, image shape, number of images.
+        digests: those of the model's files.
+        launcher: launcher of a study that names none.
+
     Raises:
         RequestError: model, data and batch do not go together, or no step counts.
     """
@@ -518,39 +610,42 @@ def _trial(point: _SettledPoint, plan: _WorldPlan, summary: Summary, digests: _M
     model = point.model
     if not (model.unknown and is_scripted):
         model = model_spec.resolve(model, len(summary.classes), channels=summary.image_shape[2])
-    data_update: dict[str, Any] = {"fraction": plan.fraction}
+    data_changes: dict[str, Any] = {"fraction": plan.fraction}
     if is_scripted:
-        data_update["samples"] = summary.train_samples  # the rank does not count the images itself
+        data_changes["samples"] = summary.train_samples  # the rank does not count the images itself
     window = {field: getattr(study.measure, field) for field in WindowSpec.model_fields}
     are_steps_open = window["steps"] == AUTO
     if are_steps_open:
-        window["steps"] = None
+        window["steps"] = None  # worked out below, from a whole trial
     trial = Trial(
         model=model,
         script_digest=point.script_digest,
         model_digest=digests.config,
         weights_digest=digests.weights,
-        data=point.data.model_copy(update=data_update),
+        data=point.data.model_copy(update=data_changes),
         train=plan.train,
         world=plan.world,
         window=WindowSpec(**window),
         parallel=study.parallel,
         launcher=launcher if study.launch.launcher == AUTO else study.launch.launcher,
     )
-    steps_per_epoch = _steps_per_epoch(trial, summary)
+    steps_per_epoch = _checked_steps_per_epoch(trial, summary)
     if are_steps_open:
-        shortest = step_schedule.shortest_run(trial, steps_per_epoch)
-        trial = trial.model_copy(update={"window": trial.window.model_copy(update={"steps": shortest})})
+        fewest_steps = step_schedule.shortest_run(trial, steps_per_epoch)
+        trial = trial.model_copy(update={"window": trial.window.model_copy(update={"steps": fewest_steps})})
     if trial.train.script is None:
         model_checks.check_labels(trial, summary)
         model_checks.check_blocks(trial)
-    else:
+    else:  # refuses placeholders that have no value
         script.filled(trial.train.arguments, trial, seed=trial.train.seed, repeat=0, output=Path(script.OUTPUT))
     return trial
 
 
 def _check_length(study: Study) -> None:
-    """Require a length of a run in epochs or in steps, and in epochs where training ends at a target accuracy."""
+    """Refuse a study whose runs have no length, or two; and one with a target accuracy that is never looked for.
+
+    A run's length is a number of epochs or of steps. A target accuracy is looked for after each epoch, by evaluation.
+    """
     train = study.train
     has_epochs = train.epochs is not None
     has_steps = study.measure.steps is not None
@@ -558,16 +653,17 @@ def _check_length(study: Study) -> None:
         lacking = "measure.evaluate is false" if has_epochs else "train.epochs is not given"
         what = f"train.target_accuracy = {train.target_accuracy} is looked for after each epoch, and {lacking}"
         raise RequestError(what, next_step="Give train.epochs as the limit, and leave measure.evaluate at true")
-    if has_epochs == has_steps:
-        number = "both are given" if has_epochs else "neither is given"
-        next_step = "Give one: epochs = 3 under [train], or steps = 50 under [measure]"
-        if train.script is not None:
-            next_step = 'Give steps = 50 under [measure], as many as the script takes, or hand on epochs: "{epochs}"'
-        raise RequestError(f"a run's length is train.epochs or measure.steps, and {number}", next_step=next_step)
+    if has_epochs != has_steps:
+        return
+    fault = "both are given" if has_epochs else "neither is given"
+    next_step = "Give one: epochs = 3 under [train], or steps = 50 under [measure]"
+    if train.script is not None:
+        next_step = 'Give steps = 50 under [measure], as many as the script takes, or hand on epochs: "{epochs}"'
+    raise RequestError(f"a run's length is train.epochs or measure.steps, and {fault}", next_step=next_step)
 
 
-def _steps_per_epoch(trial: Trial, summary: Summary) -> int:
-    """Return the optimizer steps of an epoch.
+def _checked_steps_per_epoch(trial: Trial, summary: Summary) -> int:
+    """Return the number of optimizer steps in an epoch, and refuse a trial that has none to measure.
 
     Raises:
         RequestError: the images do not fill a step, or all steps are warm-up.

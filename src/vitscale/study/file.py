@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
 from vitscale.study.sections import SECTIONS, SWEEPABLE, FieldValues, Study, choices
-from vitscale.trial.hints import meant_key, meant_value
+from vitscale.trial.hints import KeyMeaning, meant_key, meant_value
 from vitscale.trial.trial import Mode
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ class SweepPoint(NamedTuple):
     study: Study
     """The study with these values."""
     set_fields: frozenset[str]
-    """Dotted fields that have no default here, swept ones among them."""
+    """Dotted fields that the study or its sweep sets, so that no default counts."""
 
 
 class StudyFile:
     """A study as it was read: its text, its raw values, and the validated study."""
 
     def __init__(self, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> None:
-        """Read as `checked` does, but leave out the points of the sweep."""
+        """Read and validate a study without the points of its sweep; arguments and errors are those of `checked`."""
         self.path = path
         self.text = text
         self.overrides = tuple(overrides)
         overlay = overlay or {}
         override_values = overridden(overrides)
-        raw = _overlaid(_toml(path, text), overlay, "site file or command line")
-        raw = _without_other_length(raw, override_values)
-        self.raw = _overlaid(raw, override_values, _COMMAND_LINE)
+        with_overlay = _overlaid(_toml(path, text), overlay, "site file or command line")
+        without_replaced_length = _without_other_length(with_overlay, override_values)
+        self.raw = _overlaid(without_replaced_length, override_values, _COMMAND_LINE)
         self._decider = dict.fromkeys(_fields_of(overlay), "--{key} or the site file")
         self._decider |= dict.fromkeys(_fields_of(override_values), "the command line")
         self.study = _validated(path, self.raw, text)
@@ -87,24 +87,34 @@ class StudyFile:
         """
         try:
             file = cls(path, text, overlay, overrides)
-            file._check_sweep()
-            for _ in file.points():
-                pass
+            file._refuse_varying_decided_fields()
+            file._check_every_point()
         except RecursionError:
             raise _nested_too_deeply(path) from None
         return file
 
+    def _check_every_point(self) -> None:
+        """Validate the study at every point of its sweep.
+
+        Raises:
+            RequestError: as `points`.
+        """
+        for _point in self.points():
+            pass  # `points` validates each point before it yields it
+
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The batch policies the study holds, in its order."""
+        """The batch policies that the points of the sweep have, each once, in the study's order."""
         study_mode = self.study.scaling.mode
         modes = [study_mode]
         for choices_of_key in self._choices():
-            if any("scaling.mode" in choice for choice in choices_of_key):
+            is_mode_swept = any("scaling.mode" in choice for choice in choices_of_key)
+            if is_mode_swept:
                 # A table without a mode leaves the study's.
                 modes = [choice.get("scaling.mode", study_mode) for choice in choices_of_key]
                 break
-        return tuple(dict.fromkeys(mode for mode in modes if mode in get_args(Mode)))
+        valid_modes = get_args(Mode)  # wrong ones are refused where the points are validated
+        return tuple(dict.fromkeys(mode for mode in modes if mode in valid_modes))
 
     @property
     def launchers(self) -> tuple[str, ...]:
@@ -130,20 +140,26 @@ class StudyFile:
         choices_by_key = self._choices()
         self._check_repeats()
         self._check_run_count(points=math.prod(map(len, choices_by_key)))
-        # Without [sweep], which is validated already, and grows with the number of points.
-        fixed = {section: values for section, values in self.raw.items() if section != "sweep"}
         for combination in itertools.product(*choices_by_key):
             labels: FieldValues = {}
             for choice in combination:
                 labels |= choice
-            raw = {section: copy.copy(values) for section, values in fixed.items()}
-            for field, value in labels.items():
-                section, _, key = field.partition(".")
-                raw.setdefault(section, {})[key] = value
+            raw = self._raw_with(labels)
             # No line is named: a swept value stands on none, and all others have been validated.
-            study = _validated(self.path, raw, location="in [sweep]")
-            study = study.model_copy(update={"sweep": self.study.sweep})
+            study_without_sweep = _validated(self.path, raw, location="in [sweep]")
+            study = study_without_sweep.model_copy(update={"sweep": self.study.sweep})
             yield SweepPoint(labels, study, frozenset(_fields_of(raw)))
+
+    def _raw_with(self, labels: FieldValues) -> dict[str, Any]:
+        """Return the study's raw values by section and key, with those of one point of the sweep in their place.
+
+        [sweep] is left out: it is validated already, and grows with the number of points.
+        """
+        raw = {section: copy.copy(values) for section, values in self.raw.items() if section != "sweep"}
+        for field, value in labels.items():
+            section, _, key = field.partition(".")
+            raw.setdefault(section, {})[key] = value
+        return raw
 
     def _check_run_count(self, points: int) -> None:
         """Refuse a sweep of so many points that they make more runs than a study may have."""
@@ -169,8 +185,8 @@ class StudyFile:
         except RequestError as error:
             raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
-    def _check_sweep(self) -> None:
-        """Refuse to vary what the command line or the site file decides."""
+    def _refuse_varying_decided_fields(self) -> None:
+        """Refuse a sweep over a field that the command line or the site file decides."""
         for field in sorted(self.swept_fields & self._decider.keys()):
             decider = self._decider[field].format(key=field.partition(".")[2])
             raise self._error(f"sweep.'{field}' varies what {decider} decides", next_step="Remove one of the two")
@@ -179,7 +195,7 @@ class StudyFile:
             raise self._error(what, next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
-        """Require room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
+        """Refuse a `max_repeats` without `target_ci`, and one that is too small for the runs that `target_ci` adds."""
         measure = self.study.measure
         is_limit_set = "max_repeats" in self.raw.get("measure", {})
         limit = f"measure.max_repeats = {measure.max_repeats}"
@@ -191,13 +207,14 @@ class StudyFile:
                     f"{limit} has no meaning without measure.target_ci",
                     next_step="Remove it, or say how closely epoch times are to be known: add target_ci = 0.02",
                 )
-        elif measure.max_repeats < FEWEST_FOR_TARGET:
+            return
+        if measure.max_repeats < FEWEST_FOR_TARGET:
             raise self._error(
                 f"{limit} is too few for measure.target_ci = {measure.target_ci}: 3 runs or more say how many it "
                 "takes, and 3 or more are made beyond these",
                 valid=[f"at least {FEWEST_FOR_TARGET}"],
             )
-        elif measure.max_repeats < measure.repeats:
+        if measure.max_repeats < measure.repeats:
             raise self._error(
                 f"{limit} is below measure.repeats = {measure.repeats}",
                 next_step=f"Set max_repeats to more than {measure.repeats}, so that runs can be added",
@@ -236,16 +253,22 @@ _STEPS = _Field("measure", "steps")
 
 
 def _without_other_length(raw: dict[str, Any], override_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a study without its own length in epochs where the command line gives one in steps, and the reverse."""
+    """Return a study without its length in epochs where the command line gives one in steps, and the reverse.
+
+    Args:
+        raw: a study's values by section and key; not changed.
+        override_values: those of the command line, which may set or sweep a length.
+    """
+    remaining = raw
     for length, other_length in ((_EPOCHS, _STEPS), (_STEPS, _EPOCHS)):
         is_set = length.key in override_values.get(length.section, {})
         is_swept = f"{length.section}.{length.key}" in override_values.get("sweep", {})
-        are_both_set = other_length.key in override_values.get(other_length.section, {})
+        is_other_set = other_length.key in override_values.get(other_length.section, {})
         keys = raw.get(other_length.section)
-        if (is_set or is_swept) and not are_both_set and isinstance(keys, dict):
-            remaining = {key: value for key, value in keys.items() if key != other_length.key}
-            raw = raw | {other_length.section: remaining}
-    return raw
+        if (is_set or is_swept) and not is_other_set and isinstance(keys, dict):
+            other_keys = {key: value for key, value in keys.items() if key != other_length.key}
+            remaining = remaining | {other_length.section: other_keys}
+    return remaining
 
 
 def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -272,9 +295,15 @@ def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any], source: str) -> d
 
 
 def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None:
-    """Check a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
+    """Validate a section of a site file or of the command line before it is put over that of the study.
 
-    Keys that it lacks may stand in the study file.
+    So its mistakes are reported with their source, and nobody looks for them in the study file. A missing key is no
+    mistake, for the study file may have it.
+
+    Args:
+        name: name of the section.
+        section: its values by key.
+        source: where they come from, for messages.
 
     Raises:
         RequestError: the section has unknown keys or wrong values.
@@ -336,33 +365,51 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str
 
 
 def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str = "") -> str:
-    """Return what is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
+    """Return what is wrong with a study, as the continuation of its file's name.
 
-    `location`: where the values stand ("on the command line") if not in their own sections.
+    Example: ", line 7: micro_batch is 0. ..." for one mistake; for several ":" and a line for each, at most five.
+
+    Args:
+        problems: as pydantic reports them, one or more.
+        text: the file's text, in which the lines are looked up; empty: no line is named.
+        location: where the values stand ("on the command line") if not in their own sections.
     """
     listed_sections: set[str] = set()
-    problems = [problem for problem in problems if not _follows_from_wrong_items(problem, problems)]
+    causes = [problem for problem in problems if not _follows_from_wrong_items(problem, problems)]
     messages = []
-    for details in problems[:_MOST_MESSAGES]:
+    for details in causes[:_MOST_MESSAGES]:
         message = _message(_Problem(details, location), listed_sections)
-        messages.append((_line_of(text, details["loc"]), message))
+        messages.append(_LocatedMessage(_line_of(text, details["loc"]), message))
     if len(messages) == 1:
-        line, message = messages[0]
-        return f", {line}: {message}" if line else f": {message}"
-    lines = [f"\n  {line}: {message}" if line else f"\n  {message}" for line, message in messages]
-    if len(problems) > _MOST_MESSAGES:
-        lines.append(f"\n  (and {len(problems) - _MOST_MESSAGES} more)")
-    return ":" + "".join(lines)
+        only = messages[0]
+        return f", {only.line}: {only.message}" if only.line else f": {only.message}"
+    listed = [f"{item.line}: {item.message}" if item.line else item.message for item in messages]
+    if len(causes) > _MOST_MESSAGES:
+        listed.append(f"(and {len(causes) - _MOST_MESSAGES} more)")
+    return ":" + "".join(f"\n  {item}" for item in listed)
+
+
+class _LocatedMessage(NamedTuple):
+    """A message on one mistake, and where the mistake stands."""
+
+    line: str
+    """ "line 7"; empty where it is not known."""
+    message: str
 
 
 def _follows_from_wrong_items(problem: ErrorDetails, problems: Sequence[ErrorDetails]) -> bool:
-    """Whether a list is called too short only because pydantic does not count its wrong items, which it names too."""
-    lists_with_wrong_items = [other["loc"][:-1] for other in problems]
-    return problem["type"] == "too_short" and problem["loc"] in lists_with_wrong_items
+    """Whether pydantic reports a list as too short only because it does not count the list's wrong items.
+
+    It reports these items too, so that the problem of the list is no mistake of its own.
+    """
+    places_of_lists = [other["loc"][:-1] for other in problems]  # ("train", "x") for an item at ("train", "x", 2)
+    return problem["type"] == "too_short" and problem["loc"] in places_of_lists
 
 
 def _line_of(text: str, path: Sequence[int | str]) -> str:
-    """Return "line 7", where a key of a section stands in a study's text, else its section; empty if neither is found.
+    """Return "line 7": the line of a study's text on which a key stands, else the line of its section.
+
+    Return an empty text where neither is found.
 
     Args:
         text: a study's text.
@@ -370,21 +417,22 @@ def _line_of(text: str, path: Sequence[int | str]) -> str:
     """
     section = str(path[0])
     key = str(path[1]) if len(path) > 1 else ""
-    current_section = ""
-    section_line = 0
-    for number, line in enumerate(text.splitlines(), 1):
+    current_section = ""  # until the first heading
+    section_line = None
+    for number, line in enumerate(text.splitlines(), start=1):
         heading = re.match(r"\s*\[+([^\[\]]+)\]", line)
         if heading is not None:
             current_section = heading[1].strip()
-            if current_section == section and not section_line:
+            if current_section == section and section_line is None:
                 section_line = number
+        is_line_of_key = False
         if current_section == section:
             is_line_of_key = _assigns(line, key)
-        else:  # above all sections "train.micro_batch = 8" or "train = {...}" may stand
-            is_line_of_key = not current_section and _assigns(line, section)
+        elif current_section == "":  # here "train.micro_batch = 8" or "train = {...}" may stand
+            is_line_of_key = _assigns(line, section)
         if is_line_of_key:
             return f"line {number}"
-    return f"line {section_line}" if section_line else ""
+    return "" if section_line is None else f"line {section_line}"
 
 
 def _assigns(line: str, key: str) -> bool:
@@ -444,26 +492,38 @@ def _message(problem: _Problem, listed_sections: set[str]) -> str:
 
 
 def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
-    """Return a message with the key that another program's word means, or the sections that have it, or all keys."""
+    """Return a message on a key that its section does not have.
+
+    The message says what to write where the key is another program's word for a field. Else it lists the section's
+    keys, unless an earlier message does, and names the sections that have such a key.
+
+    Args:
+        problem: the problem.
+        listed_sections: the sections whose valid keys an earlier message lists; this message's section is added.
+    """
     key = problem.key
     section = problem.section
     meaning = meant_key(key)
     if meaning is not None:
-        right_section, _, right_key = meaning.field.partition(".")
-        assignment = f"{right_key} = {meaning.example}" if meaning.example else right_key
-        location = f"[{section}]" if section else "the study"
-        return f"unknown key {shown(key)} in {location}. Write {assignment} in [{right_section}]{meaning.remark}."
-
+        return _other_programs_key_message(problem, meaning)
     valid_keys = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
     location = f"in [{section}]" if section else "at the top level"
+    what = f"unknown key {shown(key)} {location}"
     hint = nearest(key, valid_keys)
     sections_with_key = [f"[{name}]" for name, model in SECTIONS.items() if key in model.model_fields]
     next_step = f"It belongs in {' or '.join(sections_with_key)}" if sections_with_key else ""
-    if section in listed_sections:
-        valid_keys = []
+    are_keys_listed = section in listed_sections
     listed_sections.add(section)
-    what = f"unknown key {shown(key)} {location}"
-    return explain(f"{what}.{hint}" if hint else what, valid=valid_keys, next_step=next_step)
+    return explain(f"{what}.{hint}" if hint else what, valid=[] if are_keys_listed else valid_keys, next_step=next_step)
+
+
+def _other_programs_key_message(problem: _Problem, meaning: KeyMeaning) -> str:
+    """Return "unknown key 'lr' in [model]. Write learning_rate in [train]."."""
+    right_section, _, right_key = meaning.field.partition(".")
+    assignment = f"{right_key} = {meaning.example}" if meaning.example else right_key
+    location = f"[{problem.section}]" if problem.section else "the study"
+    unknown_key = f"unknown key {shown(problem.key)} in {location}"
+    return f"{unknown_key}. Write {assignment} in [{right_section}]{meaning.remark}."
 
 
 def _next_step(problem: _Problem) -> str:
@@ -508,7 +568,11 @@ _TEXT_LIST = _ListForm(r"[^\"'\\]+", has_commas_between=False)
 
 
 def _list_step(problem: _Problem) -> str:
-    """Return "Write gpus = [1, 2]" for gpus = "1, 2"; empty where no list was expected, or the text is none."""
+    """Return how to write a list that was given as a text or a number: "Write gpus = [1, 2]" for gpus = "1, 2".
+
+    Return an empty text where no list was expected, where the value cannot be meant as one, and where the list would
+    be too long to repeat.
+    """
     value = problem.value
     is_list_expected = problem.kind in ("list_type", "tuple_type")
     is_single_value = isinstance(value, str | int) and not isinstance(value, bool)
@@ -527,6 +591,7 @@ def _list_step(problem: _Problem) -> str:
 
 
 def _list_form(problem: _Problem) -> _ListForm:
+    """Return what the items of the list look like that a field takes."""
     if problem.field in _NUMBER_FIELDS:
         return _NUMBER_LIST
     if problem.section == "sweep" or problem.field == "measure.meters":
@@ -622,7 +687,12 @@ def likely_overrides(key: str) -> list[str]:
 
 
 def _unknown_override(field: str, key: str) -> RequestError:
-    """Return the error for a dotted field of the command line that there is not; `key` is its last part."""
+    """Return the error for a KEY=VALUE word whose key no study has.
+
+    Args:
+        field: the key as it was written: "train.micro_bacth".
+        key: its last part: "micro_bacth".
+    """
     sections = [*SECTIONS, "sweep"]
     if field in sections:
         return RequestError(f"{shown(field)} is a section, and no key", next_step=f"Write {field}.KEY=VALUE")
@@ -639,21 +709,25 @@ _OPENING_CHARACTERS = "\"'[{"
 
 
 def _value_of(text: str, field: str) -> Any:
-    """Return the TOML value of `text`. Other text is a string, unless it begins like a value that must be closed.
+    """Return the value of a KEY=VALUE word: a TOML value (8, true, [1, 2], "a"), or a text without quotes.
+
+    Args:
+        text: the part behind the equals sign.
+        field: the part before it, for messages.
 
     Raises:
-        RequestError: it does, or it is empty.
+        RequestError: `text` is empty, or begins with a quote or a bracket and is no TOML value.
     """
     try:
         values = tomllib.loads(f"value = {text}") if not has_long_keys(text) else {}
     except (ValueError, RecursionError):
         values = {}
-    is_opened = text[:1] != "" and text[0] in _OPENING_CHARACTERS
+    is_opened = text != "" and text[0] in _OPENING_CHARACTERS
     is_one_value = values.keys() == {"value"}
-    has_no_comment = is_opened or "#" not in text
-    if is_one_value and has_no_comment:
+    may_have_comment = "#" in text and not is_opened  # TOML would drop what follows "#" in a bare word
+    if is_one_value and not may_have_comment:
         return values["value"]
-    if not text or is_opened:
+    if text == "" or is_opened:
         raise RequestError(
             f"{field} is {shown(text)}, which is no TOML value",
             next_step=f"""Quote it for the shell: '{field}=["a", "b"]', or write a bare word or a number""",
@@ -669,11 +743,19 @@ Overlay = Mapping[str, Mapping[str, Any]]
 
 
 def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, hostfile: Path | None) -> Overlay:
-    """Merge what the site file and the command line put over a study; the command line wins.
+    """Merge the values of the site file and of the command line's options, to be put over a study.
+
+    Where both give a value, that of the command line counts.
+
+    Args:
+        site: the site file; None without one.
+        launcher: value of --launcher; None where it is not given.
+        scheduler: value of --scheduler; None where it is not given.
+        hostfile: value of --hostfile; None where it is not given.
 
     Raises:
-        RequestError: the site file cannot be read, is not TOML, or has other sections or wrong values; so has the
-            command line.
+        RequestError: the site file cannot be read, is not TOML, or has other sections or wrong values; or an option
+            has a wrong value.
     """
     sections: dict[str, dict[str, Any]] = read_site(site) if site is not None else {}
     for name, section in sections.items():

@@ -23,38 +23,50 @@ if TYPE_CHECKING:
 
 
 def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> None:
-    """Check that rank counts are multiples of the ranks that share one model, and that the engine takes several ranks.
+    """Check that each rank count makes a whole number of models, whose ranks share the split of one model.
+
+    Args:
+        parallel: the split of the model at one point of a study.
+        gpus: the rank counts of its curve.
+        engine: name of its engine.
 
     Raises:
-        RequestError: a count is no multiple; it names multiples that are near. Or an engine that trains on one rank
-            is split.
+        RequestError: a count is no multiple of the ranks that share one model; the error names multiples close to it.
+            Or the model is split under an engine that trains on one rank.
     """
-    if of_engine(engine).alone and parallel.ranks_per_model > 1:
+    ranks_per_model = parallel.ranks_per_model
+    if of_engine(engine).alone and ranks_per_model > 1:
         raise _split_of_one_rank(parallel, engine)
     for ranks in gpus:
-        if ranks % parallel.ranks_per_model:
-            near = _nearest_multiples(ranks, parallel.ranks_per_model)
+        if ranks % ranks_per_model:
+            nearest = _nearest_multiples(ranks, ranks_per_model)
             raise RequestError(
                 f"scaling.gpus holds {ranks}, and {parallel.in_words} ranks share one model",
-                valid=[f"{parallel.ranks_per_model} and multiples of it, such as {near}"],
+                valid=[f"{ranks_per_model} and multiples of it, such as {nearest}"],
                 next_step="Change scaling.gpus, or split the model less",
             )
 
 
 def _nearest_multiples(number: int, factor: int, *, least: int = 1) -> str:
-    """Return "4 or 8" for 6 and a factor of 4: the multiples around a number, not below `least` times the factor."""
+    """Return the multiples of `factor` just below and above a number, in words: "4 or 8" for 6 and a factor of 4.
+
+    The one below is at least `least` times the factor.
+    """
     below = max(least, number // factor) * factor
-    above = -(-number // factor) * factor
+    above = -(-number // factor) * factor  # rounded up
     return " or ".join(str(multiple) for multiple in sorted({below, above}))
 
 
 def _split_of_one_rank(parallel: ParallelSpec, engine: str) -> RequestError:
-    """Return the error for a split under an engine that trains on one rank, with the study that sweeps both."""
+    """Return the error for a split under an engine that trains on one rank.
 
-    def count_of_axes_taken(name: str) -> int:
+    It says how to sweep this engine without the split beside another engine with it.
+    """
+
+    def count_of_accepted_axes(name: str) -> int:
         return len({*parallel.split_axes} & {*ENGINES[name].splits})
 
-    splitting_engine = max(ENGINES, key=count_of_axes_taken)
+    splitting_engine = max(ENGINES, key=count_of_accepted_axes)
     assignments = []
     for field, value in parallel.model_dump(mode="json", exclude_defaults=True).items():
         toml_value = f'"{value}"' if isinstance(value, str) else str(value).lower()
@@ -69,7 +81,7 @@ def _split_of_one_rank(parallel: ParallelSpec, engine: str) -> RequestError:
 
 
 class DividedBatch(NamedTuple):
-    """A constant global batch, from which the micro-batches of a curve follow (strong-global)."""
+    """A global batch that is the same on a whole curve (strong-global), so that micro-batches follow from it."""
 
     global_batch: int
     """Images."""
@@ -114,7 +126,7 @@ def check_split(
 
 
 def _check_schedule(parallel: ParallelSpec) -> None:
-    """Refuse settings of a schedule that have no meaning without the field that they belong to."""
+    """Refuse a schedule without a pipeline, and a number of stages per rank that does not fit the schedule."""
     default = ParallelSpec()
     if parallel.pipeline == 1 and parallel.schedule != default.schedule:
         what = f"parallel.schedule = {shown(parallel.schedule)} has no meaning with parallel.pipeline = 1"
@@ -128,7 +140,14 @@ def _check_schedule(parallel: ParallelSpec) -> None:
 
 
 def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: DividedBatch | None) -> None:
-    """Check that each stage has blocks, and that there are as many micro-batches as the schedule needs."""
+    """Check the stages of a pipeline: each needs a block of the model, and the schedule enough micro-batches.
+
+    Args:
+        parallel: the split, with a pipeline of several ranks.
+        train: the training of one trial.
+        model: the model, resolved.
+        divided: the global batch where micro-batches follow from it; None where the study sets them.
+    """
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
@@ -140,7 +159,10 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, di
 
 
 def _check_stage_count(parallel: ParallelSpec, model: ModelSpec) -> None:
-    """Refuse more stages than the model has blocks. Of a factory's model only its ranks know the number."""
+    """Refuse more stages than the model has blocks.
+
+    A factory's model is not checked: only its ranks know how many blocks it has.
+    """
     most = most_stages(model)
     if model.factory is not None or parallel.stages <= most:
         return
@@ -160,7 +182,7 @@ def _check_stage_count(parallel: ParallelSpec, model: ModelSpec) -> None:
 
 
 def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
-    """Refuse fewer micro-batches than ranks of the pipeline."""
+    """Refuse a 1f1b pipeline of `ranks` ranks that gets fewer micro-batches in a step than it has ranks."""
     if train.grad_accum >= ranks:
         return
     what = f"{_micro_batch_count(train, divided)} are too few for parallel.schedule = '1f1b' on {ranks} stages"
@@ -178,7 +200,11 @@ def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> N
 
 
 def _check_interleaved(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
-    """Refuse micro-batches that do not divide into equal rounds of about as many as the pipeline has ranks."""
+    """Refuse an interleaved pipeline of `ranks` ranks whose micro-batches do not divide into equal rounds.
+
+    A round is about as many micro-batches as the pipeline has ranks. Example: 9 micro-batches on 4 ranks would be 2
+    rounds, and are refused.
+    """
     rounds = max(1, train.grad_accum // ranks)
     if train.grad_accum % rounds == 0:
         return
@@ -197,7 +223,7 @@ def _check_interleaved(ranks: int, train: TrainSpec, divided: DividedBatch | Non
 
 
 def _micro_batch_count(train: TrainSpec, divided: DividedBatch | None) -> str:
-    """Return "train.grad_accum = 3 micro-batches", with its cause where it follows from a global batch."""
+    """Return "train.grad_accum = 3 micro-batches"; where a global batch leaves so many, add that."""
     count = f"train.grad_accum = {train.grad_accum} micro-batches"
     if divided is None:
         return count
@@ -205,73 +231,94 @@ def _micro_batch_count(train: TrainSpec, divided: DividedBatch | None) -> str:
 
 
 def _sizes_for_pipeline(divided: DividedBatch, ranks: int, largest_micro_batch: int | None = None) -> str:
-    """Return what to set so that a global batch leaves micro-batches for a pipeline on the whole curve.
+    """Return the batch sizes with which each pipeline of a curve gets enough micro-batches, in words.
 
-    The global batch changes only if it must.
+    Example: "train.micro_batch = 4 with train.global_batch = 64". The global batch is raised only where its share is
+    too small or, under "interleaved", does not divide.
 
     Args:
         divided: the global batch.
-        ranks: ranks of a pipeline, each of which needs a micro-batch.
-        largest_micro_batch: images of the largest micro-batch, where their number must be a multiple of `ranks`; None
-            where it must not.
+        ranks: ranks of a pipeline, which needs at least as many micro-batches.
+        largest_micro_batch: images of the largest micro-batch that the study allows, under "interleaved", where the
+            number of micro-batches is to be a multiple of `ranks`; None under "1f1b".
     """
-    images = divided.global_batch
+    global_batch = divided.global_batch
     models = divided.most_data_ranks
-    share = images // models
-    must_be_multiple = largest_micro_batch is not None
-    if share < ranks or (must_be_multiple and share % ranks):
-        step = ranks * models
-        images = -(-images // step) * step
-    most_images = images // models // ranks
+    images_per_model = global_batch // models
+    is_multiple_needed = largest_micro_batch is not None
+    is_share_unfit = images_per_model < ranks or (is_multiple_needed and images_per_model % ranks != 0)
+    if is_share_unfit:
+        smallest_fit = ranks * models
+        global_batch = -(-global_batch // smallest_fit) * smallest_fit  # rounded up to a multiple
+    most_images = global_batch // models // ranks
     if largest_micro_batch is None:
-        return f"train.micro_batch of at most {most_images} with train.global_batch = {images}"
+        return f"train.micro_batch of at most {most_images} with train.global_batch = {global_batch}"
     micro_batch = largest_divisor(most_images, at_most=largest_micro_batch)
-    return f"train.micro_batch = {micro_batch} with train.global_batch = {images}"
+    return f"train.micro_batch = {micro_batch} with train.global_batch = {global_batch}"
 
 
 def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
-    """Refuse a split along an axis that the engine does not take, and name the engines that take it here."""
+    """Refuse a split along an axis that the engine does not take; the error names engines that take it here."""
     if axis in of_engine(train.engine).splits:
         return
-    splitting_engines = [
-        f"train.engine = {shown(name)}"
-        for name, facts in ENGINES.items()
-        if axis in facts.splits and not facts.unavailable(train.device)
-    ]
+    splitting_engines = []
+    for name, facts in ENGINES.items():
+        if axis in facts.splits and not facts.unavailable(train.device):
+            splitting_engines.append(f"train.engine = {shown(name)}")
     split = f"parallel.{axis} = {getattr(parallel, axis)}"
     what = f"{split} is not taken by train.engine = {shown(train.engine)}"
     raise RequestError(what, valid=splitting_engines, next_step=f"Use one of these, or set {axis} = 1")
 
 
 def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
-    """Refuses options that have not been shown to train the same with a model that ranks share."""
-    wrong = None
-    if train.precision == "fp16":
-        wrong = ("train.precision = 'fp16'", "its loss scale is kept by each rank for itself", "precision = 'bf16'")
-    elif train.compile:
-        wrong = ("train.compile = true", "blocks are compiled only where no exchange lies in them", "compile = false")
-    elif train.optimizer == "lamb" and parallel.tensor > 1:
-        wrong = ("train.optimizer = 'lamb'", "it divides by norms of whole tensors", "optimizer = 'adamw' or 'sgd'")
-    elif train.optimizer == "lamb" and parallel.pipeline > 1:
-        wrong = ("train.optimizer = 'lamb'", "it has not been tried together", "optimizer = 'adamw' or 'sgd'")
-    elif train.static_graph and parallel.pipeline > 1:
-        wrong = ("train.static_graph = true", "a stage's graph is another in each micro-batch", "static_graph = false")
-    elif train.offload != "none":
-        wrong = (f"train.offload = {shown(train.offload)}", "it has not been tried together", "offload = 'none'")
-    if wrong is not None:
-        what, why, instead = wrong
+    """Refuse options of training that have not been shown to train the same where ranks share a model."""
+    option = _unfit_option(parallel, train)
+    if option is not None:
         raise RequestError(
-            f"{what} does not go with {parallel.in_words}: {why}", next_step=f"Set {instead}, or do not split"
+            f"{option.setting} does not go with {parallel.in_words}: {option.reason}",
+            next_step=f"Set {option.remedy}, or do not split",
         )
 
 
+class _UnfitOption(NamedTuple):
+    """An option of training that does not go with a split of the model."""
+
+    setting: str
+    reason: str
+    remedy: str
+    """What to set instead."""
+
+
+def _unfit_option(parallel: ParallelSpec, train: TrainSpec) -> _UnfitOption | None:
+    """Return the first option of training that does not go with a split; None where all do."""
+    untried = "it has not been tried together"
+    if train.precision == "fp16":
+        reason = "its loss scale is kept by each rank for itself"
+        return _UnfitOption("train.precision = 'fp16'", reason, remedy="precision = 'bf16'")
+    if train.compile:
+        reason = "blocks are compiled only where no exchange lies in them"
+        return _UnfitOption("train.compile = true", reason, remedy="compile = false")
+    if train.optimizer == "lamb" and (parallel.tensor > 1 or parallel.pipeline > 1):
+        reason = "it divides by norms of whole tensors" if parallel.tensor > 1 else untried
+        return _UnfitOption("train.optimizer = 'lamb'", reason, remedy="optimizer = 'adamw' or 'sgd'")
+    if train.static_graph and parallel.pipeline > 1:
+        reason = "a stage's graph is another in each micro-batch"
+        return _UnfitOption("train.static_graph = true", reason, remedy="static_graph = false")
+    if train.offload != "none":
+        return _UnfitOption(f"train.offload = {shown(train.offload)}", untried, remedy="offload = 'none'")
+    return None
+
+
 def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
-    """Check that the model's heads, widths and tokens can be shared by the ranks of a split."""
+    """Check that the ranks of a split can share the model's heads, widths and tokens.
+
+    A factory's model of classification is checked no further: only its ranks know what it has.
+    """
     if model.factory is not None and model.task == "classification":
         if parallel.sequence > 1 and parallel.pipeline > 1:
             what = f"{parallel.in_words} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
-        return  # only its ranks can tell what it offers, and for how many ranks
+        return
     if model.name is None or model.heads is None:
         raise _unknown_split(parallel, model)
     swin = swin_shape(model)
@@ -282,15 +329,16 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
         what = f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}"
         raise RequestError(what, next_step="Set another mlp_size, or tensor to a divisor of it")
     if swin is not None:
-        rows = stages(swin)[-1].side
-        _check_token_parts(parallel, model, rows, f"rows of tokens in {model.name}'s last stage")
+        last_stage = stages(swin)[-1]
+        _check_token_parts(parallel, model, last_stage.side, f"rows of tokens in {model.name}'s last stage")
     else:
-        tokens = (model.image_size // (model.patch_size or 1)) ** 2 + 1
-        _check_token_parts(parallel, model, tokens, "tokens")
+        patches = (model.image_size // (model.patch_size or 1)) ** 2
+        class_token = 1
+        _check_token_parts(parallel, model, patches + class_token, "tokens")
 
 
 def _unknown_split(parallel: ParallelSpec, model: ModelSpec) -> RequestError:
-    """Return the error for a model that is not one of vitscale's own."""
+    """Return the error for a model that is not one of vitscale's own, so that nobody knows how to split it."""
     is_segmentation = model.task == "segmentation"
     subject = "a model of train.script's own"
     for key in ("name", "hf", "factory"):
@@ -311,6 +359,7 @@ def _unknown_split(parallel: ParallelSpec, model: ModelSpec) -> RequestError:
 
 
 def _check_swin(parallel: ParallelSpec, model: ModelSpec) -> None:
+    """Refuse splits that a Swin does not take."""
     if parallel.shard_norms:
         raise RequestError(
             f"{parallel.in_words} with shard_norms cannot be trained of {model.name}: windows join tokens of several "
@@ -326,7 +375,7 @@ def _check_swin(parallel: ParallelSpec, model: ModelSpec) -> None:
 
 
 def _check_heads(parallel: ParallelSpec, model: ModelSpec, heads: int) -> None:
-    """Refuse ranks that do not divide the attention heads, in Swin those of the first stage."""
+    """Refuse tensor and sequence ranks that do not divide the attention heads, in a Swin those of its first stage."""
     if heads % (parallel.tensor * parallel.sequence) == 0:
         return
     divisors = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
@@ -339,7 +388,14 @@ def _check_heads(parallel: ParallelSpec, model: ModelSpec, heads: int) -> None:
 
 
 def _check_token_parts(parallel: ParallelSpec, model: ModelSpec, parts: int, noun: str) -> None:
-    """Refuse more ranks than an image has parts (`parts`, called `noun`) that they could share."""
+    """Refuse a split of each image's tokens over more ranks than the image has parts.
+
+    Args:
+        parallel: the split.
+        model: the model.
+        parts: number of the parts, which cannot be cut further.
+        noun: name of the parts in a message: "tokens".
+    """
     ranks = parallel.sequence * parallel.tensor if parallel.shard_norms else parallel.sequence
     if parts < ranks:
         raise RequestError(
@@ -350,25 +406,26 @@ def _check_token_parts(parallel: ParallelSpec, model: ModelSpec, parts: int, nou
 
 
 def check_blocks(trial: Trial) -> None:
-    """Refuse options that work block by block for a model that is known to have no repeated blocks.
+    """Refuse options that work block by block, where the model is known to have no repeated blocks.
 
     Raises:
-        RequestError: the model has no two blocks of one kind, which otherwise only its ranks would notice.
+        RequestError: no two blocks of the model are of one kind. Without this check only its ranks would notice.
     """
     shapes = recorded_shapes(trial.model)
     if shapes is None or any(block.wrapped for block in shapes.blocks):
         return
-    named = shown(trial.model.name or trial.model.hf)
+    model_name = shown(trial.model.name or trial.model.hf)
     for option in ("activation_checkpointing", "compile"):
         if getattr(trial.train, option):
             raise RequestError(
-                f"train.{option} works block by block, and {named} has one block here",
+                f"train.{option} works block by block, and {model_name} has one block here",
                 next_step="Set more blocks (model.layers, of Swin model.depths), or leave it out",
             )
 
 
 _POOLING = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
-"""Types of Hugging Face models whose decoders pool to 1 pixel a side: UperNet's pyramid unless told, and DeepLab's."""
+"""Types of Hugging Face models whose decoders pool to 1 pixel a side: with DeepLab's head, or with UperNet's pyramid,
+whose scales a configuration may set."""
 
 
 def check_labels(trial: Trial, summary: Summary) -> None:
@@ -394,23 +451,23 @@ def check_labels(trial: Trial, summary: Summary) -> None:
 
 
 def _pools_to_one_pixel(model: ModelSpec) -> bool:
-    """Whether one of the model's norms gets a single value from each image; False too where that is not known."""
+    """Whether the model's decoder has a norm that gets a single value from each image; False where it is not known."""
     config = read_config(model.hf) if model.hf is not None else None
     if config is None:
-        return model.name is not None
+        return model.name is not None  # named models have UperNet
     scales = config.get("pool_scales", (1,))
     return config.get("model_type") in _POOLING and isinstance(scales, (list, tuple)) and 1 in scales
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:
-    """Refuse a trial of `samples` images an epoch in which a batch norm would be over a single image."""
+    """Refuse a trial of `samples` images an epoch in which some batch norm would be over a single image."""
     train = trial.train
-    sizes = micro_batches(train, trial.layout.data)
+    sizes = micro_batches(train, trial.layout.data)  # images per micro-step of each rank
     is_local = train.batch_norm == "local"
     if fewest_normalised(sizes, train.grad_accum, samples, local=is_local, drop_last=train.drop_last) > 1:
         return
-    of_whole_step = min(sizes) if is_local else sum(sizes)
-    if of_whole_step > 1:
+    normalised_in_whole_step = _fewest_together(sizes, local=is_local)
+    if normalised_in_whole_step > 1:
         cause = f"the last step of an epoch, {samples % trial.global_batch} images,"
         remedy = "Set train.drop_last = true, or another micro_batch"
     else:
@@ -419,54 +476,66 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     if is_local:
         two_data_ranks = 2 * trial.parallel.ranks_per_model
         remedy += f', or train.batch_norm = "synchronised" on {two_data_ranks} ranks or more'
-    normalised = "a rank's own images" if is_local else "the images of all ranks"
+    scope = "a rank's own images" if is_local else "the images of all ranks"
     raise RequestError(
-        f"on {counted(trial.world.size, 'rank')} {cause} leaves a batch norm over {normalised} only one of them, and "
+        f"on {counted(trial.world.size, 'rank')} {cause} leaves a batch norm over {scope} only one of them, and "
         "the decoder pools each to a single pixel: one value has no variance",
         next_step=remedy,
     )
 
 
 def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, local: bool, drop_last: bool) -> int:
-    """Return the smallest number of images, above 0, that one norm is taken over in any micro-step of an epoch.
+    """Return the smallest number of images, above 0, that one batch norm is over in any micro-step of an epoch.
 
     Args:
         sizes: images per micro-step of each rank.
         grad_accum: micro-steps of an optimizer step.
         samples: images of an epoch.
-        local: whether a norm is taken over a rank's own images, and not over those of all ranks.
+        local: whether a norm is over a rank's own images, and not over those of all ranks.
         drop_last: whether the short last step is left out.
     """
     global_batch = sum(sizes) * grad_accum
-    remaining = samples % global_batch
-    of_whole_step = min(sizes) if local else sum(sizes)
-    if not remaining or drop_last:
-        return of_whole_step
-    micro_steps = _micro_steps_of_last_step(sizes, global_batch, remaining)
-    of_last_step = min(min(images) if local else sum(images) for images in micro_steps)
+    last_step_images = samples % global_batch
+    in_whole_step = _fewest_together(sizes, local=local)
+    if not last_step_images or drop_last:
+        return in_whole_step
+    micro_steps = _micro_steps_of_last_step(sizes, global_batch, last_step_images)
+    in_last_step = min(_fewest_together(images_by_rank, local=local) for images_by_rank in micro_steps)
     has_whole_step = samples >= global_batch
-    return min(of_whole_step, of_last_step) if has_whole_step else of_last_step
+    return min(in_whole_step, in_last_step) if has_whole_step else in_last_step
 
 
-def _micro_steps_of_last_step(sizes: Sequence[int], global_batch: int, remaining: int) -> list[list[int]]:
-    """Return the images per rank, empty ranks left out, in each kind of micro-step that a short last step has.
+def _fewest_together(images_by_rank: Sequence[int], *, local: bool) -> int:
+    """Return the images that a norm of one micro-step is over: those of the rank with the fewest, or of all ranks."""
+    return min(images_by_rank) if local else sum(images_by_rank)
 
-    `datasets.batches` cuts the last step like this: slots shrink alike, and images fill them one after the other. So
-    there are full micro-steps, at most one that is filled in part, and empty ones.
+
+def _micro_steps_of_last_step(sizes: Sequence[int], global_batch: int, last_step_images: int) -> list[list[int]]:
+    """Return the images of each rank in the different micro-steps of a short last step, without empty ranks.
+
+    `datasets.batches` gives each rank a slot, its share of the micro-step in proportion to the step's images, and fills
+    the slots one after the other. So there are full micro-steps, at most one that is filled in part, and empty ones;
+    one of each of the first two kinds is returned.
+
+    Example: 7 images of a whole step of 16, on 2 ranks with 4 images per micro-step, have slots of 2 images:
+    [[2, 2], [2, 1]].
 
     Args:
         sizes: images per micro-step of each rank in a whole step.
         global_batch: images of a whole step.
-        remaining: images of the last one, above 0.
+        last_step_images: images of the last one, above 0.
     """
-    slots = [-(-size * remaining // global_batch) for size in sizes]
-    full_micro_steps, images = divmod(remaining, sum(slots))
-    kinds = [slots] if full_micro_steps else []
-    filled_in_part = []
+    slots = [-(-size * last_step_images // global_batch) for size in sizes]  # rounded up
+    full_micro_steps, images_after_full = divmod(last_step_images, sum(slots))
+    partly_filled = []
+    images = images_after_full
     for slot in slots:
         if images > 0:
-            filled_in_part.append(min(slot, images))
+            partly_filled.append(min(slot, images))
             images -= slot
-    if filled_in_part:
-        kinds.append(filled_in_part)
-    return kinds
+    micro_steps = []
+    if full_micro_steps:
+        micro_steps.append(slots)
+    if partly_filled:
+        micro_steps.append(partly_filled)
+    return micro_steps

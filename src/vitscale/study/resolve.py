@@ -47,19 +47,19 @@ def with_deepspeed_config(study_path: Path, study: Study, set_fields: frozenset[
         readers = " or ".join(f'"{name}"' for name in readers_of("deepspeed_config"))
         raise RequestError(what, next_step=f"Use train.engine = {readers}, or remove train.deepspeed_config")
     config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
-    values = train.model_dump()
-    set_values = {f"train.{key}": value for key, value in values.items() if f"train.{key}" in set_fields}
+    study_values = train.model_dump()
+    set_values = {f"train.{key}": value for key, value in study_values.items() if f"train.{key}" in set_fields}
     contradictions = deepspeed_config.contradictions(config, set_values)
     if contradictions:
         next_step = "Let one of the two decide: what the DeepSpeed file fixes cannot be varied"
         raise RequestError("; ".join(contradictions), next_step=next_step)
-    adopted = {}
+    adopted_values = {}
     for field, value in _fields_in_config(config, study.scaling.mode).items():
         if value is not None and field not in set_fields:
-            adopted[field.removeprefix("train.")] = value
+            adopted_values[field.removeprefix("train.")] = value
     try:
         # Validated again, because these values come from the user too.
-        new_train = TrainSection.model_validate(values | adopted, strict=True)
+        new_train = TrainSection.model_validate(study_values | adopted_values, strict=True)
     except ValidationError as error:
         problem = wrong_value(error.errors(include_url=False)[0], next_step="Correct it there")
         raise RequestError(f"taken from the DeepSpeed configuration: {problem}") from None
@@ -67,7 +67,10 @@ def with_deepspeed_config(study_path: Path, study: Study, set_fields: frozenset[
 
 
 def _fields_in_config(config: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return the dotted fields of [train] that a DeepSpeed configuration decides, and its value of each or None."""
+    """Return dotted field of [train] -> its value in a DeepSpeed configuration; None where the file leaves it open.
+
+    The global batch is left to the batch policy `mode` unless that keeps it constant.
+    """
     fixed = deepspeed_config.fixed_fields(config)
     fixed.pop("train.optimizer", None)  # built by DeepSpeed as the file describes it
     sizes = deepspeed_config.batch_values(config)
@@ -78,27 +81,28 @@ def _fields_in_config(config: dict[str, Any], mode: Mode) -> dict[str, Any]:
 
 
 def device_of(study: Study, machine: Machine) -> DeviceName:
-    """Return "cuda" where there is a GPU, else "cpu", unless the study names a device.
+    """Return the device that the study names; for "auto" "cuda" where there is a GPU, else "cpu".
 
     Raises:
-        RequestError: it says cuda, and there is none; or it leaves that open, and GPUs that seem to be there cannot be
-            read: nobody is to find out after hours that a host of GPUs computed on its CPU.
+        RequestError: the study says cuda, and there is no GPU. Or it does not say cpu, and there are signs of GPUs that
+            cannot be read: otherwise a host with GPUs might compute on its CPU for hours before anybody notices.
     """
-    if study.train.device != "cpu" and machine.gpus_unreadable is not None:
+    device = study.train.device
+    if device != "cpu" and machine.gpus_unreadable is not None:
         raise RequestError(
-            f"train.device is '{study.train.device}', and no GPU can be read: {machine.gpus_unreadable}",
+            f"train.device is '{device}', and no GPU can be read: {machine.gpus_unreadable}",
             next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
             "'utility'); or set train.device = 'cpu'",
         )
-    if study.train.device == "auto":
+    if device == "auto":
         return "cuda" if machine.gpus else "cpu"
-    if study.train.device == "cuda" and not machine.gpus:
+    if device == "cuda" and not machine.gpus:
         raise RequestError(
             "train.device is 'cuda', but this machine offers no GPU",
             valid=["cpu", "auto"],
             next_step=f"Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one. {_ANOTHER}",
         )
-    return study.train.device
+    return device
 
 
 def precision_of(study: Study, device: DeviceName, machine: Machine) -> Precision:
@@ -134,56 +138,75 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
 def threads_of(
     study: Study, device: DeviceName, machine: Machine, most_per_node: int | None = None, begun_with: int | None = None
 ) -> int:
-    """Return the threads per rank, the same along the curve.
+    """Return the threads per rank, which are the same on the whole curve, the baseline on one rank included.
 
-    The curve's largest world decides, by its fullest host, also for the baseline on one rank: all curves compute alike.
+    Where the study does not set them, they are each rank's share of a host's cores in the largest world of the curve.
 
     Args:
         study: one point of the sweep.
         device: what its ranks compute on.
         machine: what one host offers.
         most_per_node: most ranks that one host takes; None: all.
-        begun_with: threads that results were begun with, kept by a study that names none unless they are more than a
-            rank's share of the cores.
+        begun_with: threads per rank of earlier runs of the study. A study that sets none keeps them, unless they are
+            more than a rank's share of the cores.
 
     Raises:
-        RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
+        RequestError: the largest world needs more cores or GPUs than there are, and the study does not allow sharing
+            (launch.oversubscribe).
     """
+    launch = study.launch
     largest_world = max(study.scaling.gpus)
     ranks_on_host = min(largest_world, most_per_node or largest_world)
     share = machine.threads_for(ranks_on_host, device)
-    threads = study.launch.threads_per_rank or share
-    if study.launch.threads_per_rank is None and begun_with is not None:
-        may_keep = begun_with <= share or study.launch.oversubscribe
-        threads = begun_with if may_keep else share
-    if study.launch.oversubscribe:
-        return threads
-    ranks = 1 if of_engine(study.train.engine).alone else ranks_on_host
+    threads = share
+    if launch.threads_per_rank is not None:
+        threads = launch.threads_per_rank
+    elif begun_with is not None and (begun_with <= share or launch.oversubscribe):
+        threads = begun_with
+    if not launch.oversubscribe:
+        ranks = 1 if of_engine(study.train.engine).alone else ranks_on_host
+        _check_host_has_room(machine, ranks, threads, device, hosts_are_limited=most_per_node is not None)
+    return threads
+
+
+def _check_host_has_room(
+    machine: Machine, ranks: int, threads: int, device: DeviceName, *, hosts_are_limited: bool
+) -> None:
+    """Refuse more ranks on one host than it has GPUs or cores for.
+
+    Args:
+        machine: what the host offers.
+        ranks: ranks on the host.
+        threads: threads of each rank.
+        device: what the ranks compute on.
+        hosts_are_limited: whether a host takes a limited number of ranks, so that the message speaks of one host.
+    """
     subject = f"{ranks} ranks" if ranks > 1 else "1 rank"
-    if most_per_node is not None:
+    if hosts_are_limited:
         subject += " on one host"
     if device == "cuda" and ranks > len(machine.gpus):
         what = f"{subject} need {ranks} GPUs, and this machine offers {len(machine.gpus)}"
         raise _too_small(what, fitting_ranks=len(machine.gpus))
-    if ranks * threads > machine.cores:
-        of_threads = f" of {threads} threads" if threads > 1 else ""
-        what = f"{subject}{of_threads} need {ranks * threads} cores, and this machine offers {_cores_offered(machine)}"
+    needed_cores = ranks * threads
+    if needed_cores > machine.cores:
+        with_threads = f" of {threads} threads" if threads > 1 else ""
+        what = f"{subject}{with_threads} need {needed_cores} cores, and this machine offers {_cores_offered(machine)}"
         raise _too_small(what, fitting_ranks=machine.cores // threads)
-    return threads
 
 
 def _cores_offered(machine: Machine) -> str:
-    """Return "8", or "2 (a cgroup quota of 2 cores counts)"."""
+    """Return the number of cores in words: "8", or "2 (a cgroup quota of 2 cores counts)"."""
     if machine.cpu_quota_cores is None:
         return str(machine.cores)
     return f"{machine.cores} (a cgroup quota of {machine.cpu_quota_cores:g} cores counts)"
 
 
 def _too_small(what: str, *, fitting_ranks: int) -> RequestError:
-    fitting = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
+    """Return the error for a machine that is too small, with the number of ranks that fit on it; 0: not even one."""
+    valid = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
     return RequestError(
         what,
-        valid=[fitting],
+        valid=[valid],
         next_step=f"Or set launch.oversubscribe = true to share them, which says nothing about scaling. {_ANOTHER}",
     )
 
@@ -205,8 +228,8 @@ class RankBatch(NamedTuple):
 def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> RankBatch:
     """Return micro-batch and accumulation of one trial under a batch policy.
 
-    strong-micro and weak keep both. strong-global keeps `global_batch` = N x micro-batch x accumulation: as N grows
-    first the accumulation shrinks, then the micro-batch, which never exceeds `train.micro_batch`.
+    The policies strong-micro and weak keep both as the study has them. The policy strong-global keeps the global batch
+    = N x micro-batch x accumulation: with more ranks N the accumulation shrinks first, and then the micro-batch.
 
     Args:
         mode: the batch policy.
@@ -238,9 +261,14 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
 
 
 def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> tuple[int, ...] | None:
-    """Return the images per micro-step of each rank if `rank_speeds` makes them unequal; their mean is `micro_batch`.
+    """Return the images per micro-step of each rank, where `rank_speeds` makes them unequal.
 
-    None where all are equal: that is the same trial as without `rank_speeds`.
+    Return None where all are equal, so that the trial is the same as without `rank_speeds`.
+
+    Args:
+        train: [train] at one point of the sweep.
+        world_size: data-parallel ranks of the trial.
+        micro_batch: images per micro-step of a rank in the mean.
 
     Raises:
         RequestError: there are fewer speeds than ranks, or a share is too large.
@@ -266,7 +294,7 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
 
 
 def fraction_of(study: Study, world_size: int) -> float:
-    """Return the share of the training images used on `world_size` ranks; under weak scaling it grows with them.
+    """Return the share of the training images that `world_size` ranks use; under weak scaling it grows with the ranks.
 
     Raises:
         RequestError: weak scaling would need more images than there are.

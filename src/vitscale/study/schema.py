@@ -32,20 +32,26 @@ def study_schema() -> dict[str, Any]:
     for field, names in _OFFERED.items():
         section, _, key = field.partition(".")
         properties = definitions[SECTIONS[section].__name__]["properties"]
-        kept = {word: properties[key][word] for word in ("description", "default") if word in properties[key]}
-        properties[key] = {"anyOf": [{"enum": sorted(names)}, {"type": "string"}]} | kept
-    # A script knows model and data itself, and data.hf names the dataset.
-    del definitions["DataSpec"]["required"]
-    scripted = {"properties": {"script": {}}, "required": ["script"]}
+        properties[key] = _with_offered_names(properties[key], names)
+    del definitions["DataSpec"]["required"]  # the dataset's name, which a script or data.hf stands for
+    needs_model_and_data = {"required": ["model", "data"]}
+    has_script = {"properties": {"script": {}}, "required": ["script"]}
+    trains_by_script = {"required": ["train"], "properties": {"train": has_script}}
+    sweeps_scripts = {"required": ["sweep"], "properties": {"sweep": {"required": ["train.script"]}}}
     schema |= {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A study of vitscale",
         "required": ["name"],
-        "anyOf": [{"required": ["model", "data"]}, {"required": ["train"], "properties": {"train": scripted}}],
+        "anyOf": [needs_model_and_data, trains_by_script, sweeps_scripts],  # a script knows model and data itself
     }
-    schema["anyOf"].append({"required": ["sweep"], "properties": {"sweep": {"required": ["train.script"]}}})
-    schema["properties"]["sweep"] = _sweep()
+    schema["properties"]["sweep"] = _sweep_schema()
     return schema
+
+
+def _with_offered_names(field_schema: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a field's schema that offers these names, and takes any other text too."""
+    kept = {word: field_schema[word] for word in ("description", "default") if word in field_schema}
+    return {"anyOf": [{"enum": sorted(names)}, {"type": "string"}]} | kept
 
 
 def _describe(schema: dict[str, Any], section_type: type[Spec]) -> None:
@@ -58,55 +64,81 @@ def _describe(schema: dict[str, Any], section_type: type[Spec]) -> None:
             schema["properties"][key]["description"] = descriptions[key]
 
 
-def _sweep() -> dict[str, Any]:
-    """Return the schema of [sweep]: a list of values for each field, or of tables of a section's fields.
+def _sweep_schema() -> dict[str, Any]:
+    """Return the schema of [sweep].
 
-    In these tables other sections' fields go by dotted names.
+    A key of [sweep] is a dotted field with a list of its values, or a section with a list of tables:
+
+        "train.micro_batch" = [8, 16]
+        train = [{ engine = "ddp" }, { engine = "fsdp2", "parallel.tensor" = 2 }]
+
+    A table has keys of its section, and fields of other sections by their dotted names.
     """
-    fields: dict[str, Any] = {}
-    fields_by_section: dict[str, dict[str, Any]] = {}
+    field_schemas: dict[str, Any] = {}  # "train.engine" -> schema of one value
+    key_schemas_by_section: dict[str, dict[str, Any]] = {}  # "train" -> "engine" -> the same schema
     for field in SWEEPABLE:
         section, _, key = field.partition(".")
-        reference = {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
-        fields[field] = reference
-        fields_by_section.setdefault(section, {})[key] = reference
-    tables = {
-        section: {"type": "object", "additionalProperties": False, "properties": keys | fields, "minProperties": 1}
-        for section, keys in fields_by_section.items()
-    }
+        value_schema = {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
+        field_schemas[field] = value_schema
+        key_schemas_by_section.setdefault(section, {})[key] = value_schema
+    properties = {field: _list_schema(value_schema) for field, value_schema in field_schemas.items()}
+    for section, key_schemas in key_schemas_by_section.items():
+        table_schema = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {**key_schemas, **field_schemas},
+            "minProperties": 1,
+        }
+        properties[section] = _list_schema(table_schema)
     return {
         "description": "What varies: every combination is a curve.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {key: {"type": "array", "minItems": 1, "items": item} for key, item in (fields | tables).items()},
+        "properties": properties,
     }
 
 
+def _list_schema(item_schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list with at least one such item."""
+    return {"type": "array", "minItems": 1, "items": item_schema}
+
+
 def _as_toml(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a field's schema without null, which TOML does not have, and without titles, which repeat the key."""
+    """Return a field's schema without null, which TOML does not have, and without its title, which repeats the key.
+
+    Example: {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None} becomes {"type": "integer"}.
+    """
     kept = {key: value for key, value in schema.items() if key != "title"}
-    if kept.get("default", ...) is None:
+    has_null_default = "default" in kept and kept["default"] is None
+    if has_null_default:
         del kept["default"]
     choices = [choice for choice in kept.pop("anyOf", []) if choice.get("type") != "null"]
     if not choices:
         return kept
-    return kept | choices[0] if len(choices) == 1 else kept | {"anyOf": choices}
+    merged: dict[str, Any] = choices[0] if len(choices) == 1 else {"anyOf": choices}
+    return kept | merged
 
 
 def _docstrings(section_type: type[Spec]) -> dict[str, str]:
-    """Return field -> the docstring below it, or below a base class's field of this name; fields without are left out.
+    """Return field -> the docstring below it. A field without one takes that of a base class, or is left out.
 
     Python does not keep the docstrings of fields: they are read from the source.
     """
     docstrings: dict[str, str] = {}
     for base in reversed(section_type.__mro__):
-        if not issubclass(base, Spec):
-            continue
-        (declaration,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        statements = declaration.body if isinstance(declaration, ast.ClassDef) else []
-        for statement, following in itertools.pairwise(statements):
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(following, ast.Expr):
-                continue
-            if isinstance(statement.target, ast.Name):
-                docstrings[statement.target.id] = inspect.cleandoc(str(getattr(following.value, "value", "")))
+        if issubclass(base, Spec):
+            docstrings |= _declared_docstrings(base)
+    return docstrings
+
+
+def _declared_docstrings(section_type: type[Spec]) -> dict[str, str]:
+    """Return field -> docstring for the fields that a class itself declares, without those of its bases."""
+    docstrings: dict[str, str] = {}
+    (declaration,) = ast.parse(textwrap.dedent(inspect.getsource(section_type))).body
+    statements = declaration.body if isinstance(declaration, ast.ClassDef) else []
+    for statement, following in itertools.pairwise(statements):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue  # no declaration of a field
+        if isinstance(following, ast.Expr):
+            docstrings[statement.target.id] = inspect.cleandoc(str(getattr(following.value, "value", "")))
     return docstrings

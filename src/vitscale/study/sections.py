@@ -88,11 +88,11 @@ _SCHEDULERS = ("auto", "local", "hostfile", "slurm")
 
 
 def _known_scheduler(name: str) -> str:
-    """Refuse a scheduler that neither vitscale nor an installed package has."""
+    """Refuse a scheduler that neither vitscale nor an installed package has; return any other name as it is."""
     if name in _SCHEDULERS or plugins.target("scheduler", name) is not None:
         return name
-    *quoted, last = (f"'{scheduler}'" for scheduler in (*_SCHEDULERS, *sorted(plugins.names("scheduler"))))
-    expected = f"{', '.join(quoted)} or {last}"
+    valid_names = [f"'{scheduler}'" for scheduler in (*_SCHEDULERS, *sorted(plugins.names("scheduler")))]
+    expected = f"{', '.join(valid_names[:-1])} or {valid_names[-1]}"
     raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
@@ -168,7 +168,10 @@ class NodeSection(Spec):
 
 
 def _steps_or_auto(steps: Any, _: object) -> Any:
-    """Validate `steps` so that a wrong value gets one message, and not a second one that it is no "auto"."""
+    """Validate measure.steps: a number of steps, "auto" or None.
+
+    A validator of its own gives a wrong number one message; pydantic's would add another, that it is not "auto".
+    """
     if isinstance(steps, str) and steps != AUTO:
         raise PydanticCustomError("steps", 'a whole number or "auto"')
     return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps, strict=True)
@@ -223,21 +226,29 @@ class Study(Spec):
     @model_validator(mode="before")
     @classmethod
     def _filled_for_script(cls, values: Any) -> Any:
-        """Fill in engine, model and data for a script, which distributes training itself and knows model and data."""
+        """Fill in engine, model and data of a study that trains by the user's own script, where it leaves them out.
+
+        The script distributes training itself, and knows its model and its data. Values of wrong types are returned as
+        they are: validation refuses them afterwards.
+
+        Args:
+            values: raw values of a study by section and key, not validated yet.
+        """
         if not isinstance(values, dict):
             return values
         train = values.get("train", {})
+        data = values.get("data", {})
+        sweep = values.get("sweep", {})
         if not isinstance(train, dict):
             return values
-        sweep = values.get("sweep", {})
         is_script_swept = isinstance(sweep, dict) and "train.script" in sweep
-        if not ("script" in train or is_script_swept):
+        is_scripted = "script" in train or is_script_swept
+        if not is_scripted:
             return values
-        filled: dict[str, Any] = {"model": {}} | values
-        filled["train"] = {"engine": script.NAME} | train
-        data = values.get("data", {})
+        filled: dict[str, Any] = {"model": {}, **values}
+        filled["train"] = {"engine": script.NAME, **train}
         if isinstance(data, dict):
-            filled["data"] = {"name": script.NAME} | data
+            filled["data"] = {"name": script.NAME, **data}
         return filled
 
 
@@ -251,7 +262,7 @@ def traits_of_label(field: str) -> FieldTraits:
 
 
 FieldValues = dict[str, Any]
-"""Dotted fields with the values that they take together."""
+"""Dotted fields with the values that they take together: {"train.engine": "ddp", "train.micro_batch": 8}."""
 
 
 _SWEPT_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
@@ -271,9 +282,9 @@ def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[FieldValues]]:
     Example: {"train.micro_batch": [8, 16]} gives [[{"train.micro_batch": 8}, {"train.micro_batch": 16}]].
 
     Raises:
-        RequestError: a field that cannot be swept, is swept twice, or has no value or one value twice.
+        RequestError: a field cannot be swept, is swept twice, has no value, or has one value twice.
     """
-    choices_by_key = {key: _choices_of(key, values) for key, values in sweep.items()}
+    choices_by_key = {key: _choices_of_key(key, values) for key, values in sweep.items()}
     key_by_field: dict[str, str] = {}
     for key, choices_of_key in choices_by_key.items():
         for field in _fields_in(choices_of_key):
@@ -294,17 +305,18 @@ def _fields_in(choices_of_key: Sequence[FieldValues]) -> list[str]:
     return list(fields)
 
 
-def _choices_of(key: str, values: Sequence[Any]) -> list[FieldValues]:
+def _choices_of_key(key: str, values: Sequence[Any]) -> list[FieldValues]:
     """Return the choices of one key of [sweep], a dotted field or a section.
 
     Raises:
-        RequestError: it cannot be swept, or has no value or one value twice.
+        RequestError: the key cannot be swept, has no value, or has one value twice.
     """
     if key not in SWEEPABLE and key not in _SWEPT_SECTIONS:
         raise _not_sweepable(key)
     if not values:
         raise RequestError(f"sweep.{shown(key)} is an empty list", next_step="Give at least one value")
-    if len(set(map(_hashable, values))) < len(values):
+    different_values = {_hashable(value) for value in values}
+    if len(different_values) < len(values):
         what = f"sweep.{shown(key)} holds a value twice: {shown(values)}"
         raise RequestError(what, next_step="Name each value once")
     if key in SWEEPABLE:
@@ -313,26 +325,29 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[FieldValues]:
 
 
 def _not_sweepable(key: str) -> RequestError:
-    """Return the error for a key of [sweep] that is neither a field that can be swept nor a section."""
+    """Return the error for a key of [sweep] that is neither a field that can be swept nor a section.
+
+    It names the field that is probably meant; else the fields that share a part with the key, "engine" with
+    "train.engine" and "train.lr" with all of [train]; else the sections.
+    """
     what = f"sweep.{shown(key)} is no field that can be swept"
-    meaning = meant_key(key.rpartition(".")[2])
+    name = key.rpartition(".")[2]
+    meaning = meant_key(name)  # the study's field where `name` is another program's word for one: "lr", "batch_size"
     if meaning is not None and meaning.field in SWEEPABLE:
         return RequestError(what, next_step=f'Write "{meaning.field}" = [...]')
     if key in ("gpus", "scaling.gpus"):
         return RequestError(what, next_step="It is a list already: write gpus = [1, 2, 4] in [scaling]")
     first_part = key.partition(".")[0]
-    valid = []
-    for field in SWEEPABLE:
-        section, _, name = field.partition(".")
-        if first_part in (section, name):
-            valid.append(field)
-    return RequestError(
-        what, valid=valid or [f"{section}.FIELD" for section in _SWEPT_SECTIONS], hint=nearest(key, SWEEPABLE)
-    )
+    related_fields = [field for field in SWEEPABLE if first_part in field.split(".")]
+    all_sections = [f"{section}.FIELD" for section in _SWEPT_SECTIONS]
+    return RequestError(what, valid=related_fields or all_sections, hint=nearest(key, SWEEPABLE))
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return a TOML value as one that sets hold: equal where the value is."""
+    """Return a TOML value in a form that a set can hold; two forms are equal where the values are.
+
+    Example: {"depths": [2, 2]} becomes frozenset({("depths", (2, 2))}).
+    """
     if isinstance(value, dict):
         return frozenset((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -347,20 +362,25 @@ def _table_fields(section: str, table: Any) -> FieldValues:
         RequestError: it is no table or an empty one, or has a key that cannot be swept.
     """
     subject = f"sweep.{shown(section)}"
-    fields = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
+    section_keys = [field.partition(".")[2] for field in SWEEPABLE if field.startswith(f"{section}.")]
     if not isinstance(table, dict):
+        example = section_keys[0]
         raise RequestError(
             f"{subject} names a section, and holds {shown(table)}",
-            next_step=f"Give tables of fields that go together, as {{{fields[0]} = ...}}, or sweep one field, as "
-            f'"{section}.{fields[0]}" = [...]',
+            next_step=f"Give tables of fields that go together, as {{{example} = ...}}, or sweep one field, as "
+            f'"{section}.{example}" = [...]',
         )
     if not table:
         raise RequestError(
             f"{subject} holds an empty table", next_step="Give each table at least one field, or leave it out"
         )
-    for key in table:
-        if key not in fields and key not in SWEEPABLE:
+    fields: FieldValues = {}
+    for key, value in table.items():
+        if key in SWEEPABLE:  # a dotted name, usually of another section: of a split beside the engine that takes it
+            fields[key] = value
+        elif key in section_keys:
+            fields[f"{section}.{key}"] = value
+        else:
             what = f"{subject}: {shown(key)} is no field of [{section}] that can be swept"
-            raise RequestError(what, valid=fields, hint=nearest(key, fields))
-    # A field of another section goes by its dotted name: for instance an engine and a split that it takes.
-    return {key if key in SWEEPABLE else f"{section}.{key}": value for key, value in table.items()}
+            raise RequestError(what, valid=section_keys, hint=nearest(key, section_keys))
+    return fields

@@ -22,20 +22,21 @@ _WEIGHTS = "model.safetensors"
 
 
 def located(study_path: Path, model: ModelSpec) -> ModelSpec:
-    """Return the model with absolute paths of folders, and the factory in place of an installed package's name.
+    """Return the model with its name resolved to a factory, and its folders to absolute paths.
 
-    `hf` and `weights` are paths where they name folders beside the study file; else they stay names on the hub.
+    A name that an installed package offers is replaced by the factory that it stands for. `hf` and `weights` become
+    absolute paths where they name folders beside the study file; else they stay names on the hub.
     """
+    changes: dict[str, str | None] = {}
     if model.name is not None and model.name not in NAMED_MODELS:
         factory = target("model", model.name)
         if factory:
-            model = model.model_copy(update={"name": None, "factory": factory})
-    update = {}
+            changes |= {"name": None, "factory": factory}
     if model.hf:
-        update["hf"] = _folder_or_hub_name(study_path, model.hf)
+        changes["hf"] = _folder_or_hub_name(study_path, model.hf)
     if model.weights:
-        update["weights"] = _folder_or_hub_name(study_path, model.weights)
-    return model.model_copy(update=update) if update else model
+        changes["weights"] = _folder_or_hub_name(study_path, model.weights)
+    return model.model_copy(update=changes) if changes else model
 
 
 def _folder_or_hub_name(study_path: Path, name: str) -> str:
@@ -48,49 +49,76 @@ def _folder_or_hub_name(study_path: Path, name: str) -> str:
 
 
 def weights_digest(model: ModelSpec) -> str | None:
-    """Return the SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
+    """Return a digest of a located model's pretrained weights; None where it begins with random ones.
+
+    Weights of the hub are one file: the digest is its SHA-256. Those in a folder are config.json and all safetensors
+    files, in the order of their names: the digest is the SHA-256 over the SHA-256 of each.
+
+    Args:
+        model: the model as `located` returns it: the path of a folder is absolute, a name of the hub is not.
 
     Raises:
-        RequestError: they are not there, not whole, or not in safetensors: other formats may run code when they are
-            read.
+        RequestError: the weights are not there, not whole, or not in safetensors. Other formats are refused because
+            they may run code when they are read.
     """
     if model.weights is None:
         return None
     folder = Path(model.weights)
     if not folder.is_absolute():
-        return hashlib.sha256(_from_hub(model.weights, _WEIGHTS, "weights").read_bytes()).hexdigest()
-    config = folder / "config.json"
-    files = sorted(folder.glob("*.safetensors"))
-    if not files or not config.is_file():
-        missing = "config.json" if files else "file *.safetensors"
-        raise RequestError(
-            f"model.weights {shown(model.weights)} has no {missing}",
-            next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
-        )
-    _refuse_lost_or_cut(model.weights, folder)
+        downloaded = _from_hub(model.weights, _WEIGHTS, "weights")
+        return hashlib.sha256(downloaded.read_bytes()).hexdigest()
     digest = hashlib.sha256()
-    for path in (config, *files):
+    for path in _checked_weights_files(model.weights, folder):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
-def _refuse_lost_or_cut(weights: str, folder: Path) -> None:
-    """Refuse files that every rank would fail on: a shard that is not there, a download that broke off."""
+def _checked_weights_files(weights: str, folder: Path) -> list[Path]:
+    """Return config.json and all safetensors files of a folder, after a check that they are there and whole.
+
+    Args:
+        weights: the folder as model.weights names it, for messages.
+        folder: the folder.
+
+    Raises:
+        RequestError: a file is missing or cut off.
+    """
+    config = folder / "config.json"
+    tensor_files = sorted(folder.glob("*.safetensors"))
+    if not tensor_files or not config.is_file():
+        missing = "config.json" if tensor_files else "file *.safetensors"
+        raise RequestError(
+            f"model.weights {shown(weights)} has no {missing}",
+            next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
+        )
+    for name in _needed_tensor_files(folder):
+        fault = _fault_of_tensor_file(folder / name)
+        if fault is not None:
+            raise RequestError(f"model.weights {shown(weights)}: {name} {fault}", next_step="Get it again")
+    return [config, *tensor_files]
+
+
+def _needed_tensor_files(folder: Path) -> list[str]:
+    """Return the names of the safetensors files that ranks will read from a folder, in order.
+
+    They are the files that the folder's index lists, or model.safetensors where that is there or there is no index.
+    """
     index = folder / f"{_WEIGHTS}.index.json"
-    needed = {_WEIGHTS}
-    if index.is_file() and not (folder / _WEIGHTS).is_file():
-        text = read_text(index, "the index of model.weights", next_step="Get it again")
-        needed = {*re.findall(r':\s*"([^"/]+\.safetensors)"', text)}
-    for name in sorted(needed):
-        path = folder / name
-        if not path.is_file():
-            fault = "is not there"
-        elif not _is_whole(path):
-            fault = "is cut off, or no such file (a pointer of Git LFS is none)"
-        else:
-            continue
-        raise RequestError(f"model.weights {shown(weights)}: {name} {fault}", next_step="Get it again")
+    if (folder / _WEIGHTS).is_file() or not index.is_file():
+        return [_WEIGHTS]
+    text = read_text(index, "the index of model.weights", next_step="Get it again")
+    # Lines such as "encoder.weight": "model-00001-of-00002.safetensors".
+    return sorted(set(re.findall(r':\s*"([^"/]+\.safetensors)"', text)))
+
+
+def _fault_of_tensor_file(path: Path) -> str | None:
+    """Return why every rank would fail on a safetensors file; None where it is whole."""
+    if not path.is_file():
+        return "is not there"
+    if not _is_whole(path):
+        return "is cut off, or no such file (a pointer of Git LFS is none)"
+    return None
 
 
 _HEADER_SIZE_BYTES = 8
@@ -99,26 +127,27 @@ _HEADER_SIZE_BYTES = 8
 def _is_whole(path: Path) -> bool:
     """Whether a safetensors file ends where its last tensor does.
 
-    It holds the size of the header (8 bytes, little-endian), the header, and the tensors. The header says where each of
-    these ends, counted from its own end.
+    The file holds the size of the header (8 bytes, little-endian), the header, and the tensors. The header is JSON with
+    the start and the end of each tensor, in bytes from the header's end: "data_offsets": [0, 3072].
     """
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_HEADER_SIZE_BYTES), "little")
         header = file.read(min(header_bytes, file_bytes)).decode(errors="replace")
-    ends = [int(end) for end in re.findall(r'"data_offsets":\s*\[\s*\d+\s*,\s*(\d+)', header)]
-    return _HEADER_SIZE_BYTES + header_bytes + max(ends, default=0) == file_bytes
+    tensor_ends = [int(end) for end in re.findall(r'"data_offsets":\s*\[\s*\d+\s*,\s*(\d+)', header)]
+    tensor_bytes = max(tensor_ends, default=0)
+    return _HEADER_SIZE_BYTES + header_bytes + tensor_bytes == file_bytes
 
 
 def check(study_path: Path, model: ModelSpec) -> str | None:
-    """Check that a located model is there.
+    """Check that the files of a located model are there, and return the digest of its configuration.
 
     Returns:
-        For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
+        For `hf` the SHA-256 of its config.json, which alone decides the model that is built. None for other models.
 
     Raises:
-        RequestError: the folder has no configuration, the hub does not have it or cannot be reached, it is of a type
-            that has no such head, or the factory's module or function does not exist.
+        RequestError: the folder has no configuration; the hub does not have it or cannot be reached; transformers has
+            no model of this type for the task; or the factory's module or function does not exist.
     """
     if model.factory is not None:
         what = f"model.factory {shown(model.factory)}"
@@ -134,11 +163,10 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
 
 
 def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
-    """Return the SHA-256 of the file in which a model's factory stands, as the ranks find it.
+    """Return the SHA-256 of the Python file in which a model's factory stands.
 
-    None where there is no factory, or no Python text of it.
-
-    Modules that it imports are not in it.
+    The file is the one that the ranks will import; modules that it imports itself do not count. Return None where the
+    model has no factory, or where its module is no Python file.
     """
     if model.factory is None:
         return None
@@ -178,7 +206,14 @@ _HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SE
 
 
 def _check_type(model: ModelSpec, config: str) -> None:
-    """Refuse a model type for which the installed transformers has no such head; without it, refuse nothing."""
+    """Refuse a model of a type for which the installed transformers has no head for the task.
+
+    Nothing is refused where transformers is not installed.
+
+    Args:
+        model: the model, with `hf`.
+        config: text of its config.json.
+    """
     match = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
     types_with_head = _types_with_head(_HEADS[model.task])
     if match is None or not types_with_head or match[1] in types_with_head:
@@ -249,10 +284,10 @@ def script_digest(script: Path) -> str:
 def check_reference(
     study_path: Path, what: str, reference: str, methods: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
 ) -> None:
-    """Check that "module:name" is there and can be what the ranks take it for, as far as its text shows.
+    """Check that "module:name" exists and can be used as the ranks will use it, as far as the module's text shows.
 
-    Nothing is imported: that would bring torch, and the ranks may have another machine. What is imported into the
-    module, inherited, decorated or compiled is left to them.
+    Nothing is imported, because that would import torch, and because the ranks may run on another machine. So a name
+    is not checked further where the module imports it or is compiled, or where it is inherited or decorated.
 
     Args:
         study_path: the study file, beside which ranks search too.
@@ -274,47 +309,63 @@ def check_reference(
     if spec.origin is None or not spec.origin.endswith(".py") or not name:
         return  # compiled: only the rank can look inside
     source = Path(spec.origin)
-    tree = _parsed(read_text(source, f"the module of {what},", next_step="Mend or remove it"), f"{what}: {source}")
-    names = _names_in(tree)
-    if "*" in names or "__getattr__" in names:
+    text = read_text(source, f"the module of {what},", next_step="Mend or remove it")
+    tree = _parsed(text, f"{what}: {source}")
+    names_in_module = _names_in(tree)
+    may_have_other_names = "*" in names_in_module or "__getattr__" in names_in_module
+    if may_have_other_names:
         return
-    first_name = name.partition(".")[0]
-    if first_name not in names:
-        public_names = sorted(name for name in set(names) if not name.startswith("_"))
-        shadowed = _module_spec_in(module.split("."), _user_folders(study_path))
-        is_user_module_hidden = shadowed is not None and shadowed.origin != spec.origin
+    first_name = name.partition(".")[0]  # "Classes" of "Classes.build"
+    if first_name not in names_in_module:
+        user_module = _module_spec_in(module.split("."), _user_folders(study_path))
+        is_user_module_hidden = user_module is not None and user_module.origin != spec.origin
         raise RequestError(
             f"{what}: {spec.origin} has no {shown(first_name)}",
-            valid=public_names[:_MOST_NAMES],
+            valid=_public_names(names_in_module)[:_MOST_NAMES],
             next_step=_RENAME if is_user_module_hidden else "",
         )
-    is_bound_once = name == first_name and names.count(name) == 1
-    fault = _fault_of(tree, name, methods, arguments) if is_bound_once else ""
+    is_defined_once = name == first_name and names_in_module.count(name) == 1
+    fault = _fault_of_definition(tree, name, methods, arguments) if is_defined_once else ""
     if fault:
         raise RequestError(f"{what}: {shown(name)} in {spec.origin} {fault}")
+
+
+def _public_names(names: list[str]) -> list[str]:
+    """Return the names that do not begin with an underscore, each once, in alphabetical order."""
+    return sorted(name for name in set(names) if not name.startswith("_"))
 
 
 _MOST_NAMES = 20
 """Names of a module that a message lists at most."""
 
 
-def _fault_of(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tuple[str, ...]) -> str:
-    """Return why what the module's own text calls `name` cannot be what is needed; empty where it may be.
+def _fault_of_definition(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tuple[str, ...]) -> str:
+    """Return why the constant, class or function `name` of a module cannot be used; empty where it may be.
 
     Example: "has no begin and no end".
+
+    Args:
+        tree: the module.
+        name: the name, which the module defines once.
+        methods: methods that it must have, if it is a class.
+        arguments: keyword arguments that it must take, if it is a function.
     """
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and _assigns(node, name):
             return "is a constant"
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != name or node.decorator_list:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != name:
             continue
-        lacking = _lacking_methods(node, methods) if isinstance(node, ast.ClassDef) else []
-        if lacking:
-            return f"has no {' and no '.join(lacking)}"
-        lacking = _lacking_arguments(node, arguments) if isinstance(node, ast.FunctionDef) else []
-        if lacking:
-            noun = "keyword argument" if len(lacking) == 1 else "keyword arguments"
-            return f"does not take the {noun} {' and '.join(lacking)}"
+        if node.decorator_list:
+            continue  # what the decorator makes of it is not known
+        if isinstance(node, ast.ClassDef):
+            lacking_methods = _lacking_methods(node, methods)
+            if lacking_methods:
+                return f"has no {' and no '.join(lacking_methods)}"
+        else:
+            lacking_arguments = _lacking_arguments(node, arguments)
+            if lacking_arguments:
+                noun = "keyword argument" if len(lacking_arguments) == 1 else "keyword arguments"
+                return f"does not take the {noun} {' and '.join(lacking_arguments)}"
     return ""
 
 
@@ -342,16 +393,23 @@ _RENAME = "A module of this name is installed, and comes before the study's own:
 
 
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
-    """Return the module's specification, found package by package without importing any, where ranks find it.
+    """Return the specification of the module that ranks will import; None where there is none.
 
-    They search what is installed, then the working directory, then the study file's folder.
+    Ranks search what is installed, then the working directory, then the study file's folder. The module is found
+    package by package, and nothing is imported.
+
+    Args:
+        parts: the module's dotted name in parts: ["my_models", "vit"].
+        folders: the two folders, in this order.
     """
-    spec = PathFinder.find_spec(parts[0], [*filter(None, sys.path), *folders])
-    try:
-        # Editable installations have finders of their own; looking up a top-level name imports nothing.
-        spec = spec or importlib.util.find_spec(parts[0])
-    except (ImportError, ValueError):
-        return None
+    top_package = parts[0]
+    spec = PathFinder.find_spec(top_package, [*filter(None, sys.path), *folders])
+    if spec is None:
+        try:
+            # Editable installations have finders of their own; looking up a top-level name imports nothing.
+            spec = importlib.util.find_spec(top_package)
+        except (ImportError, ValueError):
+            return None
     return _submodule_spec(spec, parts)
 
 
@@ -361,7 +419,12 @@ def _module_spec_in(parts: list[str], folders: list[str]) -> ModuleSpec | None:
 
 
 def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | None:
-    """Return the specification of all of a dotted name, from that of its first part."""
+    """Return the specification of a module from that of its outermost package; None where it does not exist.
+
+    Args:
+        spec: specification of `parts[0]`; None where that does not exist.
+        parts: the module's dotted name in parts.
+    """
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
@@ -371,7 +434,10 @@ def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | N
 
 
 def _names_in(tree: ast.AST) -> list[str]:
-    """Return every name to which a text gives a value, as often as it does; "*" for a star import."""
+    """Return the names of all functions, classes, variables and imports in a tree, at any depth; "*" for a star import.
+
+    A name that is defined twice stands in the list twice.
+    """
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):

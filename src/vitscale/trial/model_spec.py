@@ -132,8 +132,9 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
     """
     sources = [key for key in ("name", "hf", "factory") if getattr(spec, key) is not None]
     if len(sources) != 1:
-        got = " and ".join(sources) if sources else "none of them"
-        raise RequestError(f"[model] needs exactly one of name, hf and factory; it has {got}", valid=NAMED_MODELS)
+        listed_sources = " and ".join(sources) if sources else "none of them"
+        what = f"[model] needs exactly one of name, hf and factory; it has {listed_sources}"
+        raise RequestError(what, valid=NAMED_MODELS)
     if spec.parameter_count is not None:
         raise RequestError("model.parameter_count is of imported logs alone", next_step="Remove it")
     filled: dict[str, object] = {
@@ -152,7 +153,11 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
 
 
 def _class_count(spec: ModelSpec, dataset_classes: int) -> int:
-    """Return the number of the model's classes: its own, which may be more than the dataset's, else the dataset's."""
+    """Return the number of classes that [model] sets, else that of the dataset.
+
+    Raises:
+        RequestError: the model has fewer classes than the dataset.
+    """
     if spec.num_classes is None:
         return dataset_classes
     if spec.num_classes < dataset_classes:
@@ -162,7 +167,11 @@ def _class_count(spec: ModelSpec, dataset_classes: int) -> int:
 
 
 def _channel_count(spec: ModelSpec, channels: int | None) -> int:
-    """Return the channels of the dataset's images, or the model's where those are not known (None)."""
+    """Return the channels of the dataset's images, `channels`; where that is None, those that [model] has.
+
+    Raises:
+        RequestError: the user sets another number of channels than the images have.
+    """
     if channels is None:
         return spec.channels
     is_set_by_hand = "channels" in spec.model_fields_set
@@ -176,7 +185,8 @@ _LONGEST_FACTORY = 500
 
 
 def _check_factory(spec: ModelSpec, factory: str) -> None:
-    _refuse_shape_fields(spec, "factory", {})
+    """Refuse a factory that is no "module:function", and fields of the model's shape beside it."""
+    _refuse_shape_fields(spec, "factory", fixed_shape={})
     if len(factory) > _LONGEST_FACTORY or not _FACTORY.fullmatch(factory):
         what = f"model.factory {shown(factory)} is not of the form 'module:function'"
         raise RequestError(what, next_step="Name an importable function, such as 'my_models.vit:build'")
@@ -195,9 +205,9 @@ def _segmentation_fields(spec: ModelSpec) -> dict[str, object]:
     """
     is_segmentation = spec.task == "segmentation"
     if spec.decoder_size is not None and not (is_segmentation and spec.name is not None):
-        raise _field_of_others("decoder_size", spec.decoder_size, "a named model of segmentation")
+        raise _meaningless_field("decoder_size", spec.decoder_size, owner="a named model of segmentation")
     if spec.auxiliary_weight is not None and not is_segmentation:
-        raise _field_of_others("auxiliary_weight", spec.auxiliary_weight, 'model.task = "segmentation"')
+        raise _meaningless_field("auxiliary_weight", spec.auxiliary_weight, owner='model.task = "segmentation"')
     if not is_segmentation:
         return {}
     if spec.hf is not None and hf_shape(spec.hf) is not None:
@@ -212,7 +222,8 @@ def _segmentation_fields(spec: ModelSpec) -> dict[str, object]:
     return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": auxiliary_weight}
 
 
-def _field_of_others(key: str, value: object, owner: str) -> RequestError:
+def _meaningless_field(key: str, value: object, *, owner: str) -> RequestError:
+    """Return the error for a field that has a meaning only for other models, which `owner` names in words."""
     return RequestError(f"model.{key} = {value} is of {owner} alone", next_step=f"Remove {key}")
 
 
@@ -224,15 +235,15 @@ _NAMES_ELSEWHERE = re.compile(
 
 
 def _step_for_name(name: str) -> str:
-    """Return the next step for a name of timm's, torchvision's or the hub's; empty where it is not recognised.
+    """Return what to write for a name that timm, torchvision or the hub have for a model; empty where it is not known.
 
     Example: for "vit_base_patch32_224" 'Write name = "vit-b16" with patch_size = 32, or ...'.
     """
     match = _NAMES_ELSEWHERE.fullmatch(name)
     if match is None:
         return meant_value("model.name", name)
-    size_letter = match[1][0].lower()
-    patch_size = match[2]
+    size_letter = match[1][0].lower()  # "b" for "base"
+    patch_size = match[2]  # "32"; None where the name has none
     for named_model in NAMED_MODELS:
         if named_model.startswith(f"vit-{size_letter}"):
             has_other_patch = patch_size is not None and not named_model.endswith(patch_size)
@@ -250,15 +261,17 @@ def _named_shape(spec: ModelSpec, name: str) -> dict[str, object]:
     shape = NAMED_MODELS.get(name)
     if shape is None:
         raise unknown("model", name, {*NAMED_MODELS, *names("model")}, next_step=_step_for_name(name))
-    shape_fields = SWIN_FIELDS if shape.depths else VIT_FIELDS
+    is_swin = shape.depths is not None
+    shape_fields = SWIN_FIELDS if is_swin else VIT_FIELDS
     for key in SHAPE_FIELDS:
         value = getattr(spec, key)
         if value is not None and key not in shape_fields:
             what = f"model.{key} = {shown(value)} has no meaning for {name}"
             raise RequestError(what, valid=shape_fields, next_step=f"Remove {key}")
     filled = {key: getattr(spec, key) or getattr(shape, key, None) for key in shape_fields}
-    if not shape.depths:
-        filled["mlp_size"] = spec.mlp_size or 4 * (filled["hidden_size"] or 0)
+    if not is_swin:
+        hidden_size = spec.hidden_size or shape.hidden_size
+        filled["mlp_size"] = spec.mlp_size or 4 * hidden_size
     return filled
 
 
@@ -291,11 +304,12 @@ def _check_image_size(spec: ModelSpec, patch_size: int) -> None:
     image_size = spec.image_size
     if spec.depths is not None:
         # Each further stage joins two tokens a side into one; transformers pads the rest.
-        least = patch_size << (len(spec.depths) - 1)
-        if image_size < least:
+        stage_count = len(spec.depths)
+        pixels_per_token: int = patch_size * 2 ** (stage_count - 1)  # a side, in the last stage
+        if image_size < pixels_per_token:
             raise RequestError(
-                f"model.image_size = {image_size} leaves nothing of an image for the last of {len(spec.depths)} stages",
-                valid=[f"{least} or more"],
+                f"model.image_size = {image_size} leaves nothing of an image for the last of {stage_count} stages",
+                valid=[f"{pixels_per_token} or more"],
                 next_step="Use larger images, or fewer model.depths",
             )
     elif image_size % patch_size:
@@ -312,7 +326,8 @@ def _check_heads(hidden_size: int, heads: int) -> None:
     """Refuse heads that do not divide the width, and name the four nearest numbers of heads that do."""
     if hidden_size % heads == 0:
         return
-    divisors = [count for count in range(1, min(hidden_size, _MOST_HEADS) + 1) if hidden_size % count == 0]
+    most_heads = min(hidden_size, _MOST_HEADS)
+    divisors = [count for count in range(1, most_heads + 1) if hidden_size % count == 0]
     nearest_first = sorted(divisors, key=lambda count: abs(count - heads))
     raise RequestError(
         f"model.hidden_size = {hidden_size} is not divisible by heads = {heads}",
@@ -321,14 +336,20 @@ def _check_heads(hidden_size: int, heads: int) -> None:
     )
 
 
-def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) -> None:
-    """Refuse a shape field whose value differs from the one that `source` ("hf", "factory") fixes (`allowed`)."""
+def _refuse_shape_fields(spec: ModelSpec, source: str, *, fixed_shape: dict[str, int]) -> None:
+    """Refuse a shape field that the user sets although another field fixes the shape, unless both agree.
+
+    Args:
+        spec: the model as the user wrote it.
+        source: the field that fixes the shape: "hf" or "factory".
+        fixed_shape: the shape, as far as it is known, by field.
+    """
     for key in SHAPE_FIELDS:
         value = getattr(spec, key)
-        if value is not None and value != allowed.get(key):
-            fixed = f", which says {allowed[key]}" if key in allowed else ""
+        if value is not None and value != fixed_shape.get(key):
+            conflict = f", which says {fixed_shape[key]}" if key in fixed_shape else ""
             raise RequestError(
-                f"model.{key} = {value} cannot be set with model.{source}{fixed}",
+                f"model.{key} = {value} cannot be set with model.{source}{conflict}",
                 valid=["image_size", "num_classes"],
                 next_step=f"Remove {key}, or use a named model",
             )
@@ -338,8 +359,9 @@ def _hf_fields(spec: ModelSpec, hf: str) -> dict[str, object]:
     """Return the shape in a Hugging Face configuration by field, with its image size unless the user sets one."""
     config = hf_shape(hf)
     shape = {} if config is None else config.fields()
-    _refuse_shape_fields(spec, "hf", shape)
-    if config is None or "image_size" in spec.model_fields_set:
+    _refuse_shape_fields(spec, "hf", fixed_shape=shape)
+    is_image_size_set = "image_size" in spec.model_fields_set
+    if config is None or is_image_size_set:
         return {**shape}
     return {**shape, "image_size": config.image_size}
 
@@ -393,7 +415,9 @@ class HfShape(BaseModel):
 
 
 def hf_shape(hf: str) -> HfShape | None:
-    """Return the configuration in folder `hf`; None for a hub name, and for an architecture that is not counted here.
+    """Return the shape in the configuration of folder `hf`.
+
+    Return None for a name on the hub, and for an architecture whose parameters vitscale cannot count.
 
     Raises:
         RequestError: a field of config.json cannot be used.

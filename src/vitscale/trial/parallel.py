@@ -86,12 +86,12 @@ NO_SPLIT = ParallelSpec()
 
 
 def even_parts(count: int, ranks: int) -> list[slice]:
-    """Return a slice for each rank that cut `count` things; the first ranks get one more where it does not divide.
+    """Return the slice of each rank where ranks divide `count` things; the first ranks get one more than the others.
 
     Example: 7 things for 3 ranks are 0:3, 3:5 and 5:7.
     """
-    each, remainder = divmod(count, ranks)
-    bounds = [rank * each + min(rank, remainder) for rank in range(ranks + 1)]
+    smaller_part, larger_parts = divmod(count, ranks)  # 7 for 3: parts of 2, of which the first 1 has one more
+    bounds = [rank * smaller_part + min(rank, larger_parts) for rank in range(ranks + 1)]  # 0, 3, 5, 7
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
@@ -151,19 +151,22 @@ class RankLayout:
 
     @property
     def exchanges_in_groups(self) -> bool:
-        """Whether some exchanges involve only a part of the ranks: then not all ranks leave one together."""
-        has_one_axis = max(self.sizes) == self.ranks
-        return self.pipeline > 1 or not has_one_axis
+        """Whether some exchanges involve only a part of the ranks, so that not all ranks leave one together."""
+        is_along_one_axis = max(self.sizes) == self.ranks
+        return self.pipeline > 1 or not is_along_one_axis
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return the place of a rank along each axis."""
-        remaining, tensor = divmod(rank, self.tensor)
-        remaining, sequence = divmod(remaining, self.sequence)
-        pipeline, data = divmod(remaining, self.data)
+        tensor_group, tensor = divmod(rank, self.tensor)
+        model_part, sequence = divmod(tensor_group, self.sequence)
+        pipeline, data = divmod(model_part, self.data)
         return Coordinates(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
     def groups_in_words(self, rank: int) -> str:
-        """Return a rank's groups: "pipeline 1+3, data 2+3" for rank 3; empty where no ranks share a model."""
+        """Return a rank's group along each axis of several ranks: "pipeline 1+3, data 2+3" for rank 3.
+
+        Return an empty text where no ranks share a model.
+        """
         if self.data == self.ranks:
             return ""
         clauses = []
@@ -180,9 +183,9 @@ class RankLayout:
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks):
-            place = self.coordinates(rank)._asdict()
-            other_axes = tuple(number for axis, number in place.items() if axis not in axes)
-            groups.setdefault(other_axes, []).append(rank)
+            number_by_axis = self.coordinates(rank)._asdict()
+            on_other_axes = tuple(number for axis, number in number_by_axis.items() if axis not in axes)
+            groups.setdefault(on_other_axes, []).append(rank)
         return tuple(tuple(group) for group in groups.values())
 
 
@@ -190,7 +193,7 @@ _MOST_RANKS_IN_WORDS = 8
 
 
 def _joined(ranks: tuple[int, ...]) -> str:
-    """Return "0+2", with "+..." in place of all after the eighth."""
+    """Return ranks in words: "0+2"; those after the eighth are replaced by "...": "0+1+2+3+4+5+6+7+..."."""
     numbers = [str(rank) for rank in ranks[:_MOST_RANKS_IN_WORDS]]
     if len(ranks) > _MOST_RANKS_IN_WORDS:
         numbers.append("...")

@@ -1,12 +1,14 @@
 """Shares: how many images of a micro-step each rank takes, where ranks differ in speed.
 
-A step takes as long as its slowest rank: with shares a and speeds v, in images per second, max(a / v). Whole images
-cannot follow the speeds exactly; of all shares with the same sum and at least one image each, `shares` has the least
-such maximum. It gives image after image to the rank that would be done with it first, whose (a + 1) / v is least
-(D'Hondt's method). A rank's values 1/v, 2/v, 3/v rise, so the images taken are those of the least values there are: to
-take another one instead of any of them can only raise the maximum (Ibaraki and Katoh, "Resource Allocation Problems",
-1988, on minimax problems). Rounding by largest remainders does worse: 7 images at speeds 1 and 0.31 become 5 and 2,
-which take 6.5, where 6 and 1 take 6.
+A micro-step takes as long as its slowest rank: with a share of a images and a speed of v images per second on each
+rank, max(a / v) seconds. Whole images cannot follow the speeds exactly. Of all shares with the same sum and at least
+one image each, `shares` returns those with the shortest time.
+
+Method: each image in turn is given to the rank that would be done with it first, that is with the least (a + 1) / v
+(D'Hondt's method). Proof: a rank's images end at 1/v, 2/v, 3/v, ..., which rise, so the images that are given are those
+with the earliest ends of all. To replace one of them by an image that is not given can only lengthen the micro-step
+(Ibaraki and Katoh, "Resource Allocation Problems", 1988, on minimax problems). Rounding by largest remainders does
+worse: 7 images at speeds 1 and 0.31 become 5 and 2, which take 6.5 s, where 6 and 1 take 6 s.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.trial.trial import TrainSpec, exact
 
@@ -26,20 +28,20 @@ _SLOWEST_SPEED = 0.01
 
 
 def speeds_from_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return values for `train.rank_speeds` from the rates of one rank or more: the fastest has 1.
+    """Return values for `train.rank_speeds` from the rates of the ranks: 1 for the fastest one, two decimals for all.
 
     Example: 100 and 31 images per second give (1.0, 0.31).
     """
-    fastest = max(rates)
-    speeds = [round(rate / fastest, _SPEED_DECIMALS) for rate in rates]
+    fastest_rate = max(rates)
+    speeds = [round(rate / fastest_rate, _SPEED_DECIMALS) for rate in rates]
     return tuple(max(_SLOWEST_SPEED, speed) for speed in speeds)
 
 
 def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Return the images of each rank, at least one, which add up to `images` and are done soonest.
+    """Return the images of each rank, at least one, with which all ranks together are done with `images` soonest.
 
-    Exact, and the same everywhere: if two ranks would be done at once, the first takes the image. For 7 images and
-    speeds 1 and 0.31 it is (6, 1).
+    The result is exact, and the same on every machine: if two ranks would be done at the same time, the first one takes
+    the image. Example: 7 images and speeds 1 and 0.31 give (6, 1).
 
     Args:
         images: images of all ranks together, at least as many as there are ranks.
@@ -51,20 +53,28 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     if images < len(speeds):
         raise ValueError(f"{images} images do not go round {len(speeds)} ranks")
     exact_speeds = [exact(speed) for speed in speeds]
-    # At this moment the ranks together have done all images but one per rank, so one each on top is not too many.
-    moment = (images - len(speeds)) / sum(exact_speeds)
-    shares = [max(1, math.floor(moment * speed)) for speed in exact_speeds]
+    # Begin with what the ranks have done when all images but one per rank are done: with at least one image for each
+    # that is not too many, and few remain to be given one by one.
+    seconds = (images - len(speeds)) / sum(exact_speeds)
+    shares = [max(1, math.floor(seconds * speed)) for speed in exact_speeds]
 
-    def time_with_another_image(rank: int) -> tuple[Fraction, int]:
-        return (shares[rank] + 1) / exact_speeds[rank], rank
+    def end_of_next_image(rank: int) -> _ImageEnd:
+        return _ImageEnd((shares[rank] + 1) / exact_speeds[rank], rank)
 
-    soonest = [time_with_another_image(rank) for rank in range(len(speeds))]
-    heapq.heapify(soonest)
+    next_ends = [end_of_next_image(rank) for rank in range(len(speeds))]
+    heapq.heapify(next_ends)
     for _ in range(images - sum(shares)):
-        _, rank = soonest[0]
-        shares[rank] += 1
-        heapq.heapreplace(soonest, time_with_another_image(rank))
+        soonest = next_ends[0].rank
+        shares[soonest] += 1
+        heapq.heapreplace(next_ends, end_of_next_image(soonest))
     return tuple(shares)
+
+
+class _ImageEnd(NamedTuple):
+    """When a rank would be done with one more image; ordered by time, then by rank."""
+
+    seconds: Fraction
+    rank: int
 
 
 def largest_divisor(number: int, *, at_most: int) -> int:
@@ -76,7 +86,12 @@ def largest_divisor(number: int, *, at_most: int) -> int:
 
 
 def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return the time of a micro-step with these shares, max(share / speed): seconds for speeds in images/s."""
+    """Return the seconds that a micro-step takes: those of the rank that is done last.
+
+    Args:
+        sizes: images of each rank.
+        speeds: speed of each rank in images per second.
+    """
     return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
 
 
@@ -86,13 +101,13 @@ def micro_batches(train: TrainSpec, ranks: int) -> tuple[int, ...]:
 
 
 def largest_micro_batch(train: TrainSpec) -> int:
-    """Return the images per micro-step of the rank that takes most; memory depends on it."""
-    shares = train.micro_batches or ()
-    return max((train.micro_batch, *shares))
+    """Return the images per micro-step of the rank that takes most, on which the peak of memory depends."""
+    images_by_rank = train.micro_batches or ()
+    return max((train.micro_batch, *images_by_rank))
 
 
 def in_words(values: Sequence[Any], between: str = " + ") -> str:
-    """Return values in words, equal neighbours counted: "2 x 10 + 4" for 10, 10 and 4."""
+    """Return values in words, with equal neighbours as one term: "2 x 10 + 4" for 10, 10 and 4."""
     terms = []
     for value, equal_neighbours in groupby(values):
         text = str(value).removesuffix(".0")
@@ -102,18 +117,18 @@ def in_words(values: Sequence[Any], between: str = " + ") -> str:
 
 
 def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
-    """Say that a rank's share is cut into more micro-steps than necessary; empty where it is not.
+    """Return a clause that a rank's share is cut into more micro-steps than necessary; empty where it is not.
 
-    A prime share of 37 images can only be cut into 37 micro-steps of one image, where 3 of at most 16 would hold it.
+    Example: "37 x 1 of 37 images a rank, where 3 micro-steps would hold them". A prime number of images can only be cut
+    into micro-steps of one image each.
 
     Args:
         train: training of a trial under strong-global.
         largest_micro_batch: the largest that its study allows.
     """
     share = train.micro_batch * train.grad_accum
-    fewest = -(-share // largest_micro_batch)
-    if train.grad_accum <= fewest:
+    fewest_micro_steps = -(-share // largest_micro_batch)  # rounded up
+    if train.grad_accum <= fewest_micro_steps:
         return ""
-    return (
-        f"{train.grad_accum} x {train.micro_batch} of {share} images a rank, where {fewest} micro-steps would hold them"
-    )
+    cut = f"{train.grad_accum} x {train.micro_batch} of {share} images a rank"
+    return f"{cut}, where {fewest_micro_steps} micro-steps would hold them"

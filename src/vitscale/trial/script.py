@@ -113,7 +113,7 @@ class Obstacle(NamedTuple):
 
 
 def unfit(train: TrainSpec) -> Iterator[Obstacle]:
-    """Yield why a script does not go with the rest of [train], or the rest not without a script."""
+    """Yield the fields of [train] that need a script which is not there, or an engine that a script does not use."""
     if train.script is None:
         what = "train.arguments" if train.arguments else f"train.engine = {shown(NAME)}"
         yield Obstacle(f"{what} has no meaning without train.script", 'Add script = "train.py", or remove it')
@@ -150,9 +150,12 @@ def not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obs
 
 
 def _how_to_hand_on(field: str) -> str:
-    """Return the arguments that hand a field of [train] on; the length also needs a number of steps."""
+    """Return what to write so that a script gets a field of [train].
+
+    Example: 'Hand it on: arguments = ["--grad-accum", "{grad_accum}"], or remove it'.
+    """
     option = field.replace("_", "-")
     step = f'Hand it on: arguments = ["--{option}", "{{{field}}}"], or remove it'
-    if field == "epochs":
+    if field == "epochs":  # without steps the length of a script's run would not be known
         step += " and give measure.steps, as many as the script takes"
     return step

@@ -433,7 +433,10 @@ class Trial(Spec):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def _identity_content(self) -> dict[str, Any]:
-        """Return all that affects the result, in the names and values that identities have always been made of."""
+        """Return everything that affects the result, as JSON values by field.
+
+        The names and values must stay as they are: identities of earlier results are made of the same ones.
+        """
         content = self.model_dump(mode="json")
         for key in LOCATION_FIELDS:
             del content["data"][key]
@@ -494,9 +497,9 @@ _DEFAULTS_LEFT_OUT = {section: _defaults_left_out(section, spec) for section, sp
 
 @lru_cache(maxsize=1 << 12)
 def samples_used(dataset_samples: int, fraction: float) -> int:
-    """Return the training images used of a dataset of D: `ceil(D * fraction)`.
+    """Return the number of training images that a fraction of a dataset is, rounded up.
 
-    It is exact: 0.1 * 3 of 50,000 is 15,000, not 15,001.
+    It is exact: 0.1 * 3 of 50,000 images are 15,000, not 15,001.
     """
     return math.ceil(dataset_samples * exact(fraction))
 
@@ -504,20 +507,24 @@ def samples_used(dataset_samples: int, fraction: float) -> int:
 def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum: int, drop_last: bool) -> int:
     """Return the optimizer steps in an epoch of `samples` images (already a fraction of the dataset).
 
-    `ceil(ceil(samples / N) / micro_batch)` micro-steps on each of N data-parallel ranks, grouped by accumulation;
-    nested ceilings collapse, so this is `ceil(samples / (N * micro_batch * A))`. With `drop_last` the incomplete last
-    step is left out.
+    On each of N data-parallel ranks they are ceil(ceil(samples / N) / micro_batch) micro-steps, of which `grad_accum`
+    make a step. Nested ceilings collapse, so this is ceil(samples / (N * micro_batch * grad_accum)). With `drop_last`
+    the incomplete last step is left out.
     """
     global_batch = data_ranks * micro_batch * grad_accum
-    return samples // global_batch if drop_last else -(-samples // global_batch)
+    whole_steps, remaining = divmod(samples, global_batch)
+    has_short_step = remaining > 0 and not drop_last
+    return whole_steps + 1 if has_short_step else whole_steps
 
 
 def last_step_share(trial: Trial, samples: int) -> float | None:
-    """Return the slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
+    """Return the length of an epoch's short last step as a share of a whole step, on the rank where it is longest.
 
-    `datasets.batches` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
-    batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
-    leaves the last one out.
+    `datasets.batches` shrinks a rank's micro-batch of m images to ceil(m * R / G) in that step, where R images remain
+    for a global batch of G. Example: 0.75, where 3 images remain for a micro-batch of 4.
+
+    Return None where no step is shorter than the others: the epoch has one step, its images fill all steps, or
+    `drop_last` leaves the last one out.
 
     Args:
         trial: gives the batch sizes.
@@ -527,14 +534,15 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
     remaining = samples % global_batch
     if not remaining or samples < global_batch or trial.train.drop_last:
         return None
-    micro_batches = trial.train.micro_batches or (trial.train.micro_batch,)
-    return max(-(-images * remaining // global_batch) / images for images in micro_batches)
+    images_by_rank = trial.train.micro_batches or (trial.train.micro_batch,)
+    # -(-a // b) is a / b rounded up.
+    return max(-(-images * remaining // global_batch) / images for images in images_by_rank)
 
 
 def effective_steps(trial: Trial, samples: int) -> float:
-    """Return the whole steps to which an epoch of `samples` images amounts, its short last one by `last_step_share`.
+    """Return the length of an epoch of `samples` images in whole steps; its short last step counts `last_step_share`.
 
-    Example: 10 whole steps and one of half the slots are 10.5.
+    Example: 10 whole steps and one of half the length are 10.5.
     """
     steps = trial.steps_per_epoch(samples)
     share = last_step_share(trial, samples)
@@ -542,10 +550,10 @@ def effective_steps(trial: Trial, samples: int) -> float:
 
 
 def exact(share: float) -> Fraction:
-    """Return the rational number that a share was meant to be: 3/10 for 0.3 and 0.1 * 3, 5/7 for the nearest float.
+    """Return the rational number that a float was meant to be: 3/10 for 0.3 and 0.1 * 3, 5/7 for 0.7142857142857143.
 
-    It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
-    `ceil`.
+    It is the one with the smallest denominator, to a power of ten, within a few rounding errors of the float. With it
+    exactly 15,000 images are not rounded up to 15,001.
     """
     for digits in range(1, 16):
         candidate = Fraction(share).limit_denominator(10**digits)

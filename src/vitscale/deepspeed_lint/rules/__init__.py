@@ -60,22 +60,31 @@ RULES: tuple[Rule, ...] = (
 def lint(config: dict[str, Any], target: LintTarget) -> tuple[FileFinding, ...]:
     """Return the findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
-    Each has the first piece of its rule's advice that, once followed, raises no error or warning of its own beside the
-    rest of the file.
+    A rule names several pieces of advice, the best first. A finding gets the first of them that solves the problem in
+    this file: with the advice followed, the rules find neither it nor a new error or warning.
+
+    Args:
+        config: a DeepSpeed configuration.
+        target: model, GPUs and release of DeepSpeed that it is judged for.
 
     Raises:
         RequestError: `target.deepspeed` is no version.
     """
     view = ConfigurationView(config, target, Release(target.deepspeed))
     findings = _findings_of_all_rules(view)
-    complaints = _complaints(findings)
-    tried = [_with_advice_that_holds(finding, view, complaints) for finding in findings[:_MOST_TRIED]]
-    untried = findings[_MOST_TRIED:]
-    return tuple(sorted([*tried, *untried], key=lambda finding: SEVERITIES.index(finding.severity)))
+    problems = _problems(findings)
+    with_tried_advice = [_with_first_solution(finding, view, problems) for finding in findings[:_MOST_TRIED]]
+    with_untried_advice = findings[_MOST_TRIED:]
+    return tuple(sorted([*with_tried_advice, *with_untried_advice], key=_severity_rank))
 
 
 _MOST_TRIED = 40
 """Findings whose advice is tried: a file with more is hardly a configuration."""
+
+
+def _severity_rank(finding: Finding) -> int:
+    """Key by which findings are sorted: 0 for the most severe ones."""
+    return SEVERITIES.index(finding.severity)
 
 
 def _findings_of_all_rules(view: ConfigurationView) -> list[FileFinding]:
@@ -85,47 +94,53 @@ def _findings_of_all_rules(view: ConfigurationView) -> list[FileFinding]:
     return findings
 
 
-class _Complaint(NamedTuple):
-    """The rule of a finding and the key that it is about; the same finding on another value has the same ones."""
+class _Problem(NamedTuple):
+    """What a finding is about, whatever the value: the same rule on another value of the key is the same problem."""
 
     rule: str
     key: str
 
 
-def _complaint(finding: Finding) -> _Complaint:
-    return _Complaint(finding.kind, finding.about.key)
+def _problem(finding: Finding) -> _Problem:
+    return _Problem(finding.kind, finding.about.key)
 
 
-def _complaints(findings: Iterable[Finding]) -> set[_Complaint]:
-    """Return rule and key of all errors and warnings."""
-    return {_complaint(finding) for finding in findings if finding.severity != "note"}
+def _problems(findings: Iterable[Finding]) -> set[_Problem]:
+    """Return the problems that errors and warnings are about."""
+    return {_problem(finding) for finding in findings if finding.severity != "note"}
 
 
-def _with_advice_that_holds(finding: FileFinding, view: ConfigurationView, complaints: set[_Complaint]) -> FileFinding:
-    """Return the finding with its first piece of advice that ends it and raises nothing new; the last one if none does.
+def _with_first_solution(finding: FileFinding, view: ConfigurationView, problems: set[_Problem]) -> FileFinding:
+    """Return the finding with its first piece of advice that solves it; with the last one where none does.
+
+    Advice that changes nothing in the file cannot be tried, and counts as a solution.
 
     Args:
         finding: the finding.
         view: the file that it is on.
-        complaints: errors and warnings on that file.
+        problems: the problems of that file.
     """
     if len(finding.options) == 1:
         return finding
     for advice in finding.options:
-        if advice.changes is None or _holds(advice.changes, finding, view, complaints):
+        if advice.changes is None or _is_solved_by(advice.changes, finding, view, problems):
             break
     return replace(finding, advice=advice.text, changes=advice.changes)
 
 
-def _holds(changes: FileChanges, finding: FileFinding, view: ConfigurationView, complaints: set[_Complaint]) -> bool:
-    """Whether the changes end a finding, and raise no error or warning that is not among `complaints`."""
-    findings = _findings_of_all_rules(replace(view, config=changed(view.config, changes)))
-    is_gone = _complaint(finding) not in map(_complaint, findings)
-    return is_gone and _complaints(findings) <= complaints
+def _is_solved_by(changes: FileChanges, finding: FileFinding, view: ConfigurationView, problems: set[_Problem]) -> bool:
+    """Whether the file has a finding no more after some changes, and no problem that is not among `problems`."""
+    findings_after = _findings_of_all_rules(replace(view, config=changed(view.config, changes)))
+    is_gone = all(_problem(remaining) != _problem(finding) for remaining in findings_after)
+    return is_gone and _problems(findings_after) <= problems
 
 
 def lint_file(path: Path, target: LintTarget) -> tuple[FileFinding, ...]:
     """Read a DeepSpeed file and return the findings on it, each with the line of its key.
+
+    Args:
+        path: a JSON or Hjson file.
+        target: model, GPUs and release of DeepSpeed that it is judged for.
 
     Raises:
         RequestError: the file cannot be read, or `target.deepspeed` is no version.
@@ -134,10 +149,13 @@ def lint_file(path: Path, target: LintTarget) -> tuple[FileFinding, ...]:
     findings = lint(file.values, target)
     if not deepspeed_config.is_json(file.text):
         findings = (*findings, keys.not_json())
-    lines = lines_of_keys(file.text)
-    return tuple(
-        replace(finding, about=replace(finding.about, line=lines.get(finding.about.key))) for finding in findings
-    )
+    line_by_key = lines_of_keys(file.text)
+    return tuple(_at_line(finding, line_by_key.get(finding.about.key)) for finding in findings)
+
+
+def _at_line(finding: FileFinding, line: int | None) -> FileFinding:
+    """Return the finding with the line of the file that it is about; None where that is not known."""
+    return replace(finding, about=replace(finding.about, line=line))
 
 
 def lint_document(file: str, findings: Sequence[Finding], target: LintTarget) -> Document:
@@ -154,30 +172,37 @@ def lint_fields(file: str, findings: Sequence[Finding], target: LintTarget) -> d
 _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
 """Keys that vitscale's engine writes into every configuration, so that no file leaves them open."""
 
-_SWITCHES = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
+_PART_BY_PRECISION = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
+"""A study's precision -> the part of the file that switches it on; fp32 needs none."""
 _PRECISIONS = {"fp32": "fp32", "bf16": "autocast", "bf16-params": "bf16", "fp16": "fp16"}
-"""A study's precision -> that of `View.precision`."""
+"""A study's precision -> that of `ConfigurationView.precision`."""
 
 
 def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
-    """Return the findings on all trials' files, the most severe first; each once, with the trials that it concerns."""
-    trials_by_finding: dict[Finding, list[str]] = {}
+    """Return the findings on the DeepSpeed files of trials, the most severe first.
+
+    A finding on several trials' files is returned once, and names these trials.
+
+    Args:
+        trials: trial identity -> trial; those without a DeepSpeed file are left out.
+    """
+    trial_ids_by_finding: dict[Finding, list[str]] = {}
     for trial_id, trial in trials.items():
         config = trial.train.deepspeed_config
         if config is None:
             continue
         for finding in lint(config, _target(trial)):
-            trials_by_finding.setdefault(finding, []).append(trial_id)
-    return most_severe_first(
-        [
-            replace(finding, about=replace(finding.about, trials=tuple(trial_ids)))
-            for finding, trial_ids in trials_by_finding.items()
-        ]
-    )
+            trial_ids_by_finding.setdefault(finding, []).append(trial_id)
+    return most_severe_first([_on_trials(finding, trial_ids) for finding, trial_ids in trial_ids_by_finding.items()])
+
+
+def _on_trials(finding: Finding, trial_ids: Sequence[str]) -> Finding:
+    """Return the finding with the trials that it concerns."""
+    return replace(finding, about=replace(finding.about, trials=tuple(trial_ids)))
 
 
 def _target(trial: Trial) -> LintTarget:
-    """Return what a trial's file is judged for."""
+    """Return model, GPUs and release that a trial's file is judged for, and what its study decides in its stead."""
     version = installed_version()
     return LintTarget(
         model=trial.model.name,
@@ -193,17 +218,17 @@ def _target(trial: Trial) -> LintTarget:
 
 
 def _settled(train: TrainSpec) -> list[str]:
-    """Return the keys of the file that this trial overrides or adds."""
+    """Return the dotted keys of a trial's file that vitscale's engine overrides or adds."""
     is_settled = {
         "zero_optimization.overlap_comm": train.overlap_comm is not None,
         "zero_optimization.reduce_bucket_size": train.bucket_mib is not None,
         "zero_optimization.stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
         "zero_optimization.offload_optimizer": train.offload != "none",
         "zero_optimization.offload_param": train.offload == "parameters",
+        "communication_data_type": train.gradient_dtype is not None,
     }
-    settled = [*_ALWAYS_SETTLED, *(key for key in is_settled if is_settled[key])]
-    if train.gradient_dtype is not None:
-        settled.append("communication_data_type")
-    if train.precision in _SWITCHES:
-        settled.append(_SWITCHES[train.precision])
+    settled = [*_ALWAYS_SETTLED]
+    settled += [key for key, is_set in is_settled.items() if is_set]
+    if train.precision in _PART_BY_PRECISION:
+        settled.append(_PART_BY_PRECISION[train.precision])
     return settled

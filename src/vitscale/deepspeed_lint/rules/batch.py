@@ -19,31 +19,36 @@ _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameter
 
 
 def batch_arithmetic(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Batch sizes from which DeepSpeed cannot work out all three, for the GPUs given or for any number of them."""
+    """Yield a finding where the batch sizes contradict one another or the number of GPUs, or are no batch sizes.
+
+    DeepSpeed works out the sizes that are missing from the others. Nothing is checked where one of them is "auto"
+    or is set by a study.
+    """
     if any(view.open(key) for key in BATCH_KEYS):
         return
     sizes: dict[str, int] = {}
     for key in BATCH_KEYS:
-        value = view.number(key)
-        has_wrong_type = value is None and view.value(key) is not None
+        size = view.number(key)
+        has_wrong_type = size is None and view.value(key) is not None
         if has_wrong_type:
-            return  # another rule names it
-        if value is None:
+            return  # another rule reports it
+        if size is None:
             continue
-        if value <= 0:
-            message = f"It is {value:g}, but must be greater than 0"
+        if size <= 0:
+            message = f"It is {size:g}, but must be greater than 0"
             yield _finding(view, "error", key, message, Remedy("Write at least 1", {key: 1}))
             return
-        sizes[key] = int(value)
+        sizes[key] = int(size)
     yield from _check_sizes(view, sizes)
 
 
 class _Trainers(NamedTuple):
-    """GPUs, or groups of GPUs that share sequences, that train different images."""
+    """What trains different images: GPUs, or groups of GPUs that share sequences."""
 
     number: int | None
     """None where the number of GPUs is not known."""
     noun: str
+    """Their name in messages: "GPUs"."""
 
 
 def _check_sizes(view: ConfigurationView, sizes: dict[str, int]) -> Iterator[FileFinding]:
@@ -66,6 +71,7 @@ def _check_sizes(view: ConfigurationView, sizes: dict[str, int]) -> Iterator[Fil
 
 
 def _no_multiple_of_sequence_gpus(view: ConfigurationView, gpus: int, sequence_gpus: int) -> FileFinding:
+    """Return the finding on a number of GPUs that does not divide into groups that share sequences."""
     message = f"{gpus:,} GPUs are no multiple of it"
     divisor = math.gcd(gpus, sequence_gpus)
     fix = Remedy(f"Take a divisor of the number of GPUs, such as {divisor}", {"sequence_parallel_size": divisor})
@@ -73,45 +79,65 @@ def _no_multiple_of_sequence_gpus(view: ConfigurationView, gpus: int, sequence_g
 
 
 def _check_global_batch(view: ConfigurationView, sizes: dict[str, int], trainers: _Trainers) -> Iterator[FileFinding]:
-    """Yield a finding where the global batch is not micro-batch x accumulation x trainers, or fits one number only."""
-    total = sizes[GLOBAL]
-    per_trainer = (sizes.get(MICRO) or 1) * (sizes.get(ACCUMULATION) or 1)  # 0.5 in the file is 0 here
-    product = _product(sizes)
+    """Yield a finding where the global batch is not micro-batch x accumulation x trainers.
+
+    Where the number of trainers is not known, yield a note on the one number for which it is.
+
+    Args:
+        view: the file.
+        sizes: the batch sizes in the file, by key; the global batch is among them.
+        trainers: what trains different images.
+    """
+    global_batch = sizes[GLOBAL]
+    micro_batch = sizes.get(MICRO) or 1  # 0.5 in the file is 0 here
+    micro_steps = sizes.get(ACCUMULATION) or 1
+    images_per_trainer = micro_batch * micro_steps
+    per_trainer = _images_per_trainer_in_words(sizes)
     has_micro = MICRO in sizes
-    has_all = has_micro and ACCUMULATION in sizes
-    if total % per_trainer:
-        message = f"{total:,} is no multiple of {product}: no number of GPUs makes it close"
-        fix = _to_multiple(total, per_trainer * (trainers.number or 1), has_micro=has_micro)
+    has_all_sizes = has_micro and ACCUMULATION in sizes
+    if global_batch % images_per_trainer:
+        message = f"{global_batch:,} is no multiple of {per_trainer}: no number of GPUs makes it close"
+        divisor = images_per_trainer * (trainers.number or 1)
+        fix = _advice_to_take_multiple(global_batch, divisor, has_micro=has_micro)
         yield _finding(view, "error", GLOBAL, message, fix)
-    elif trainers.number is None:
-        if has_all:
-            message = f"With {product} the file runs on exactly {total // per_trainer:,} {trainers.noun}"
+        return
+    fitting_number = global_batch // images_per_trainer
+    if trainers.number is None:
+        if has_all_sizes:
+            message = f"With {per_trainer} the file runs on exactly {fitting_number:,} {trainers.noun}"
             fix = remove(GLOBAL, f"Leave {GLOBAL} out to run on any number, or say --gpus")
             yield _finding(view, "note", GLOBAL, message, fix)
-    elif total % (per_trainer * trainers.number):
-        step = per_trainer * trainers.number
-        message = f"{total:,} is no multiple of {product} on {trainers.number:,} {trainers.noun} ({step:,})"
-        yield _finding(view, "error", GLOBAL, message, _to_multiple(total, step, has_micro=has_micro))
-    elif has_all and total != per_trainer * trainers.number:
-        message = (
-            f"{total:,} is not {product} x {trainers.number:,} {trainers.noun} = {per_trainer * trainers.number:,}; it "
-            f"closes on {total // per_trainer:,}"
-        )
+        return
+    images_of_all = images_per_trainer * trainers.number
+    of_trainers = f"{trainers.number:,} {trainers.noun}"
+    if global_batch % images_of_all:
+        message = f"{global_batch:,} is no multiple of {per_trainer} on {of_trainers} ({images_of_all:,})"
+        fix = _advice_to_take_multiple(global_batch, images_of_all, has_micro=has_micro)
+        yield _finding(view, "error", GLOBAL, message, fix)
+    elif has_all_sizes and global_batch != images_of_all:
+        product = f"{per_trainer} x {of_trainers} = {images_of_all:,}"
+        message = f"{global_batch:,} is not {product}; it closes on {fitting_number:,}"
         fix = remove(GLOBAL, f"Leave {GLOBAL} or {ACCUMULATION} out: it follows from the others")
         yield _finding(view, "error", GLOBAL, message, fix)
 
 
-def _to_multiple(total: int, step: int, *, has_micro: bool) -> Remedy:
-    """Return advice for a global batch that is no multiple of `step` images."""
-    multiple = max(round(total / step), 1) * step
-    text = f"Take a multiple of {step:,}, such as {multiple:,}"
+def _advice_to_take_multiple(global_batch: int, divisor: int, *, has_micro: bool) -> Remedy:
+    """Return advice for a global batch that is no multiple of `divisor` images: the nearest one that is.
+
+    Args:
+        global_batch: images.
+        divisor: images.
+        has_micro: whether the file has the micro-batch, so that the global batch may be left out.
+    """
+    multiple = max(round(global_batch / divisor), 1) * divisor
+    text = f"Take a multiple of {divisor:,}, such as {multiple:,}"
     if has_micro:
         text += f", or leave {GLOBAL} out: it follows from the others"
     return Remedy(text, {GLOBAL: multiple})
 
 
-def _product(sizes: dict[str, int]) -> str:
-    """Return "4 per GPU x 2 accumulated", without what the file does not say; "1 per GPU" where it says neither."""
+def _images_per_trainer_in_words(sizes: dict[str, int]) -> str:
+    """Return "4 per GPU x 2 accumulated", without a size that the file does not have; "1 per GPU" without both."""
     factors = []
     if MICRO in sizes:
         factors.append(f"{sizes[MICRO]:,} per GPU")

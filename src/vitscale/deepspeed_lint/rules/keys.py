@@ -16,10 +16,11 @@ _MOST = 50
 """Most unknown keys that are named one by one: a file with more is hardly a configuration."""
 
 _COMMENTS = ("_", "#", "//", "$", "comment")
+"""Beginnings of keys that people use for comments, in small letters."""
 
 
 def release_not_in_the_table(view: ConfigurationView) -> Iterator[FileFinding]:
-    """A version that the table of keys lacks, or no installed DeepSpeed."""
+    """Yield a finding where the table of keys does not have the version, or DeepSpeed is not installed."""
     release = view.release
     source = "tools/make_deepspeed_keys.py"
     if not view.target.installed:
@@ -35,7 +36,7 @@ def release_not_in_the_table(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def not_json() -> FileFinding:
-    """A file that is Hjson and no JSON: it has comments, commas that trail, or texts without quotes."""
+    """Return the finding on a file that is Hjson but not JSON: with comments, stray commas or unquoted texts."""
     return finding(
         "not-json",
         "note",
@@ -53,25 +54,33 @@ def not_json() -> FileFinding:
 
 
 def unknown_and_removed_keys(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Keys in the file that the release does not know in their place, refuses or deprecates."""
+    """Yield a finding for each key in the file that the release does not know in its place, refuses or deprecates.
+
+    After `_MOST` unknown keys a last finding says that there are more.
+    """
     unknown_count = 0
     for key in keys_in(view):
-        found = _finding_on_key(view, key)
-        if found is None:
+        key_finding = _finding_on_key(view, key)
+        if key_finding is None:
             continue
-        if found.kind == "unknown-key":
+        if key_finding.kind == "unknown-key":
             unknown_count += 1
             if unknown_count > _MOST:
-                yield finding(
-                    "unknown-key",
-                    "warning",
-                    key="",
-                    message=f"There are more unknown keys than the {_MOST} that are told",
-                    fix="Look whether this is a DeepSpeed configuration",
-                    source=view.source("runtime/config.py"),
-                )
+                yield _more_unknown_keys(view)
                 return
-        yield found
+        yield key_finding
+
+
+def _more_unknown_keys(view: ConfigurationView) -> FileFinding:
+    """Return the finding on a file with more unknown keys than are named."""
+    return finding(
+        "unknown-key",
+        "warning",
+        key="",
+        message=f"There are more unknown keys than the {_MOST} that are told",
+        fix="Look whether this is a DeepSpeed configuration",
+        source=view.source("runtime/config.py"),
+    )
 
 
 def _finding_on_key(view: ConfigurationView, key: KeyInFile) -> FileFinding | None:
@@ -81,12 +90,9 @@ def _finding_on_key(view: ConfigurationView, key: KeyInFile) -> FileFinding | No
         return None  # deepspeed/__init__.py, outside what the table is made from, makes a mesh of both
     fact = None if "." in key.name else release.fact(key.dotted)
     if fact == "refused":
-        message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
-        fix = f"Remove it, or run a release that read it ({release.read_in(key.dotted) or 'before 0.9.5'})"
-        source = view.source("runtime/config.py")
-        return finding("removed-key", "error", key.dotted, message, remove(key.dotted, fix), source)
+        return _removed_key_finding(view, key)
     if fact is not None and fact.startswith("deprecated"):
-        return _deprecated(view, key)
+        return _deprecated_key_finding(view, key)
     is_part_strict = release.fact(key.part) == "strict"  # it refuses keys that it does not know
     other_name = f"{key.part}.{key.name.removeprefix('stage3_')}"
     if is_part_strict and key.name.startswith("stage3_") and view.has(other_name):
@@ -96,16 +102,26 @@ def _finding_on_key(view: ConfigurationView, key: KeyInFile) -> FileFinding | No
     is_comment = key.name.lower().startswith(_COMMENTS) and not is_part_strict
     takes_any_key = release.fact(key.part) == "open"
     if fact is None and not takes_any_key and not is_comment:
-        return _unknown(view, key, is_refused=is_part_strict)
+        return _unknown_key_finding(view, key, is_refused=is_part_strict)
     return None
 
 
 def _source_of_part(view: ConfigurationView, part: str) -> str:
+    """Return the file of DeepSpeed that reads a part of the configuration, with its release, in words."""
     return view.source(_FILES.get(part, "runtime/config.py"))
 
 
-def _deprecated(view: ConfigurationView, key: KeyInFile) -> FileFinding:
-    """A deprecated key, which DeepSpeed refuses beside its successor."""
+def _removed_key_finding(view: ConfigurationView, key: KeyInFile) -> FileFinding:
+    """Return the finding on a key that earlier releases read and this one refuses."""
+    release = view.release
+    message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
+    fix = f"Remove it, or run a release that read it ({release.read_in(key.dotted) or 'before 0.9.5'})"
+    source = view.source("runtime/config.py")
+    return finding("removed-key", "error", key.dotted, message, remove(key.dotted, fix), source)
+
+
+def _deprecated_key_finding(view: ConfigurationView, key: KeyInFile) -> FileFinding:
+    """Return the finding on a deprecated key; an error if its successor is there too, which DeepSpeed refuses."""
     successor = _successor(view, key.dotted)
     new_name = successor.removeprefix(f"{key.part}.")
     source = _source_of_part(view, key.part)
@@ -123,10 +139,15 @@ def _deprecated(view: ConfigurationView, key: KeyInFile) -> FileFinding:
 
 
 def _successor(view: ConfigurationView, key: str) -> str:
-    """Return the dotted key, or keys in words, in favour of which a key is deprecated."""
+    """Return the dotted key, or keys in words, in favour of which a key is deprecated.
+
+    Example: "zero_optimization.offload_optimizer" for "zero_optimization.cpu_offload", whose fact is
+    "deprecated: offload_optimizer".
+    """
     fact = view.release.fact(key) or ""
     part = key.rpartition(".")[0]
-    return f"{part}.{fact.partition(': ')[2]}"
+    new_name = fact.partition(": ")[2]
+    return f"{part}.{new_name}"
 
 
 def _has_either_name(view: ConfigurationView, key: str) -> bool:
@@ -136,7 +157,10 @@ def _has_either_name(view: ConfigurationView, key: str) -> bool:
 
 
 def _as_successor(view: ConfigurationView, key: str, successor: str) -> dict[str, Any]:
-    """Return changes that say the same under a key's new name; none where the old one was off."""
+    """Return changes of the file that write the value of a deprecated key under its new name.
+
+    Return no changes where it has several successors, or was a switch for an offload and is off.
+    """
     value = view.value(key)
     if " or " in successor:  # there are several, in words
         return {}
@@ -145,8 +169,11 @@ def _as_successor(view: ConfigurationView, key: str, successor: str) -> dict[str
     return {successor: value}
 
 
-def _unknown(view: ConfigurationView, key: KeyInFile, *, is_refused: bool) -> FileFinding:
-    """A key that the release does not know in its place, and what it was probably meant for.
+def _unknown_key_finding(view: ConfigurationView, key: KeyInFile, *, is_refused: bool) -> FileFinding:
+    """Return the finding on a key that the release does not know in its place.
+
+    Three cases: the name of the key is a dotted path that should be nested; only other releases read the key; or no
+    release does, and the advice is what it was probably meant for.
 
     Args:
         view: the file.
@@ -154,35 +181,36 @@ def _unknown(view: ConfigurationView, key: KeyInFile, *, is_refused: bool) -> Fi
         is_refused: whether DeepSpeed refuses the file for it; else it ignores the key.
     """
     release = view.release
-    if "." in key.name and release.fact(key.dotted) is not None:
-        return _name_with_dots(view, key)
+    is_known_path = "." in key.name and release.fact(key.dotted) is not None
+    if is_known_path:
+        return _dotted_name_finding(view, key)
     effect = f"DeepSpeed {release.version} does not know this key, and ignores it without a word"
     if is_refused:
         effect = f"DeepSpeed {release.version} refuses a file with it"
-    other_releases = release.read_in(key.dotted)
+    other_releases = release.read_in(key.dotted)  # in words: "from 0.9.5 to 0.12.6"
     if other_releases is not None:
         return finding(
             "key-of-another-release",
             "error" if is_refused else "warning",
             key=key.dotted,
             message=f"{effect}: only other releases read it ({other_releases})",
-            fix=remove(_place_of(key), "Remove it, or run a release that reads it"),
+            fix=remove(_names_to(key), "Remove it, or run a release that reads it"),
             source="tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
         )
-    fixes = _advice_for_unknown(view, key)
-    severity: Severity = "error" if is_refused or fixes else "warning"
+    likely_fixes = _advice_for_unknown_key(view, key)
+    severity: Severity = "error" if is_refused or likely_fixes else "warning"
     source = _source_of_part(view, key.part)
-    return finding("unknown-key", severity, key.dotted, effect, [*fixes, remove(_place_of(key))], source)
+    return finding("unknown-key", severity, key.dotted, effect, [*likely_fixes, remove(_names_to(key))], source)
 
 
-def _place_of(key: KeyInFile) -> tuple[str, ...]:
-    """Return the names that lead to a key, one by one, because its last name may have dots."""
+def _names_to(key: KeyInFile) -> tuple[str, ...]:
+    """Return the names that lead to a key: ("zero_optimization", "stage"). The last one may have dots itself."""
     return (*key.part.split("."), key.name) if key.part else (key.name,)
 
 
-def _name_with_dots(view: ConfigurationView, key: KeyInFile) -> FileFinding:
-    """A key whose name is a dotted key that DeepSpeed knows, such as "zero_optimization.stage"."""
-    place = _place_of(key)
+def _dotted_name_finding(view: ConfigurationView, key: KeyInFile) -> FileFinding:
+    """Return the finding on a key whose name is a dotted key that DeepSpeed knows: "zero_optimization.stage"."""
+    place = _names_to(key)
     message = f"DeepSpeed {view.release.version} knows no names with dots, and ignores this one without a word"
     outer, _, inner = key.name.partition(".")
     value = key.value if not key.part else None
@@ -194,10 +222,10 @@ def _name_with_dots(view: ConfigurationView, key: KeyInFile) -> FileFinding:
     return finding("unknown-key", "error", key.dotted, message, fixes, _source_of_part(view, key.part))
 
 
-def _advice_for_unknown(view: ConfigurationView, key: KeyInFile) -> list[Remedy]:
-    """Return advice on what an unknown key was probably meant for: a name that resembles it, or another part.
+def _advice_for_unknown_key(view: ConfigurationView, key: KeyInFile) -> list[Remedy]:
+    """Return advice on what an unknown key was probably meant for: a similar name, or the same name in another part.
 
-    Empty where nothing resembles it.
+    Return an empty list where DeepSpeed knows neither.
     """
     release = view.release
     similar_name = _nearest_name(key.name.lower()[:80], tuple(release.children(key.part)))
@@ -205,21 +233,27 @@ def _advice_for_unknown(view: ConfigurationView, key: KeyInFile) -> list[Remedy]
         return _advice_to_rename(view, key, f"{key.part}.{similar_name}" if key.part else similar_name)
     if len(key.name) <= 2 or key.name in _COMMON:
         return []
-    deprecated: list[str] = []
-    current: list[str] = []
-    for known_key in release.places(key.name):
-        if known_key == key.dotted:
-            continue
-        is_deprecated = (release.fact(known_key) or "").startswith("deprecated")
-        (deprecated if is_deprecated else current).append(known_key)
+    same_name_elsewhere = [known_key for known_key in release.places(key.name) if known_key != key.dotted]
+    current = [known_key for known_key in same_name_elsewhere if not _is_deprecated(view, known_key)]
     if current:
         return _advice_to_move(view, key, current)
-    return _advice_to_rename(view, key, deprecated[0]) if deprecated else []
+    return _advice_to_rename(view, key, same_name_elsewhere[0]) if same_name_elsewhere else []
+
+
+def _is_deprecated(view: ConfigurationView, known_key: str) -> bool:
+    """Whether the release reads a dotted key, but warns that it is deprecated."""
+    return (view.release.fact(known_key) or "").startswith("deprecated")
 
 
 def _advice_to_move(view: ConfigurationView, key: KeyInFile, known_keys: list[str]) -> list[Remedy]:
-    """Return advice to write a key in one of the other places where DeepSpeed knows it."""
-    place = _place_of(key)
+    """Return advice to write a key in one of the other parts in which DeepSpeed knows its name.
+
+    Args:
+        view: the file.
+        key: the key.
+        known_keys: the dotted keys in those parts, one or more.
+    """
+    place = _names_to(key)
     for known_key in known_keys:
         if view.has(known_key):
             return [remove(place, f"Remove it: the file has {known_key}, which is the key for it")]
@@ -236,19 +270,25 @@ def _nearest_name(name: str, valid: tuple[str, ...]) -> str | None:
 
 
 def _advice_to_rename(view: ConfigurationView, key: KeyInFile, known_key: str) -> list[Remedy]:
-    """Return advice to write an unknown key as one that is known, or as that one's successor if it is deprecated."""
-    place = _place_of(key)
+    """Return advice to write the value of an unknown key under a known one.
+
+    Args:
+        view: the file.
+        key: the unknown key.
+        known_key: the dotted key that was probably meant. Where it is deprecated, the advice names its successor.
+    """
+    place = _names_to(key)
     value = view.value(key.dotted) if not key.part or "." not in key.name else None
-    written: dict[str, Any] = {known_key: value}
-    if (view.release.fact(known_key) or "").startswith("deprecated"):
-        successor = _successor(view, known_key)
+    new_key = known_key
+    new_values: dict[str, Any] = {known_key: value}
+    if _is_deprecated(view, known_key):
+        new_key = _successor(view, known_key)
         only_this_key = ConfigurationView({key.name: value}, view.target, view.release)
-        written = _as_successor(only_this_key, key.name, successor)
-        known_key = successor
-    if _has_either_name(view, known_key):
-        return [remove(place, f"Remove it: the file has {known_key} ({shown(view.value(known_key))})")]
-    fits = f"Remove it, or write {known_key} if that is meant, in a value that fits the rest of the file"
-    return [Remedy(f"Write {known_key} if that is meant", {place: REMOVED, **written}), remove(place, fits)]
+        new_values = _as_successor(only_this_key, key.name, new_key)
+    if _has_either_name(view, new_key):
+        return [remove(place, f"Remove it: the file has {new_key} ({shown(view.value(new_key))})")]
+    removal = f"Remove it, or write {new_key} if that is meant, in a value that fits the rest of the file"
+    return [Remedy(f"Write {new_key} if that is meant", {place: REMOVED, **new_values}), remove(place, removal)]
 
 
 _COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")
@@ -265,3 +305,4 @@ _FILES = {
     "timers": "utils/config.py",
     "timers.throughput": "utils/config.py",
 }
+"""Part of the configuration -> the file of DeepSpeed that reads it; the others are read in runtime/config.py."""

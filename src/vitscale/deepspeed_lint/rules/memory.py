@@ -20,25 +20,29 @@ _ZERO_PAPER = "Rajbhandari et al., ZeRO (arXiv 1910.02054), section 3.1: 16 byte
 _SMALL_GPU_BYTES = 16 * 2**30
 """The smallest GPU memory that is still common for training (V100 16 GB, T4)."""
 
-_LITTLE = 0.25
-_WORTH_A_NOTE = 2**29
-"""Bytes of buffers that are named even where the model's size is unknown: a 32nd of that memory."""
+_SMALL_SHARE_OF_GPU = 0.25
+"""Share of `_SMALL_GPU_BYTES` below which it is not worth a slower step to free memory."""
+_LARGE_BUFFERS_BYTES = 2**29
+"""Bytes of buffers that are reported even where the model's size is unknown: a 32nd of `_SMALL_GPU_BYTES`."""
 _BUCKET = "zero_optimization.reduce_bucket_size"
 _DEVICES = ("cpu", "nvme")
 _KEYS_OF_OFFLOAD = {
     "offload_optimizer": ("offload_optimizer", "cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("offload_param", "cpu_offload_param"),
 }
-"""Part -> it and the deprecated keys that mean the same."""
+"""Part of zero_optimization -> its key, and the deprecated keys that mean the same."""
 
 
-def _buffer_bytes(view: ConfigurationView) -> int:
-    """Return the bytes that a buffer takes for each element of a bucket.
+def _bytes_per_bucket_element(view: ConfigurationView) -> int:
+    """Return the bytes that DeepSpeed's buffers take for each element of a bucket.
 
-    At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent, or at
-    stage 1 that in which gradients are accumulated. At stage 3 it has the type in which gradients are sent. Under
-    autocast there is a buffer for each type in which weights are used: fp32 (norms) and 16 bits. See `setup_buckets` in
-    stage_1_and_2.py and `ipg_buckets` in stage3.py of 0.19.8.
+    Stages 1 and 2: an element has the type of the weights, whatever type is sent; at stage 1 with a type for
+    accumulation it has that one. Stage 3: it has the type in which gradients are sent.
+
+    Under autocast there are two buffers, because weights, which stay fp32, are used in fp32 (norms) and in 16 bits. At
+    stage 3 their elements have these two types, at stages 1 and 2 both have fp32.
+
+    See `setup_buckets` in stage_1_and_2.py and `ipg_buckets` in stage3.py of 0.19.8.
     """
     if view.precision == "autocast":
         return 2 + 4 if view.stage == 3 else 4 + 4
@@ -52,7 +56,10 @@ def _buffer_bytes(view: ConfigurationView) -> int:
 
 
 def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Bucket buffers, which are allocated whole whatever the model's size; without a model only what they take."""
+    """Yield a finding where the buffers of buckets take much memory compared to the model.
+
+    They are allocated in full, however small the model is. Where its size is not known, large buffers are reported.
+    """
     elements = bucket_elements(view)
     stage = view.stage
     if elements is None or not stage or sends_by_itself(view):
@@ -60,7 +67,7 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     if view.flag("zero_optimization.contiguous_gradients", default=True) is not True:
         return
     buffers = 2 if stage < 3 and overlaps(view) else 1
-    element_bytes = _buffer_bytes(view)
+    element_bytes = _bytes_per_bucket_element(view)
     buffer_bytes = buffers * elements * element_bytes
     verdict = _judge_buffers(view.target.parameters, elements, buffer_bytes)
     if verdict is None:
@@ -70,10 +77,6 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     types = ""
     if view.precision == "autocast":
         types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
-    smaller = smaller_bucket(view)
-    text = f"Set reduce_bucket_size to about a tenth of the model: {smaller:,}"
-    if view.target.parameters is None:
-        text = f"Set reduce_bucket_size to a tenth of the model, such as {smaller:,} (say --model or --parameters)"
     file = "runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else "runtime/zero/stage_1_and_2.py (setup_buckets)"
     yield finding(
         "bucket-memory",
@@ -83,9 +86,18 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
             f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
             f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
         ),
-        fix=Remedy(text, {_BUCKET: smaller}),
+        fix=_advice_for_smaller_bucket(view),
         source=view.source(file),
     )
+
+
+def _advice_for_smaller_bucket(view: ConfigurationView) -> Remedy:
+    """Return advice to set the bucket to a tenth of the model; to an example where its size is not known."""
+    elements = smaller_bucket(view)
+    text = f"Set reduce_bucket_size to about a tenth of the model: {elements:,}"
+    if view.target.parameters is None:
+        text = f"Set reduce_bucket_size to a tenth of the model, such as {elements:,} (say --model or --parameters)"
+    return Remedy(text, {_BUCKET: elements})
 
 
 class _BufferVerdict(NamedTuple):
@@ -93,31 +105,37 @@ class _BufferVerdict(NamedTuple):
 
     severity: Severity
     comparison: str
-    """With what the buffers' bytes are compared, in words."""
+    """The size that the buffers' bytes are compared with, in words."""
 
 
 def _judge_buffers(parameters: int | None, elements: float, buffer_bytes: float) -> _BufferVerdict | None:
-    """Judge the memory of all buffers; None: not worth a word.
+    """Judge the memory that all buffers take; None where it is not worth a finding.
 
     Args:
         parameters: the model's number of parameters; None where it is not known.
         elements: elements of a bucket.
         buffer_bytes: bytes of all buffers.
     """
+    are_large = buffer_bytes >= _LARGE_BUFFERS_BYTES
     if parameters is None:
-        return _BufferVerdict("note", "whatever the model's size") if buffer_bytes >= _WORTH_A_NOTE else None
+        return _BufferVerdict("note", "whatever the model's size") if are_large else None
     state_bytes = STATE_BYTES * parameters
     if buffer_bytes > state_bytes:
         states = f"{STATE_BYTES} bytes x {parameters:,} parameters = {size(state_bytes)}"
         return _BufferVerdict("warning", f"more than all states of the model ({states})")
-    if elements > parameters and buffer_bytes >= _WORTH_A_NOTE:
+    if elements > parameters and are_large:
         comparison = f"though the model has no more than {parameters:,} gradients: the rest stays unused"
         return _BufferVerdict("warning", comparison)
     return None
 
 
 def _offload_device(view: ConfigurationView, part: str) -> str | None:
-    """Return the device that `offload_optimizer` or `offload_param` names; None where nothing is offloaded."""
+    """Return the device, "cpu" or "nvme", that a part of zero_optimization offloads to; None where it offloads nothing.
+
+    Args:
+        view: the file.
+        part: "offload_optimizer" or "offload_param".
+    """
     device = view.text(f"zero_optimization.{part}.device")
     if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
         return "cpu"
@@ -125,7 +143,7 @@ def _offload_device(view: ConfigurationView, part: str) -> str | None:
 
 
 def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Offload that frees little even on a small GPU, and costs time in every step."""
+    """Yield a finding for each offload that frees little memory even on a small GPU, while it slows every step."""
     parameters = view.target.parameters
     stage = view.stage
     if parameters is None or not stage:
@@ -143,9 +161,11 @@ class _Offload(NamedTuple):
     part: str
     """Part of zero_optimization."""
     bytes_per_parameter: int
+    """Bytes of GPU memory that it frees for each parameter of the model."""
     noun: str
+    """Name of what is offloaded."""
     cost: str
-    """A clause."""
+    """A clause on what every step does for it."""
 
 
 _OPTIMIZER_OFFLOAD = _Offload(
@@ -165,10 +185,10 @@ _PARAMETER_OFFLOAD = _Offload(
 def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) -> Iterator[FileFinding]:
     """Yield a finding where an offload frees little even on a small GPU."""
     gpus = view.target.gpus or 1
-    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)
+    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)  # share that is offloaded
     share = 1 if ratio is None else min(max(ratio, 0), 1)
     freed_bytes = offload.bytes_per_parameter * parameters / gpus * share
-    if freed_bytes >= _LITTLE * _SMALL_GPU_BYTES:
+    if freed_bytes >= _SMALL_SHARE_OF_GPU * _SMALL_GPU_BYTES:
         return
     product = f"{offload.bytes_per_parameter} bytes x {parameters:,} parameters"
     if gpus > 1:
@@ -191,7 +211,7 @@ def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) 
 
 
 def _without_offload(part: str) -> FileChanges:
-    """Return changes that take an offload out, in its deprecated keys too."""
+    """Return changes of the file that remove an offload, its deprecated keys included."""
     return {f"zero_optimization.{name}": REMOVED for name in _KEYS_OF_OFFLOAD[part]}
 
 
@@ -201,18 +221,13 @@ _ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
 
 
 def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Offload at a stage where it does nothing or is refused."""
+    """Yield a finding for each offload that does nothing at the file's stage, or that DeepSpeed refuses there."""
     stage = view.stage
     if stage is None:
         return
     source = view.source("runtime/zero/config.py")
     if stage in (1, 2) and _offload_device(view, "offload_optimizer") == "nvme":
-        effect = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
-        message = f"nvme is for stage 3: at stage {stage} {effect}, and nothing is written to nvme_path"
-        key = "zero_optimization.offload_optimizer.device"
-        fix = Remedy('Write "device": "cpu" if that is meant, or take stage 3', {key: "cpu"})
-        stage_source = view.source("runtime/zero/stage_1_and_2.py")
-        yield finding("offload-without-effect", "warning", key, message, fix, stage_source)
+        yield _nvme_below_stage_3(view)
     if stage < 3 and _offload_device(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
         key = "zero_optimization.offload_param"
@@ -226,7 +241,18 @@ def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
         yield finding("offload-ratio", "error", key, message, remove(key), source)
 
 
+def _nvme_below_stage_3(view: ConfigurationView) -> FileFinding:
+    """Return the finding on an optimizer that is to be offloaded to nvme at stage 1 or 2."""
+    effect = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
+    message = f"nvme is for stage 3: at stage {view.stage} {effect}, and nothing is written to nvme_path"
+    key = "zero_optimization.offload_optimizer.device"
+    fix = Remedy('Write "device": "cpu" if that is meant, or take stage 3', {key: "cpu"})
+    source = view.source("runtime/zero/stage_1_and_2.py")
+    return finding("offload-without-effect", "warning", key, message, fix, source)
+
+
 def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
+    """Return the finding on an offloaded optimizer at stage 0, where some optimizers fail and others do not move."""
     key = "zero_optimization.offload_optimizer"
     fix = Remedy("Remove it, or take stage 1 or 2", _without_offload("offload_optimizer"))
     optimizer = (view.text("optimizer.type") or "").lower()
@@ -243,13 +269,13 @@ def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
 
 
 def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Partitioning of states that are small compared to any GPU's memory."""
+    """Yield a finding where stage 2 or 3 partitions states that are small compared to any GPU's memory."""
     parameters = view.target.parameters
     stage = view.stage
     if parameters is None or stage not in (2, 3) or view.target.gpus == 1:
         return
     state_bytes = STATE_BYTES * parameters
-    if state_bytes < _LITTLE * _SMALL_GPU_BYTES:
+    if state_bytes < _SMALL_SHARE_OF_GPU * _SMALL_GPU_BYTES:
         percent = 100 * state_bytes / _SMALL_GPU_BYTES
         yield finding(
             "stage-saves-little",
@@ -262,29 +288,38 @@ def stage_that_saves_little(view: ConfigurationView) -> Iterator[FileFinding]:
         )
 
 
-def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Stage 3 on a model so small that each gathered parameter stays until backward has used it.
+_DEFAULT_REUSE_DISTANCE = 1e9
+"""Default of `max_reuse_distance`, in parameters."""
 
-    Whether it is released is decided by the parameters that are gone through until then, at most twice the model
-    (`__params_to_release`); max_live_parameters limits fetching ahead alone.
+
+def parameters_gathered_once(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield a finding where stage 3 frees no parameter between forward and backward, because the model is small.
+
+    After a use in forward, DeepSpeed releases a gathered parameter unless its next use, in backward, lies within
+    `max_reuse_distance` (`__params_to_release`). The distance of two uses is the number of parameters that are used
+    from one to the other, at most twice those of the model. `max_live_parameters` does not matter here: it only limits
+    how many are fetched ahead.
     """
     parameters = view.target.parameters
     if parameters is None or view.stage != 3:
         return
     key = view.zero_key("stage3_max_reuse_distance", "max_reuse_distance")
-    distance = view.number(key, 1e9)
-    if distance is not None and distance >= 2 * parameters:
-        yield finding(
-            "parameters-gathered-once",
-            "note",
-            key=key,
-            message=f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
-            "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
-            "model in each step, and stage 3 frees little more than stage 2",
-            fix=Remedy(
-                "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
-                "second time in backward",
-                {key: 0, view.zero_key("stage3_prefetch_bucket_size", "prefetch_bucket_size"): 0},
-            ),
-            source=view.source("runtime/zero/partitioned_param_coordinator.py"),
-        )
+    prefetch_key = view.zero_key("stage3_prefetch_bucket_size", "prefetch_bucket_size")
+    max_reuse_distance = view.number(key, _DEFAULT_REUSE_DISTANCE)
+    longest_reuse_distance = 2 * parameters
+    if max_reuse_distance is None or max_reuse_distance < longest_reuse_distance:
+        return
+    yield finding(
+        "parameters-gathered-once",
+        "note",
+        key=key,
+        message=f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
+        "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
+        "model in each step, and stage 3 frees little more than stage 2",
+        fix=Remedy(
+            "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
+            "second time in backward",
+            {key: 0, prefetch_key: 0},
+        ),
+        source=view.source("runtime/zero/partitioned_param_coordinator.py"),
+    )

@@ -36,12 +36,16 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
 def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Clipping left to the default, which was 0.0 and became 1.0: releases train the same file differently."""
+    """Yield a finding where clipping is left to the default, with which releases train the same file differently.
+
+    The default was 0.0, and became 1.0.
+    """
     key = "gradient_clipping"
     if view.has(key) or key in view.target.settled:
         return
     default = view.release.default(key)
     clips = f"clips the gradient's norm at {default}" if default else "does not clip gradients"
+    # "0.0 from 0.9.5 to 0.19.2, 1.0 since 0.19.3"
     history = ", ".join(f"{value} {view.release.since('defaults', key, value)}" for value in ("0.0", "1.0"))
     text = "Write it out: 1.0 clips, 0.0 does not"
     values = (1.0, 0.0) if default else (0.0, 1.0)  # the first keeps what the release does
@@ -56,7 +60,7 @@ def clipping_omitted(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
-    """`max_grad_norm`, a parameter of Apex's optimizers that DeepSpeed refuses."""
+    """Yield a finding on `max_grad_norm`, a parameter of Apex's optimizers that DeepSpeed refuses."""
     key = "optimizer.params.max_grad_norm"
     if view.has(key):
         top = "gradient_clipping"
@@ -74,7 +78,7 @@ def clipping_in_the_optimizer(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def optimizer_type(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Names that DeepSpeed does not find, and optimizers that it refuses under ZeRO."""
+    """Yield a finding where DeepSpeed does not find an optimizer of this name, or refuses it under ZeRO."""
     name = view.text(_TYPE)
     if name is None:
         return
@@ -89,31 +93,38 @@ _TYPE = "optimizer.type"
 
 
 def _unknown_optimizer(view: ConfigurationView, name: str) -> FileFinding:
-    """A name that is neither DeepSpeed's, in any case, nor torch.optim's."""
-    known = view.release.names("optimizers")
+    """Return the finding on an optimizer that neither DeepSpeed nor torch.optim has, whatever the capitals."""
+    known_names = view.release.names("optimizers")
     other_releases = view.release.once_named("optimizers", name.lower())
     if name.lower() in _CLASSES:
         message = f"{shown(name)} is the name of a class: DeepSpeed takes it by itself for AdamW where it suits"
-        fix = _write(view, _TYPE, "AdamW")
+        fix = _advice_to_write_name(view, _TYPE, "AdamW")
     elif other_releases is not None:
         message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({other_releases})"
         fix = Remedy("Run such a release, or take AdamW", {_TYPE: "AdamW"})
     else:
         message = f"Neither DeepSpeed nor torch.optim has {shown(name)} (of torch.optim the case counts)"
-        similar_name = _similar_optimizer(name, known)
-        fix = Remedy(f"One of {', '.join(known)}, or of torch.optim", {_TYPE: "adamw"})
+        similar_name = _similar_optimizer(name, known_names)
+        fix = Remedy(f"One of {', '.join(known_names)}, or of torch.optim", {_TYPE: "adamw"})
         if similar_name is not None:
-            fix = _write(view, _TYPE, similar_name)
+            fix = _advice_to_write_name(view, _TYPE, similar_name)
     return finding("optimizer-type", "error", _TYPE, message, fix, view.source("runtime/engine.py"))
 
 
-def _similar_optimizer(name: str, known: list[str]) -> str | None:
-    """Return the optimizer whose name resembles a misspelt one, of DeepSpeed's before torch's; None: there is none."""
-    names = (*known, *_TORCH_OPTIMIZERS)
-    matches = difflib.get_close_matches(name.lower()[:80], [valid.lower() for valid in names], n=1)
+def _similar_optimizer(name: str, known_names: list[str]) -> str | None:
+    """Return the optimizer of DeepSpeed or torch.optim whose name resembles a misspelt one; None where none does.
+
+    Where only capitals distinguish two names, DeepSpeed's comes before torch's.
+
+    Args:
+        name: the misspelt name.
+        known_names: names of DeepSpeed's optimizers.
+    """
+    valid_names = (*known_names, *_TORCH_OPTIMIZERS)
+    matches = difflib.get_close_matches(name.lower()[:80], [valid.lower() for valid in valid_names], n=1)
     if not matches:
         return None
-    for valid in (*known, *reversed(_TORCH_OPTIMIZERS)):
+    for valid in (*known_names, *reversed(_TORCH_OPTIMIZERS)):
         if valid.lower() == matches[0]:
             return valid
     return None
@@ -142,8 +153,8 @@ def compresses(view: ConfigurationView) -> bool:
     return (view.text("optimizer.type") or "").lower() in _COMPRESSED
 
 
-def _write(view: ConfigurationView, key: str, name: str) -> Remedy:
-    """Return advice to write an optimizer's name, with the declaration that ZeRO wants of some."""
+def _advice_to_write_name(view: ConfigurationView, key: str, name: str) -> Remedy:
+    """Return advice to write an optimizer's name, with the declaration that some optimizers need under ZeRO."""
     declaration = "zero_allow_untested_optimizer"
     is_untested = bool(view.stage) and name.lower() not in _WITH_ZERO
     if is_untested and not view.on(declaration):
@@ -152,7 +163,7 @@ def _write(view: ConfigurationView, key: str, name: str) -> Remedy:
 
 
 def adam_is_adamw(view: ConfigurationView) -> Iterator[FileFinding]:
-    """The name "Adam", which means AdamW unless `adam_w_mode` is false."""
+    """Yield a finding on the name "Adam" with weight decay, which means AdamW unless `adam_w_mode` is false."""
     is_adam = (view.text("optimizer.type") or "").lower() == "adam"
     has_decay = view.number("optimizer.params.weight_decay", 0) != 0
     if not is_adam or not has_decay or view.has("optimizer.params.adam_w_mode"):
@@ -173,7 +184,7 @@ def adam_is_adamw(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Schedules that DeepSpeed does not find, or cannot start."""
+    """Yield a finding where DeepSpeed does not find a schedule of this name, or cannot start it."""
     name = view.text("scheduler.type")
     if name is None:
         return
@@ -181,19 +192,19 @@ def scheduler_type(view: ConfigurationView) -> Iterator[FileFinding]:
         yield _unknown_scheduler(view, name)
         return
     key = "scheduler.params"
-    lacking = []
+    lacking_parameters = []
     if not view.open(key):
-        lacking = [parameter for parameter in _NEEDED.get(name, ()) if not view.has(f"{key}.{parameter}")]
-    if lacking:
-        message = f"{name} cannot start without {' and '.join(lacking)}"
-        advice = f"Give {' and '.join(lacking)}"
+        lacking_parameters = [parameter for parameter in _NEEDED.get(name, ()) if not view.has(f"{key}.{parameter}")]
+    if lacking_parameters:
+        message = f"{name} cannot start without {' and '.join(lacking_parameters)}"
+        advice = f"Give {' and '.join(lacking_parameters)}"
         yield finding("scheduler-type", "error", key, message, advice, view.source("runtime/lr_schedules.py"))
     elif not view.has(key):
         message = "A scheduler without params ends in a TypeError"
         fix = Remedy('Give its parameters, or "params": {}', {key: {}})
         yield finding("scheduler-type", "error", key, message, fix, _scheduler_source(view))
     elif name in _WARMUPS and view.release.does(WARMUP_STEPS_REFUSED):
-        yield from _warmup_steps(view)
+        yield from _check_warmup_steps(view)
 
 
 def _scheduler_source(view: ConfigurationView) -> str:
@@ -201,7 +212,7 @@ def _scheduler_source(view: ConfigurationView) -> str:
 
 
 def _unknown_scheduler(view: ConfigurationView, name: str) -> FileFinding:
-    """A name that is neither DeepSpeed's nor that of a schedule of torch's."""
+    """Return the finding on a schedule that neither DeepSpeed nor torch.optim.lr_scheduler has."""
     known = view.release.names("schedulers")
     matches = difflib.get_close_matches(name[:80], [*known, *_TORCH_SCHEDULERS], n=1)
     if matches:
@@ -216,12 +227,12 @@ def _unknown_scheduler(view: ConfigurationView, name: str) -> FileFinding:
     return finding("scheduler-type", "error", "scheduler.type", message, fixes, _scheduler_source(view))
 
 
-def _warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
-    """A number of warm-up steps that newer releases refuse, and older ones took for 2."""
+def _check_warmup_steps(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield a finding where the number of warm-up steps is one that newer releases refuse; older ones took it for 2."""
     key = "scheduler.params.warmup_num_steps"
     steps = view.value(key)
-    is_whole = isinstance(steps, int) and steps > 0
-    if view.has(key) and steps != "auto" and not is_whole:
+    is_accepted = steps == "auto" or (isinstance(steps, int) and steps > 0)
+    if view.has(key) and not is_accepted:
         yield finding(
             "refused-value",
             "error",

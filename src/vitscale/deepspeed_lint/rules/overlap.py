@@ -19,7 +19,10 @@ _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
 def overlaps(view: ConfigurationView) -> bool | None:
-    """Whether `overlap_comm` is on at this stage, by default only at stage 3; None where that is open."""
+    """Whether DeepSpeed sends gradients while backward goes on: `overlap_comm`, by default on at stage 3 alone.
+
+    Return None where the stage or the switch is left open.
+    """
     if view.stage is None or view.open(_OVERLAP):
         return None
     if view.stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
@@ -28,12 +31,13 @@ def overlaps(view: ConfigurationView) -> bool | None:
 
 
 def sends_by_itself(view: ConfigurationView) -> bool:
-    """Whether the optimizer is BF16_Optimizer, which has buckets of its own."""
+    """Whether DeepSpeed takes BF16_Optimizer, which sends gradients itself, in buckets of its own."""
     if view.stage != 1 or view.precision != "bf16" or view.accumulates != "fp32":
         return False
-    # With nvme it is this optimizer too.
-    offloads_to_cpu = view.text("zero_optimization.offload_optimizer.device") == "cpu"
-    return not (offloads_to_cpu or view.on("zero_optimization.cpu_offload"))
+    # An optimizer that is offloaded to the CPU is another one; with nvme it is this one too.
+    names_cpu = view.text("zero_optimization.offload_optimizer.device") == "cpu"
+    offloads_to_cpu = names_cpu or view.on("zero_optimization.cpu_offload")
+    return not offloads_to_cpu
 
 
 def bucket_elements(view: ConfigurationView) -> float | None:
@@ -64,8 +68,11 @@ def smaller_bucket(view: ConfigurationView) -> int:
     return _USUAL_BUCKET if parameters is None else good_bucket(parameters)
 
 
-def _overlapping(view: ConfigurationView) -> FileChanges:
-    """Return changes with which stages 1 to 3 overlap what they send, in buckets well below the model's size."""
+def _changes_to_overlap(view: ConfigurationView) -> FileChanges:
+    """Return changes of the file with which stages 1 to 3 send gradients while backward goes on.
+
+    They switch overlap_comm on, and make a larger bucket smaller: gradients are sent whenever a bucket is full.
+    """
     changes: dict[str, Any] = {_OVERLAP: True}
     bucket = bucket_elements(view)
     if bucket is None or bucket > smaller_bucket(view):
@@ -74,27 +81,14 @@ def _overlapping(view: ConfigurationView) -> FileChanges:
 
 
 def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Gradients that are sent only after backward has ended, or while backward waits."""
+    """Yield a finding where gradients are sent only after backward has ended, or while backward waits."""
     stage = view.stage
     if stage is None or view.target.gpus == 1:
         return
     if stage == 0:
         yield from _nothing_overlaps_at_stage_0(view)
     elif sends_by_itself(view):
-        out = {"data_types.grad_accum_dtype": REMOVED}
-        text = "Leave data_types.grad_accum_dtype out"
-        yield finding(
-            "no-overlap",
-            "warning",
-            key="data_types.grad_accum_dtype",
-            message="With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
-            "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
-            fix=[
-                Remedy(f"{text}, or take stage 2", out),
-                Remedy(f"{text} and set overlap_comm to true, {_with_bucket(view)}", {**out, **_overlapping(view)}),
-            ],
-            source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
-        )
+        yield _bf16_optimizer_overlaps_nothing(view)
     elif stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
         yield finding(
             "no-overlap",
@@ -109,11 +103,35 @@ def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
         yield from _overlap_is_off(view, stage)
 
 
-def _with_bucket(view: ConfigurationView) -> str:
+def _with_smaller_bucket(view: ConfigurationView) -> str:
+    """Return the clause of an advice that goes with `_changes_to_overlap`."""
     return f"with a reduce_bucket_size well below the model's size, such as {smaller_bucket(view):,}"
 
 
+def _bf16_optimizer_overlaps_nothing(view: ConfigurationView) -> FileFinding:
+    """Return the finding on a file with which DeepSpeed takes BF16_Optimizer (`sends_by_itself`)."""
+    key = "data_types.grad_accum_dtype"
+    removal = {key: REMOVED}
+    text = f"Leave {key} out"
+    return finding(
+        "no-overlap",
+        "warning",
+        key=key,
+        message="With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
+        "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
+        fix=[
+            Remedy(f"{text}, or take stage 2", removal),
+            Remedy(
+                f"{text} and set overlap_comm to true, {_with_smaller_bucket(view)}",
+                {**removal, **_changes_to_overlap(view)},
+            ),
+        ],
+        source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
+    )
+
+
 def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield a finding on stage 0, unless an optimizer sends something else in place of gradients."""
     is_requested = view.on(_OVERLAP)
     if compresses(view) and not is_requested:
         return
@@ -121,12 +139,13 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
     key = "zero_optimization.stage" if view.has("zero_optimization") else ""
     if is_requested:
         key = _OVERLAP
-    changes = {**_overlapping(view), "zero_optimization.stage": 1}
-    text = f"Take stage 1 with overlap_comm true, {_with_bucket(view)}"
+    changes = {**_changes_to_overlap(view), "zero_optimization.stage": 1}
+    text = f"Take stage 1 with overlap_comm true, {_with_smaller_bucket(view)}"
     ddp = "PyTorch's DistributedDataParallel, which overlaps by itself"
-    options = [Remedy(f"{text}; or {ddp}", changes), Remedy(f"Take {ddp}; or stage 1 with what else it needs")]
+    options = [Remedy(f"{text}; or {ddp}", changes)]
     if is_requested:
-        options.insert(1, Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
+        options.append(Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
+    options.append(Remedy(f"Take {ddp}; or stage 1 with what else it needs"))
     yield finding(
         "no-overlap",
         "warning",
@@ -138,10 +157,11 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
 
 
 def _overlap_is_off(view: ConfigurationView, stage: int) -> Iterator[FileFinding]:
+    """Yield a finding on a file of stage 1, 2 or 3 in which overlap_comm is off."""
     default = "" if view.has(_OVERLAP) else " by default"
     effect = "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
-    text = f"Set it to true, {_with_bucket(view)}"
-    options = [Remedy(text, _overlapping(view))]
+    text = f"Set it to true, {_with_smaller_bucket(view)}"
+    options = [Remedy(text, _changes_to_overlap(view))]
     if stage < 3 and _overlap_fails(view):
         options = [Remedy(f"{text}, in DeepSpeed 0.19.0 or later: before, overlap_comm does not work well")]
     stage_file = "runtime/zero/stage3.py" if stage == 3 else "runtime/zero/stage_1_and_2.py"
@@ -156,7 +176,7 @@ def _overlap_fails(view: ConfigurationView) -> bool:
 
 
 def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
-    """`overlap_comm` at stages 1 and 2 in releases that overlap nothing, or may spoil gradients that they send."""
+    """Yield findings on `overlap_comm` at stages 1 and 2 in releases that overlap nothing, or may spoil gradients."""
     if view.stage not in (1, 2) or view.target.gpus == 1:
         return
     if not overlaps(view) or sends_by_itself(view):
@@ -185,54 +205,57 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
-    """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
+    """Yield a finding where one bucket holds the whole model, so that `overlap_comm` overlaps nothing.
+
+    Gradients are sent when their bucket is full, and such a bucket is not full before backward has ended.
+    """
     parameters = view.target.parameters
     elements = bucket_elements(view)
-    if parameters is None or elements is None:
+    if parameters is None or elements is None or elements < parameters:
         return
     if not view.stage or view.target.gpus == 1:
         return
     if not overlaps(view) or sends_by_itself(view):
         return
-    if elements >= parameters:
-        default = "" if view.has(_BUCKET) else " (the default)"
-        tenth = good_bucket(parameters)
-        yield finding(
-            "one-bucket",
-            "warning",
-            key=_BUCKET,
-            message=(
-                f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it "
-                "is sent when backward has ended, and overlap_comm overlaps nothing"
-            ),
-            fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
-            source=f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
-        )
+    default = "" if view.has(_BUCKET) else " (the default)"
+    tenth = good_bucket(parameters)
+    yield finding(
+        "one-bucket",
+        "warning",
+        key=_BUCKET,
+        message=(
+            f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it "
+            "is sent when backward has ended, and overlap_comm overlaps nothing"
+        ),
+        fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
+        source=f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
+    )
 
 
 def gradients_sent_every_micro_step(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Accumulation at stages 2 and 3, where it saves no communication."""
+    """Yield a finding where gradients are accumulated at stage 2 or 3, which saves no communication there."""
     stage = view.stage
     if stage not in (2, 3) or view.target.gpus == 1:
         return
-    steps = view.number("gradient_accumulation_steps", 1)
-    larger = "a larger micro-batch with fewer micro-steps"
-    if steps is not None and steps > 1:
-        yield finding(
-            "gradients-sent-every-micro-step",
-            "note",
-            key="gradient_accumulation_steps",
-            message=(
-                f"At stage {stage} all gradients are reduced in each of the {steps:g} micro-steps, at stages 0 and "
-                "1 once per step"
+    micro_steps = view.number("gradient_accumulation_steps", 1)
+    if micro_steps is None or micro_steps <= 1:
+        return
+    larger_micro_batch = "a larger micro-batch with fewer micro-steps"
+    yield finding(
+        "gradients-sent-every-micro-step",
+        "note",
+        key="gradient_accumulation_steps",
+        message=(
+            f"At stage {stage} all gradients are reduced in each of the {micro_steps:g} micro-steps, at stages 0 and "
+            "1 once per step"
+        ),
+        fix=[
+            Remedy(f"Take stage 1 where its memory suffices, or {larger_micro_batch}", {"zero_optimization.stage": 1}),
+            Remedy(
+                f"Take stage 1 with overlap_comm true where its memory suffices, or {larger_micro_batch}",
+                {"zero_optimization.stage": 1, **_changes_to_overlap(view)},
             ),
-            fix=[
-                Remedy(f"Take stage 1 where its memory suffices, or {larger}", {"zero_optimization.stage": 1}),
-                Remedy(
-                    f"Take stage 1 with overlap_comm true where its memory suffices, or {larger}",
-                    {"zero_optimization.stage": 1, **_overlapping(view)},
-                ),
-                Remedy(f"Take {larger}; or stage 1, without what is for stage {stage} alone"),
-            ],
-            source=f"{view.source('runtime/engine.py')} (allreduce_gradients)",
-        )
+            Remedy(f"Take {larger_micro_batch}; or stage 1, without what is for stage {stage} alone"),
+        ],
+        source=f"{view.source('runtime/engine.py')} (allreduce_gradients)",
+    )

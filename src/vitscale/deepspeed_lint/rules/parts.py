@@ -13,11 +13,11 @@ _OF_STAGE_3 = (
     *("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance"),
 )
 _OF_STAGES_1_AND_2 = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients")
-_OFFLOAD = (
+_KEYS_WITH_OTHER_RULES = (
     *("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "overlap_comm", "compute_grad_norm"),
     "zenflow",
 )
-"""Keys that have rules of their own."""
+"""Keys of zero_optimization that other rules check."""
 _TAG_VALIDATION = ("Warn", "Ignore", "Fail")
 
 
@@ -45,7 +45,7 @@ _NEEDS_THE_PROGRAM = {
 
 
 def scaling_before_reduction(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Gradient scaling that DeepSpeed refuses with reduce-scatter."""
+    """Yield a finding for each way of scaling gradients that DeepSpeed refuses together with reduce-scatter."""
     if view.stage not in (2, 3) or view.flag("zero_optimization.reduce_scatter", default=True) is not True:
         return
     refused = []
@@ -71,7 +71,7 @@ class _Refusal(NamedTuple):
 
 
 def refused_values(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Values that DeepSpeed refuses when it reads the file, makes the engine or takes the first step."""
+    """Yield a finding for each value that DeepSpeed refuses, at the latest in the first step."""
     for refusal in (*_refused_in_zero(view), *_refused_at_the_top(view)):
         is_read = view.release.fact(refusal.key) is not None or refusal.key in ("gradient_clipping", "steps_per_print")
         if is_read and refusal.key not in view.target.settled:
@@ -138,27 +138,28 @@ def _refused_at_the_top(view: ConfigurationView) -> Iterator[_Refusal]:
 
 
 def keys_without_effect_at_this_stage(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Keys of `zero_optimization` that the stage does not use; one finding names them all."""
-    idle = []
+    """Yield one finding on all keys of `zero_optimization` that the stage does not use."""
+    idle_names = []
     for name in view.part("zero_optimization"):
         is_read = view.release.fact(f"zero_optimization.{name}") not in (None, "refused")
-        if is_read and name not in _OFFLOAD and _is_idle(name, view.stage):
-            idle.append(name)
-    if idle:
-        named = ", ".join(idle[:4])
-        if len(idle) > 4:
-            named += f" and {len(idle) - 4} more"
-        yield finding(
-            "no-effect-at-this-stage",
-            "note",
-            key=f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
-            message=f"Without effect at stage {view.stage}: {named}",
-            fix=Remedy(
-                "Remove what does nothing, or take the stage that it is for",
-                {f"zero_optimization.{name}": REMOVED for name in idle},
-            ),
-            source=f"{view.source('runtime/engine.py')} (_configure_zero_optimizer)",
-        )
+        if is_read and name not in _KEYS_WITH_OTHER_RULES and _is_idle(name, view.stage):
+            idle_names.append(name)
+    if not idle_names:
+        return
+    listed_names = ", ".join(idle_names[:4])
+    if len(idle_names) > 4:
+        listed_names += f" and {len(idle_names) - 4} more"
+    yield finding(
+        "no-effect-at-this-stage",
+        "note",
+        key=f"zero_optimization.{idle_names[0]}" if len(idle_names) == 1 else "zero_optimization",
+        message=f"Without effect at stage {view.stage}: {listed_names}",
+        fix=Remedy(
+            "Remove what does nothing, or take the stage that it is for",
+            {f"zero_optimization.{name}": REMOVED for name in idle_names},
+        ),
+        source=f"{view.source('runtime/engine.py')} (_configure_zero_optimizer)",
+    )
 
 
 def _is_idle(name: str, stage: int | None) -> bool:
@@ -171,7 +172,7 @@ def _is_idle(name: str, stage: int | None) -> bool:
 
 
 def old_form_of_zero(view: ConfigurationView) -> Iterator[FileFinding]:
-    """The old form `"zero_optimization": true`."""
+    """Yield a finding where `zero_optimization` is a switch, as it was in an old form of the file."""
     key = "zero_optimization"
     if isinstance(view.value(key), bool):
         message = f"The old form: DeepSpeed warns, and takes it for stage {view.stage}"
@@ -181,7 +182,7 @@ def old_form_of_zero(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def parts_that_need_the_program(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Parts that do nothing unless the model or the program asks for them."""
+    """Yield a finding for each part that does nothing unless the model or the program asks for it."""
     for key, part in _NEEDS_THE_PROGRAM.items():
         if view.part(key):
             advice = remove(key, part.fix) if part.fix.startswith("Remove") else Remedy(part.fix)

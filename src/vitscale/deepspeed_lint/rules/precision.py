@@ -14,7 +14,7 @@ _TF32 = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-
 
 
 def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Files that enable neither bf16 nor fp16 nor autocast, so that everything runs in fp32."""
+    """Yield a finding where the file enables neither bf16 nor fp16 nor autocast, so that everything runs in fp32."""
     if view.precision != "fp32":
         return
     parts = [part for part in ("bf16", "fp16", "torch_autocast") if view.release.fact(part) is not None]
@@ -41,48 +41,59 @@ def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def several_precisions(view: ConfigurationView) -> Iterator[FileFinding]:
-    """fp16 and bf16 at once, or autocast on top of one of them."""
-    bf16 = view.on(f"{view.bf16}.enabled")
-    fp16 = view.on("fp16.enabled")
-    autocast = view.has_autocast and view.on("torch_autocast.enabled")
-    if bf16 and fp16:
-        yield finding(
-            "several-precisions",
-            "error",
-            key="fp16.enabled",
-            message="bf16 and fp16 are both enabled, which DeepSpeed refuses",
-            fix=[
-                Remedy("Enable one: bf16 needs no loss scale, so set fp16.enabled to false", {"fp16.enabled": False}),
-                Remedy(
-                    "Enable one: set fp16.enabled and torch_autocast.enabled to false, for bf16",
-                    {"fp16.enabled": False, "torch_autocast.enabled": False},
-                ),
-            ],
-            source=view.source("runtime/config.py"),
-        )
-    elif autocast and (bf16 or fp16):
-        weights = "bf16" if bf16 else "fp16"
-        part = view.bf16 if bf16 else "fp16"
-        yield finding(
-            "several-precisions",
-            "warning",
-            key="torch_autocast.enabled",
-            message=f"{part}.enabled turns the weights into {weights} already; autocast finds little left to cast",
-            fix=[
-                Remedy(
-                    f"Enable one: torch_autocast keeps fp32 weights, {part}.enabled does not; set one to false",
-                    {switch: False},
-                )
-                for switch in (f"{part}.enabled", "torch_autocast.enabled")
-            ],
-            source=view.source("runtime/torch_autocast.py"),
-        )
+    """Yield a finding where fp16 and bf16 are both enabled, or autocast together with one of them."""
+    is_bf16 = view.on(f"{view.bf16}.enabled")
+    is_fp16 = view.on("fp16.enabled")
+    is_autocast = view.has_autocast and view.on("torch_autocast.enabled")
+    if is_bf16 and is_fp16:
+        yield _bf16_and_fp16(view)
+    elif is_autocast and is_bf16:
+        yield _autocast_of_16_bits(view, part=view.bf16, weights="bf16")
+    elif is_autocast and is_fp16:
+        yield _autocast_of_16_bits(view, part="fp16", weights="fp16")
+
+
+def _bf16_and_fp16(view: ConfigurationView) -> FileFinding:
+    """Return the finding on a file that enables both bf16 and fp16."""
+    return finding(
+        "several-precisions",
+        "error",
+        key="fp16.enabled",
+        message="bf16 and fp16 are both enabled, which DeepSpeed refuses",
+        fix=[
+            Remedy("Enable one: bf16 needs no loss scale, so set fp16.enabled to false", {"fp16.enabled": False}),
+            Remedy(
+                "Enable one: set fp16.enabled and torch_autocast.enabled to false, for bf16",
+                {"fp16.enabled": False, "torch_autocast.enabled": False},
+            ),
+        ],
+        source=view.source("runtime/config.py"),
+    )
+
+
+def _autocast_of_16_bits(view: ConfigurationView, *, part: str, weights: str) -> FileFinding:
+    """Return the finding on autocast in a file that turns the weights into 16 bits.
+
+    Args:
+        view: the file.
+        part: the part that does so: "fp16", "bf16" or "bfloat16".
+        weights: the type of the weights.
+    """
+    text = f"Enable one: torch_autocast keeps fp32 weights, {part}.enabled does not; set one to false"
+    return finding(
+        "several-precisions",
+        "warning",
+        key="torch_autocast.enabled",
+        message=f"{part}.enabled turns the weights into {weights} already; autocast finds little left to cast",
+        fix=[Remedy(text, {f"{part}.enabled": False}), Remedy(text, {"torch_autocast.enabled": False})],
+        source=view.source("runtime/torch_autocast.py"),
+    )
 
 
 def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
-    """`bf16.enabled`, which is not the same as PyTorch's autocast."""
-    autocasts = view.has_autocast and view.on("torch_autocast.enabled")
-    if view.on(f"{view.bf16}.enabled") and not autocasts:
+    """Yield a finding where bf16 is enabled without autocast, which is not the same as PyTorch's autocast."""
+    is_autocast = view.has_autocast and view.on("torch_autocast.enabled")
+    if view.on(f"{view.bf16}.enabled") and not is_autocast:
         instead = ", which is torch_autocast here" if view.has_autocast else ""
         yield finding(
             "bf16-is-not-autocast",
@@ -99,44 +110,50 @@ def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def loss_scale(view: ConfigurationView) -> Iterator[FileFinding]:
-    """A loss scale for fp16 that is fixed, or begins or changes so that steps are lost."""
+    """Yield findings on a loss scale for fp16 that is fixed, or that begins or changes so that steps are lost."""
     if not view.on("fp16.enabled"):
         return
-    scale = view.number("fp16.loss_scale", 0)
-    value = view.value("fp16.loss_scale")
+    key = "fp16.loss_scale"
+    scale = view.number(key, 0)  # 0: DeepSpeed adapts it
+    value = view.value(key)
     source = view.source("runtime/fp16/loss_scaler.py")
     if isinstance(value, bool) or (scale is not None and scale < 0):
         message = f"DeepSpeed refuses a loss scale of {str(value).lower()}: it is a number from 0 on"
-        yield finding("fp16-loss-scale", "error", "fp16.loss_scale", message, _adapted(), source)
+        yield finding("fp16-loss-scale", "error", key, message, _advice_to_adapt_scale(), source)
     elif scale is not None and scale != 0:
         message = (
             f"The loss scale is fixed at {scale:g}: it is never lowered when gradients overflow, and never raised when "
             "they vanish"
         )
-        yield finding("fp16-loss-scale", "warning", "fp16.loss_scale", message, _adapted(), source)
+        yield finding("fp16-loss-scale", "warning", key, message, _advice_to_adapt_scale(), source)
     elif scale == 0:
-        yield from _first_scale(view, source)
+        yield from _check_first_scale(view, source)
     if scale == 0:
-        yield from _scale_window(view, source)
-        yield from _least_scale(view, source)
+        yield from _check_scale_window(view, source)
+        yield from _check_least_scale(view, source)
 
 
-def _first_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
-    """Yield a finding where the adapted loss scale begins so high that gradients overflow."""
+def _check_first_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
+    """Yield a finding where the adapted loss scale begins so high that gradients overflow.
+
+    The first scale is 2^initial_scale_power. Each overflow loses a step and halves the scale, but the first
+    `hysteresis` - 1 overflows leave it as it is.
+    """
     power = view.number("fp16.initial_scale_power", 16)
     # Both optimizers of stage 0 halve the scale at once (_update_scale in fp16/fused_optimizer.py).
     hysteresis = 1 if view.stage == 0 else view.number("fp16.hysteresis", 2)
     if power is None or hysteresis is None or not 15 < power < 1000:
         return
     largest = _FP16_LARGEST / 2**power
-    passed_overflows = int(max(hysteresis - 1, 0))
+    overflows_without_halving = max(hysteresis - 1, 0)
     halving = "Each halves the scale"
-    if passed_overflows:
-        number = str(passed_overflows) if passed_overflows > 1 else "one"
+    if overflows_without_halving >= 1:
+        count = int(overflows_without_halving)  # the file may have 2.5
+        number = "one" if count == 1 else str(count)
         halving = f"Hysteresis lets the first {number} pass, then each halves the scale"
     loss = ""
     if power > 16:
-        lost_steps = power - 16 + max(hysteresis - 1, 0)
+        lost_steps = power - 16 + overflows_without_halving
         loss = f": expect some {lost_steps:g} steps lost"
     yield finding(
         "fp16-loss-scale",
@@ -154,7 +171,7 @@ def _first_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
     )
 
 
-def _scale_window(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
+def _check_scale_window(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
     """Yield a finding where the loss scale is raised after so few steps that many are lost."""
     key = "fp16.loss_scale_window"
     window = view.number(key, 1000)
@@ -171,7 +188,7 @@ def _scale_window(view: ConfigurationView, source: str) -> Iterator[FileFinding]
         yield finding("fp16-loss-scale", "warning", key, message, fix, source)
 
 
-def _least_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
+def _check_least_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
     """Yield a finding where the loss scale may fall to 0 or below."""
     key = "fp16.min_loss_scale"
     least = view.number(key, 1)
@@ -180,7 +197,7 @@ def _least_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
         yield finding("fp16-loss-scale", "error", key, message, Remedy("1 is the default", {key: 1}), source)
 
 
-def _adapted() -> list[Remedy]:
+def _advice_to_adapt_scale() -> list[Remedy]:
     """Return advice to let DeepSpeed adapt the loss scale."""
     text = "Write 0, which adapts it"
     start = {"fp16.loss_scale": 0, "fp16.initial_scale_power": 12, "fp16.loss_scale_window": 1000}
@@ -191,7 +208,7 @@ def _adapted() -> list[Remedy]:
 
 
 def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
-    """A type for sending gradients that is unknown, wasteful or too narrow."""
+    """Yield a finding where the type for sending gradients is unknown, without effect, wasteful or too narrow."""
     key = "communication_data_type"
     text = view.text(key)
     if text is None:
@@ -199,7 +216,8 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
     kind = text.lower()
     is_known = kind in ("fp32", "fp16", "bf16")
     autocast_type = DTYPES.get(view.text("torch_autocast.dtype") or "bf16")
-    if is_known and view.precision == "autocast" and view.stage and kind != autocast_type:
+    is_ignored = view.precision == "autocast" and bool(view.stage) and kind != autocast_type
+    if is_known and is_ignored:
         yield finding(
             "communication-type",
             "warning",
@@ -217,7 +235,7 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
             "error",
             key=key,
             message=f"DeepSpeed does not know {shown(text)}",
-            fix=_known_type(key),
+            fix=_advice_to_write_known_type(key),
             source=view.source("runtime/config.py"),
         )
     elif kind == "fp32" and view.precision in ("bf16", "fp16"):
@@ -243,44 +261,44 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
         )
 
 
-def _known_type(key: str) -> list[Remedy]:
-    """Return advice to name a type that DeepSpeed knows; which one is not the same in all precisions."""
+def _advice_to_write_known_type(key: str) -> list[Remedy]:
+    """Return advice to write a type that DeepSpeed knows; which of them suits depends on the precision."""
     fixes = [Remedy("Write fp32, fp16 or bf16", {key: name}) for name in ("bf16", "fp32", "fp16")]
     return [*fixes, remove(key, "Leave it out")]
 
 
 def accumulation_type(view: ConfigurationView) -> Iterator[FileFinding]:
-    """A type for accumulating gradients that is not the model's, which DeepSpeed allows only with ZeRO."""
+    """Yield a finding where stage 0 accumulates gradients in a type that is unknown, or not the type of the model."""
     key = "data_types.grad_accum_dtype"
     written = view.text(key)
     if written is None or view.stage != 0:
         return
     kind = view.accumulates
-    model = "fp32" if view.precision == "autocast" else view.precision
+    computed_type = "fp32" if view.precision == "autocast" else view.precision
     if kind is None:
         yield finding(
             "accumulation-type",
             "error",
             key=key,
             message=f"DeepSpeed does not know {shown(written)}",
-            fix=_known_type(key),
+            fix=_advice_to_write_known_type(key),
             source=view.source("runtime/config.py"),
         )
-    elif model is not None and kind != model:
+    elif computed_type is not None and kind != computed_type:
         yield finding(
             "accumulation-type",
             "error",
             key=key,
-            message=f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {model}",
-            fix=Remedy(f"Write {model}, or take stage 1", {key: model}),
+            message=f"At stage 0 DeepSpeed refuses to accumulate in {kind} what is computed in {computed_type}",
+            fix=Remedy(f"Write {computed_type}, or take stage 1", {key: computed_type}),
             source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check)",
         )
 
 
 def low_precision_states(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Master weights and optimizer states in 16 bits without the settings that they need."""
+    """Yield a finding for 16-bit master weights or optimizer states without the setting that DeepSpeed demands."""
     for key in (_BF16_MASTERS, _FP16_MASTERS, _BF16_STATES):
-        missing = _missing_for_16_bits(view, key)
+        missing = _setting_missing_for(view, key)
         if view.on(key) and missing:
             yield finding(
                 "low-precision-states",
@@ -297,8 +315,8 @@ _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
 _BF16_STATES = "bf16.bf16_optimizer_states"
 
 
-def _missing_for_16_bits(view: ConfigurationView, key: str) -> str:
-    """Return the setting without which DeepSpeed refuses one of the three keys; empty where the file has it."""
+def _setting_missing_for(view: ConfigurationView, key: str) -> str:
+    """Return the setting without which DeepSpeed refuses one of these three keys; empty where the file has it."""
     if view.stage == 0:
         return "a ZeRO stage from 1 on"
     if key == _BF16_STATES:

@@ -59,7 +59,7 @@ _COSTLY_SWITCHES = (
 
 
 def costly_switches(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Switches that slow every step, or end training."""
+    """Yield a finding for each switch that is on and slows every step, or ends training."""
     for switch in _COSTLY_SWITCHES:
         if view.on(switch.key):
             advice = Remedy(switch.fix, {switch.key: False})
@@ -68,7 +68,10 @@ def costly_switches(view: ConfigurationView) -> Iterator[FileFinding]:
 
 
 def throughput_timer(view: ConfigurationView) -> Iterator[FileFinding]:
-    """The throughput timer, which is on by default and synchronises the device twice in every micro-step."""
+    """Yield a finding where the throughput timer is on, which synchronises the device twice in every micro-step.
+
+    It is on by default.
+    """
     timer = "timers.throughput"
     switch = f"{timer}.enabled"
     if view.open(switch):

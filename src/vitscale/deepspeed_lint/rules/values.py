@@ -57,26 +57,21 @@ _IN_WORDS = {
 
 
 def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Values of a wrong type, such as a string for a number, a number for a switch, a value for a part."""
+    """Yield a finding for each value of a wrong type: a string for a number, a number for a switch, a value for a part.
+
+    Yield one too for each value outside the limits or the choices that DeepSpeed's pydantic models declare.
+    """
     for part in _PARTS:
         value = view.value(part)
         if view.has(part) and not isinstance(value, dict) and not _may_stand_for_a_part(part, value):
-            yield _wrong(view, part, value, "part")
+            yield _wrong_type_finding(view, part, value, "part")
     for key, kind in _READ_AS_THEY_ARE.items():
         value = view.value(key)
-        if view.has(key) and value is not None and value != "auto" and not _is(value, kind):
-            yield _wrong(view, key, value, kind)
+        is_to_check = view.has(key) and value is not None and value != "auto"
+        if is_to_check and not _is_usable_unconverted(value, kind):
+            yield _wrong_type_finding(view, key, value, kind)
         elif key in deepspeed_config.BATCH_KEYS and isinstance(value, float):
-            yield finding(
-                "wrong-type",
-                "note",
-                key=key,
-                message=(
-                    f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it"
-                ),
-                fix=Remedy(f"Write {value:.0f}", {key: int(value)}),
-                source=view.source("runtime/engine.py (deepspeed_io)"),
-            )
+            yield _whole_number_as_float(view, key, value)
     for file_key in keys_in(view):
         fact = view.release.fact(file_key.dotted) or ""
         is_in_model = fact.partition(" ")[0] in _CHECKED_FACTS
@@ -84,18 +79,36 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
             yield from _check_as_pydantic(view, file_key, fact)
 
 
+def _whole_number_as_float(view: ConfigurationView, key: str, value: float) -> FileFinding:
+    """Return the finding on a batch size such as 8.0."""
+    return finding(
+        "wrong-type",
+        "note",
+        key=key,
+        message=f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
+        fix=Remedy(f"Write {value:.0f}", {key: int(value)}),
+        source=view.source("runtime/engine.py (deepspeed_io)"),
+    )
+
+
 def _check_as_pydantic(view: ConfigurationView, key: KeyInFile, fact: str) -> Iterator[FileFinding]:
-    """Check a value as pydantic does, against a fact of the table: "int gt=0 or null", "one of 0, 1, 2, 3"."""
+    """Yield a finding where a pydantic model of DeepSpeed's refuses a value.
+
+    Args:
+        view: the file.
+        key: the key, with its value.
+        fact: the table's words on what the model accepts: "int gt=0 or null", "one of 0, 1, 2, 3".
+    """
     may_be_null = fact.endswith(" or null")
-    fact = fact.removesuffix(" or null")
     if key.value is None and may_be_null:
         return
-    if fact.startswith("one of "):
-        yield from _check_choice(view, key, fact.removeprefix("one of ").split(", "))
+    accepted = fact.removesuffix(" or null")
+    if accepted.startswith("one of "):
+        yield from _check_choice(view, key, accepted.removeprefix("one of ").split(", "))
         return
-    kind, *limits = fact.split()
+    kind, *limits = accepted.split()  # "int", ["gt=0"]
     if not _converts(key.value, kind):
-        yield _wrong(view, key.dotted, key.value, kind)
+        yield _wrong_type_finding(view, key.dotted, key.value, kind)
         return
     number = deepspeed_config.as_number(key.value, kind)
     if number is not None:
@@ -103,6 +116,7 @@ def _check_as_pydantic(view: ConfigurationView, key: KeyInFile, fact: str) -> It
 
 
 def _check_choice(view: ConfigurationView, key: KeyInFile, valid: list[str]) -> Iterator[FileFinding]:
+    """Yield a finding where a value is none of the valid ones, which are words or numbers: ["0", "1", "2", "3"]."""
     are_numbers = all(name.isdigit() for name in valid)
     number = deepspeed_config.as_number(key.value) if are_numbers else None
     text = str(key.value) if number is None else f"{number:g}"
@@ -113,7 +127,7 @@ def _check_choice(view: ConfigurationView, key: KeyInFile, valid: list[str]) -> 
 
 
 def _check_limits(view: ConfigurationView, key: KeyInFile, number: float, limits: list[str]) -> Iterator[FileFinding]:
-    """Check a number against limits as the table has them: ["ge=0", "lt=1"]."""
+    """Yield a finding for each limit that a number violates; limits are written as in the table: ["ge=0", "lt=1"]."""
     for limit in limits:
         name, _, bound = limit.partition("=")
         holds, words = _LIMITS[name]
@@ -133,12 +147,12 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
     return value == "auto"
 
 
-def _wrong(view: ConfigurationView, key: str, value: object, kind: str) -> FileFinding:
-    """A value of a wrong type at a dotted key.
+def _wrong_type_finding(view: ConfigurationView, key: str, value: object, kind: str) -> FileFinding:
+    """Return the finding on a value of a wrong type.
 
     Args:
         view: the file.
-        key: the key.
+        key: the dotted key.
         value: its value.
         kind: the right type, a key of `_IN_WORDS`.
     """
@@ -149,22 +163,32 @@ def _wrong(view: ConfigurationView, key: str, value: object, kind: str) -> FileF
         "error",
         key=key,
         message=f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{effect}",
-        fix=_right_type(view, key, value, kind, is_quoted=is_quoted),
+        fix=_advice_for_right_type(view, key, value, kind, is_quoted=is_quoted),
         source=view.source("runtime/config.py"),
     )
 
 
-def _right_type(view: ConfigurationView, key: str, value: object, kind: str, *, is_quoted: bool) -> list[Remedy]:
-    """Return advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
+def _advice_for_right_type(
+    view: ConfigurationView, key: str, value: object, kind: str, *, is_quoted: bool
+) -> list[Remedy]:
+    """Return advice for a value of a wrong type: write the same value in the right type, or leave the key out."""
     text = f"Write {_IN_WORDS[kind]}"
     if is_quoted:
         text += " without quotes"
-    same_value = _same_value(view, key, value, kind, text)
-    return [*same_value, remove(key, f"{text}, or leave it out"), Remedy(text)]
+    conversions = _advice_to_convert(view, key, value, kind, text)
+    return [*conversions, remove(key, f"{text}, or leave it out"), Remedy(text)]
 
 
-def _same_value(view: ConfigurationView, key: str, value: object, kind: str, text: str) -> list[Remedy]:
-    """Return advice to write the same value in the right type; none where it is not known what that would be."""
+def _advice_to_convert(view: ConfigurationView, key: str, value: object, kind: str, text: str) -> list[Remedy]:
+    """Return advice to write the same value in the right type; an empty list where that cannot be done.
+
+    Args:
+        view: the file.
+        key: the dotted key.
+        value: the value of a wrong type.
+        kind: the right type, a key of `_IN_WORDS`.
+        text: words of the advice for numbers and switches.
+    """
     if kind == "bool":
         flag = deepspeed_config.as_flag(value)
         return [] if flag is None else [Remedy(text, {key: flag})]
@@ -178,8 +202,11 @@ def _same_value(view: ConfigurationView, key: str, value: object, kind: str, tex
     return []
 
 
-def _is(value: object, kind: str) -> bool:
-    """Whether DeepSpeed can compute with `value` as it is: with 0 and 1 for switches, and with 4.0 for 4."""
+def _is_usable_unconverted(value: object, kind: str) -> bool:
+    """Whether DeepSpeed can compute with `value` as it is where it expects a `kind`.
+
+    It can with 0 and 1 for switches, and with 4.0 for 4.
+    """
     if kind == "bool":
         return isinstance(value, int) and value in (0, 1)
     if kind == "str":
@@ -198,12 +225,12 @@ def _converts(value: object, kind: str) -> bool:
     return deepspeed_config.as_number(value, kind) is not None
 
 
-def _left_open(part: dict[str, Any]) -> list[str]:
+def _auto_names(part: dict[str, Any]) -> list[str]:
     """Return the dotted names of a part's values that are "auto", at any depth, those of the part itself first."""
     names = [name for name, value in part.items() if value == "auto"]
     for name, value in part.items():
         if isinstance(value, dict):
-            names += [f"{name}.{inner_name}" for inner_name in _left_open(value)]
+            names += [f"{name}.{inner_name}" for inner_name in _auto_names(value)]
     return names
 
 
@@ -212,32 +239,40 @@ _MOST_AUTO = 20
 
 
 def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFinding]:
-    """Values "auto": which the Hugging Face integrations fill in, and on which they fail."""
-    closed = {*view.target.settled, *DEEPSPEEDS_OWN}
-    keys = [key for key in _left_open(view.config) if key not in closed]
+    """Yield findings on values "auto": one for each that no Hugging Face integration fills in, one on all others.
+
+    In a study vitscale itself hands the file to DeepSpeed: then yield one finding on all of them.
+    """
+    decided_keys = {*view.target.settled, *DEEPSPEEDS_OWN}
+    auto_keys = [key for key in _auto_names(view.config) if key not in decided_keys]
     if view.target.in_a_study:
-        yield from _left_to_vitscale(keys)
+        yield from _left_to_vitscale(auto_keys)
         return
-    unfilled = [key for key in keys if key not in FILLED]
-    for key in unfilled[:_MOST_AUTO]:
-        yield _not_filled(view, key)
-    filled = [key for key in keys if key in FILLED]
-    if filled:
-        by_trainer_alone = [key for key in filled if FILLED[key] == (TRAINER,)]
-        exception = ""
-        if by_trainer_alone:
-            exception = f"; Accelerate alone does not fill in {' and '.join(by_trainer_alone)}"
-        yield finding(
-            "auto-value",
-            "note",
-            key=filled[0] if len(filled) == 1 else "",
-            message=f'"auto" stands at {_first_three(filled)}. '
-            f"The Hugging Face Trainer and Accelerate fill this in{exception}. "
-            'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
-            "it or takes it for true",
-            fix="Without that integration write the values out",
-            source=_INTEGRATIONS,
-        )
+    unfilled_keys = [key for key in auto_keys if key not in FILLED]
+    for key in unfilled_keys[:_MOST_AUTO]:
+        yield _filled_by_nobody(view, key)
+    filled_keys = [key for key in auto_keys if key in FILLED]
+    if filled_keys:
+        yield _filled_by_integrations(filled_keys)
+
+
+def _filled_by_integrations(keys: list[str]) -> FileFinding:
+    """Return the finding on values "auto", one or more, that the Hugging Face integrations fill in."""
+    keys_by_trainer_alone = [key for key in keys if FILLED[key] == (TRAINER,)]
+    exception = ""
+    if keys_by_trainer_alone:
+        exception = f"; Accelerate alone does not fill in {' and '.join(keys_by_trainer_alone)}"
+    return finding(
+        "auto-value",
+        "note",
+        key=keys[0] if len(keys) == 1 else "",
+        message=f'"auto" stands at {_first_three(keys)}. '
+        f"The Hugging Face Trainer and Accelerate fill this in{exception}. "
+        'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
+        "it or takes it for true",
+        fix="Without that integration write the values out",
+        source=_INTEGRATIONS,
+    )
 
 
 _INTEGRATIONS = (
@@ -252,15 +287,22 @@ def _first_three(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + more
 
 
-def _not_filled(view: ConfigurationView, key: str) -> FileFinding:
-    """A value "auto" under a name that no integration fills in, so that they end with an error at the start."""
+def _filled_by_nobody(view: ConfigurationView, key: str) -> FileFinding:
+    """Return the finding on a value "auto" that no integration fills in, so that they fail when training starts.
+
+    Args:
+        view: the file.
+        key: the dotted key of the value.
+    """
     part, _, name = key.rpartition(".")
-    fixes = [remove(key, "Write the value out, or leave the key out for DeepSpeed's default")]
+    fixes = []
     other_name = f"stage3_{name}"
     other_key = f"{part}.{other_name}"
-    if part and other_key in FILLED and not view.has(other_key):
+    is_other_name_filled = part != "" and other_key in FILLED
+    if is_other_name_filled and not view.has(other_key):
         text = f'Write "{other_name}": "auto", which they do fill in'
-        fixes.insert(0, Remedy(text, {key: REMOVED, other_key: "auto"}))
+        fixes.append(Remedy(text, {key: REMOVED, other_key: "auto"}))
+    fixes.append(remove(key, "Write the value out, or leave the key out for DeepSpeed's default"))
     return finding(
         "auto-value",
         "error",
@@ -277,7 +319,7 @@ def _not_filled(view: ConfigurationView, key: str) -> FileFinding:
 
 
 def _left_to_vitscale(keys: list[str]) -> Iterator[FileFinding]:
-    """Values "auto" in the file of a study, which vitscale itself hands to DeepSpeed."""
+    """Yield the finding on values "auto", if any, in a study's file, which vitscale itself hands to DeepSpeed."""
     if keys:
         yield finding(
             "auto-value",

@@ -52,7 +52,7 @@ def _connect(address_and_port: str) -> socket.socket:
     """Return a connection to a driver, whose reads give up after `BEAT_SECONDS`.
 
     Args:
-        address_and_port: "10.0.0.1:40123"; an IPv6 address has no brackets.
+        address_and_port: "10.0.0.1:40123".
 
     Raises:
         OSError: the driver does not answer.
@@ -122,14 +122,14 @@ class Heartbeat:
     def _watch(self) -> None:
         """Send a beat a second and read what the driver asks, until the process closes or the driver is gone.
 
-        The driver sends b"s" to ask for stacks.
+        The driver sends "\\n" with its own beats, and "s" to ask for stacks.
         """
         while not self._closing.is_set():
             try:
                 self._send({} if self._progress is None else asdict(self._progress))
                 received = self._connection.recv(256)
             except TimeoutError:
-                continue  # the driver asked nothing for `BEAT_SECONDS`: the next beat is due
+                continue  # nothing has come for `BEAT_SECONDS`: the next beat is due
             except OSError:
                 received = b""  # as where the driver's host has closed the connection
             if self._closing.is_set():

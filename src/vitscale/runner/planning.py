@@ -242,7 +242,7 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
 def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _TrialsAlone) -> list[RunKey]:
     """Return all runs of a study in their order: rounds of one run of each trial, each round in a random order.
 
-    The order is random, so that drift favours no trial, and seeded, so that a resumed study keeps it. Runs go in rounds,
+    The order is random, so that drift favours no trial, and seeded, so that resumed studies keep it. Runs go in rounds,
     so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone begin the
     first round, and end the last one.
     """

@@ -392,17 +392,19 @@ def _checked_rate(hosts: tuple[str, ...], arithmetic: _Arithmetic) -> _CheckedRa
 
     Returns None where there is no such check.
     """
-    check = latest(None, hosts, lambda candidate: bool(_matmul_rates(candidate, arithmetic)))
+    check = latest(
+        None, hosts, lambda candidate: bool(_matmul_rates(candidate, arithmetic.device, arithmetic.precision))
+    )
     if check is None:
         return None
     day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
-    return _CheckedRate(statistics.median(_matmul_rates(check, arithmetic)), day)
+    return _CheckedRate(statistics.median(_matmul_rates(check, arithmetic.device, arithmetic.precision)), day)
 
 
-def _matmul_rates(check: CheckRecord, arithmetic: _Arithmetic) -> list[float]:
+def _matmul_rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:
     """Return the FLOP/s of matrix products on each rank of a check; empty for another device or another precision."""
-    if check.request.device != arithmetic.device:
+    if check.request.device != device:
         return []
-    dtypes = _MATMUL_DTYPES[arithmetic.precision]
     lines = [rank.matmul for rank in check.ranks]
+    dtypes = _MATMUL_DTYPES[precision]
     return [line.flops_per_second for line in lines if line is not None and line.dtype in dtypes]

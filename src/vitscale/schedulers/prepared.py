@@ -423,7 +423,7 @@ def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -
     """
     dropped_names = {*ALL_NAMES, _POLARS_VARIABLE}
     inherited = {name: value for name, value in os.environ.items() if name not in dropped_names}
-    all_variables = inherited | added
+    all_variables = {**inherited, **added}
     environment = {name: value for name, value in all_variables.items() if not name.startswith(without)}
     return environment | safe_path(environment)
 

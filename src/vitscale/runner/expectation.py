@@ -392,13 +392,15 @@ def _checked_rate(hosts: tuple[str, ...], arithmetic: _Arithmetic) -> _CheckedRa
 
     Returns None where there is no such check.
     """
-    check = latest(
-        None, hosts, lambda candidate: bool(_matmul_rates(candidate, arithmetic.device, arithmetic.precision))
-    )
+
+    def rates_of(check: CheckRecord) -> list[float]:
+        return _matmul_rates(check, arithmetic.device, arithmetic.precision)
+
+    check = latest(None, hosts, is_suitable=lambda candidate: bool(rates_of(candidate)))
     if check is None:
         return None
     day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
-    return _CheckedRate(statistics.median(_matmul_rates(check, arithmetic.device, arithmetic.precision)), day)
+    return _CheckedRate(statistics.median(rates_of(check)), day)
 
 
 def _matmul_rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:

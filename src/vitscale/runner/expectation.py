@@ -76,10 +76,12 @@ class Expectations:
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
     ) -> ExpectedTotal | None:
-        """Return the time of all runs together; None where no run's time is known.
+        """Return the time of all certain runs together (`Plan.certain_runs`); None where no run's time is known.
 
-        The runs are those that are certain (`Plan.certain_runs`). Trials `without` and runs (trial, repeat) that are
-        `done` are left out.
+        Args:
+            plan: the study.
+            without: trials to leave out.
+            done: runs to leave out, as (trial, repeat).
         """
         if not self.by_trial:
             return None
@@ -213,24 +215,40 @@ def _times_from_results(plan: Plan, results: Path, *, must_exist: bool) -> _Sour
 
 
 def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _StepTime | str]:
-    """Return the time of a step of each trial, or why it is not known."""
+    """Return the time of one step of each trial, or a clause on why it is not known, by trial id.
+
+    A trial whose configuration was measured has the measured time. Others are predicted, those with the same nearest
+    series together.
+    """
     fitted = fit(evidence)
     steps: dict[str, _StepTime | str] = {}
     trials_by_series: dict[str, list[str]] = {}
     for trial_id, trial in plan.record.trials.items():
-        points = measured_like(evidence.series, trial)
-        same_configuration = [point for point in points if Candidate.of(point.trial) == Candidate.of(trial)]
-        if same_configuration and not trial.train.micro_batches:
-            steps[trial_id] = _StepTime(measured_step(points, same_configuration[0]), "measured")
-            continue
-        nearest = _nearest_series(evidence.series, trial)
-        if nearest is None:
-            steps[trial_id] = f"{results} holds no run of this model, data and training"
-        else:
+        measured = _measured_step_time(evidence.series, trial)
+        nearest = _nearest_series(evidence.series, trial) if measured is None else None
+        if measured is not None:
+            steps[trial_id] = measured
+        elif nearest is not None:
             trials_by_series.setdefault(nearest.name, []).append(trial_id)
+        else:
+            steps[trial_id] = f"{results} holds no run of this model, data and training"
     for series_name, trial_ids in trials_by_series.items():
         steps |= _predicted_steps(plan, fitted, series_name, trial_ids)
     return steps
+
+
+def _measured_step_time(all_series: Sequence[Series], trial: Trial) -> _StepTime | None:
+    """Return the measured time of a step of the trial's own configuration; None where it was not measured.
+
+    Trials whose ranks have different micro-batches are always predicted.
+    """
+    if trial.train.micro_batches:
+        return None
+    points = measured_like(all_series, trial)
+    for point in points:
+        if Candidate.of(point.trial) == Candidate.of(trial):
+            return _StepTime(measured_step(points, point), "measured")
+    return None
 
 
 def _nearest_series(all_series: Sequence[Series], trial: Trial) -> Series | None:
@@ -249,8 +267,8 @@ def _predicted_steps(plan: Plan, fitted: Fitted, series_name: str, trial_ids: li
     except RequestError as error:
         return dict.fromkeys(trial_ids, str(error))
     steps: dict[str, _StepTime | str] = {}
-    for position, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
-        seconds = evaluated.step.at(position)
+    for candidate_index, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
+        seconds = evaluated.step.at(candidate_index)
         if math.isnan(seconds.value):
             steps[trial_id] = "its step cannot be predicted"
         else:

@@ -141,12 +141,14 @@ def _rank_table(record: CheckRecord) -> doc.Table:
     rows = []
     for rank in record.ranks[:_MOST_RANKS]:
         device = rank.facts.environment.device if rank.facts is not None else None
+        matmul_rate = rank.matmul.flops_per_second if rank.matmul is not None else None
+        pace = f"{rank_rates[rank.rank] / highest_rate:.2f}" if rank.rank in rank_rates else UNKNOWN
         texts = (
             str(rank.rank),
             _cores_of_rank(rank, record),
             size(device.memory_bytes if device is not None else None),
-            rate(rank.matmul.flops_per_second if rank.matmul is not None else None, "FLOP/s"),
-            f"{rank_rates[rank.rank] / highest_rate:.2f}" if rank.rank in rank_rates else UNKNOWN,
+            rate(matmul_rate, "FLOP/s"),
+            pace,
             host_of(rank) or UNAVAILABLE,
             device.name if device is not None else UNAVAILABLE,
         )

@@ -110,6 +110,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     unfinished = _unfinished_runs(folder, index, study, now_seconds)
     running = _running_runs(folder, unfinished, driver_pid)
     last = _last_outcome(study, runs.outcomes)
+    last_seconds_ago = max(0.0, now_seconds - last.end_unix_seconds) if last is not None else None
     return StudyView(
         study=study.name,
         driver=_driver_state(driver_pid, running, has_work=bool(runs.remaining or addable_count)),
@@ -122,7 +123,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
         running=running,
         interrupted=len(unfinished) - len(running),
         last=last.words if last is not None else "",
-        last_seconds_ago=max(0.0, now_seconds - last.end_unix_seconds) if last is not None else None,
+        last_seconds_ago=last_seconds_ago,
         damaged=tuple(index.damaged),
     )
 
@@ -252,8 +253,10 @@ def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     if not own_host_id:  # no /proc, so nothing is known of other processes
         return False
     for launch in launches:
-        is_of_this_host = launch is not None and launch.host_id == own_host_id
-        if launch is None or not is_of_this_host or Path(f"/proc/{launch.driver_pid}").exists():
+        if launch is None or launch.host_id != own_host_id:
+            return False
+        is_alive = Path(f"/proc/{launch.driver_pid}").exists()
+        if is_alive:
             return False
     return True
 
@@ -300,18 +303,20 @@ def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) 
     other_records = list(_other_records(rank_lines))
     start = _first_of_type(StartLine, other_records)
     model = _first_of_type(ModelLine, other_records)
+    train_samples = model.train_samples if model is not None else None
     last_change = _last_change(folder)
+    silent_seconds = max(0.0, now_seconds - last_change) if last_change is not None else 0.0
     return RunningRun(
         run=folder.name,
         trial=describe(trial),
         repeat=repeat,
         hosts=(start.environment.host,) if start is not None else (),
         step=steps[-1].step + 1 if steps else None,
-        steps=_total_steps(trial, model.train_samples if model is not None else None),
+        steps=_total_steps(trial, train_samples),
         steps_per_second=steps_per_second,
         trend=trend,
         gpu_utilisation=_last_gpu_utilisation(other_records),
-        silent_seconds=max(0.0, now_seconds - last_change) if last_change is not None else 0.0,
+        silent_seconds=silent_seconds,
     )
 
 

@@ -379,11 +379,11 @@ def _refuse_foreign_entries(results: Path, entries: list[str]) -> None:
 
 def _refuse_changed_versions(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
     """Refuse a folder with finished runs of other versions of packages than the ones installed now."""
-    changed = [
-        f"{name} {stored.versions.get(name) or 'absent'} -> {version or 'absent'}"
-        for name, version in record.versions.items()
-        if name in stored.versions and stored.versions[name] != version
-    ]
+    changed = []
+    for name, version in record.versions.items():
+        stored_version = stored.versions.get(name)
+        if name in stored.versions and stored_version != version:
+            changed.append(f"{name} {stored_version or 'absent'} -> {version or 'absent'}")
     if changed and RunIndex(results).finished:
         raise StoreError(
             f"{shown(str(results))} was begun under other versions: {', '.join(changed)}",

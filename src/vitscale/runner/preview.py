@@ -85,8 +85,10 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
     hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
     columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
-    cells = [tuple(doc.Cell(row[column.name]) for column in columns) for row in rows]
-    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cells)),), tuple(_table_notes(trials, noted)))
+    cell_rows = []
+    for row in rows:
+        cell_rows.append(tuple(doc.Cell(row[column.name]) for column in columns))
+    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(_table_notes(trials, noted)))
 
 
 def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:

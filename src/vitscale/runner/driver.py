@@ -170,10 +170,15 @@ def _decode_data(plan: Plan, results: Path, new_folders: Sequence[Path], console
                 sources.prepare(data, progress)
     except RequestError:
         if new_folders:
-            (results / "lock").unlink()
-        for folder in new_folders:
-            folder.rmdir()
+            _remove_new_folders(results, new_folders)
         raise
+
+
+def _remove_new_folders(results: Path, new_folders: Sequence[Path]) -> None:
+    """Remove the folders that were made for the results, innermost first, and the lock in the innermost one."""
+    (results / "lock").unlink()
+    for folder in new_folders:
+        folder.rmdir()
 
 
 def _refuse_deleted_lock(results: Path, lock: int) -> None:

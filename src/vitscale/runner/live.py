@@ -298,6 +298,7 @@ def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) 
     rank_lines = _read_ends(folder / "rank-0.jsonl")
     whole_step_lines = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
     steps = parse_steps(b"".join(whole_step_lines))
+    # Steps in the light window run without the profiler; those of warm-up do not count.
     measured_seconds = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
     steps_per_second, trend = pace(measured_seconds)
     other_records = list(_other_records(rank_lines))

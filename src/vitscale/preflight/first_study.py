@@ -335,6 +335,7 @@ def _image_size(data: str, *, is_small: bool) -> int:
 
 
 def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    """Return the lines of [model]."""
     has_pixel_labels = data in _PIXEL_LABELS
     is_small = _is_small(machines, wishes)
     usual_vit = "vit-ti16" if is_small else "vit-b16"
@@ -354,6 +355,7 @@ def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size:
 
 
 def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    """Return the lines of [data]."""
     lines = [StudyLine("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
     if wishes.root is not None or data not in _WITHOUT_FILES:
         root = wishes.root or _USUAL_ROOT
@@ -364,6 +366,7 @@ def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
 
 
 def _train_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
+    """Return the lines of [train]."""
     return [
         StudyLine("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
         StudyLine("micro_batch", 64 if machines.gpus else 16, "images per rank"),
@@ -372,6 +375,7 @@ def _train_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
 
 
 def _scaling_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
+    """Return the lines of [scaling]."""
     rank_counts = list(wishes.gpus or rank_counts_for(machines))
     return [
         StudyLine("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
@@ -380,6 +384,7 @@ def _scaling_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
 
 
 def _measure_lines(machines: StudyMachines, repeats: int) -> list[StudyLine]:
+    """Return the lines of [measure]."""
     return [
         StudyLine("steps", 50 if machines.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
         StudyLine("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),

@@ -45,6 +45,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts where the variable names no interface that works."""
     hosts = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
     if not hosts:
         return
@@ -59,6 +60,7 @@ def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Find
 
 
 def _loopback_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts where the library takes the loopback interface, by the setting or by the host's own name."""
     hosts = [host for host, choice in choices.items() if choice.names == ("lo",)]
     if not hosts:
         return
@@ -84,6 +86,7 @@ def _loopback_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, I
 
 
 def _virtual_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library takes an interface to containers or virtual machines."""
     names = {host: choice.first_name for host, choice in choices.items() if choice.first_name is not None}
     hosts = [host for host, name in names.items() if name.startswith(VIRTUAL)]
     if not hosts:
@@ -98,6 +101,7 @@ def _virtual_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Find
 
 
 def _shared_addresses(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts that have the same address on the interface that the library takes, loopback apart."""
     hosts_by_address: dict[str, list[str]] = {}
     for host, choice in choices.items():
         for address in _first_addresses(facts[host], choice):
@@ -126,6 +130,7 @@ def _first_addresses(facts: FactsLine, choice: InterfaceChoice) -> list[str]:
 
 
 def _slower_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library takes an interface that is much slower than another one."""
     comparisons: dict[str, str] = {}
     for host, choice in choices.items():
         comparison = _much_faster_interface(facts[host], choice)
@@ -158,6 +163,7 @@ def _much_faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | N
 
 
 def _unused_infiniband(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library leaves a working InfiniBand port unused."""
     hosts = [host for host, host_facts in facts.items() if _leaves_infiniband_unused(host_facts, choices[host])]
     if not hosts:
         return

@@ -143,6 +143,14 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
 def _failed_stage_finding(
     record: CheckRecord, stage: CheckStage, late: Sequence[CheckedRank], failed: Sequence[_FailedStage]
 ) -> Finding:
+    """Return the finding for a stage that some ranks did not finish.
+
+    Args:
+        record: the check, for the stage's limit.
+        stage: the stage.
+        late: ranks that were not done within the limit.
+        failed: ranks in which the stage failed.
+    """
     clauses = []
     if late:
         limit = record.request.limits.get(stage, 0.0)

@@ -163,6 +163,7 @@ class HeartbeatServer:
             self._unknown_since[connection] = time.monotonic()
 
     def _send(self, connection: socket.socket, message: bytes) -> None:
+        """Send a message, or note that the connection broke; a message that does not fit now is dropped."""
         try:
             connection.send(message)
         except BlockingIOError:

@@ -64,6 +64,7 @@ def processes_of_run(token: str, sessions: Collection[int] = ()) -> list[psutil.
 
 
 def _find_processes(name: str, sessions: Collection[int]) -> list[psutil.Process]:
+    """Return the live processes of the run with this name on this host, except the calling one."""
     processes = []
     caller = os.getpid()
     for process in psutil.process_iter():

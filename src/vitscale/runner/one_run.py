@@ -178,22 +178,8 @@ def start_ranks(
         for name, text in complete_spawn.files:
             write_record(complete_spawn.run_folder / name, text)
         own_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
-        file = LaunchFile(
-            token=complete_spawn.token,
-            commands=complete_spawn.commands,
-            hosts=tuple(host.name for host in complete_spawn.hosts),
-            master_address=complete_spawn.hosts[0].name if complete_spawn.hosts else "127.0.0.1",
-            master_port=complete_spawn.master_port,
-            lifeline=f"{own_address}:{heartbeats.port}",
-            environment=settings,
-            study_variables=tuple(section.environment),
-            import_folders=tuple(map(str, import_folders)),
-            prepared_seconds=prepared.waited_seconds,
-            cold=prepared.cold,
-            driver_pid=os.getpid(),
-            host_id=launch_file.host_id(),
-            started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        )
+        lifeline = f"{own_address}:{heartbeats.port}"
+        file = _launch_file(complete_spawn, section, settings, import_folders, prepared, lifeline)
         # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
         write_record(complete_spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
         return placement.start(complete_spawn, heartbeats, prepared.process)
@@ -203,6 +189,42 @@ def start_ranks(
     except BaseException:
         heartbeats.close()
         raise
+
+
+def _launch_file(
+    spawn: Spawn,
+    section: LaunchSection,
+    settings: Mapping[str, str],
+    import_folders: Sequence[Path],
+    prepared: Ready,
+    lifeline: str,
+) -> LaunchFile:
+    """Return the launch file of a run that starts now.
+
+    Args:
+        spawn: the commands, with the run's token.
+        section: the study's section.
+        settings: variables of every rank.
+        import_folders: folders in which ranks look for a user's modules.
+        prepared: how the ranks are started.
+        lifeline: ADDRESS:PORT of the driver.
+    """
+    return LaunchFile(
+        token=spawn.token,
+        commands=spawn.commands,
+        hosts=tuple(host.name for host in spawn.hosts),
+        master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
+        master_port=spawn.master_port,
+        lifeline=lifeline,
+        environment=dict(settings),
+        study_variables=tuple(section.environment),
+        import_folders=tuple(map(str, import_folders)),
+        prepared_seconds=prepared.waited_seconds,
+        cold=prepared.cold,
+        driver_pid=os.getpid(),
+        host_id=launch_file.host_id(),
+        started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+    )
 
 
 def _rank_settings(section: LaunchSection, environment: Mapping[str, str]) -> dict[str, str]:

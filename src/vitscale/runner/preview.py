@@ -92,6 +92,7 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
 
 
 def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
+    """Return the notes below the table. Args: shared_values: values that all trials have, by column."""
     notes = []
     if shared_values:
         notes.append("in all trials: " + ", ".join(f"{name} {value}" for name, value in shared_values.items()))

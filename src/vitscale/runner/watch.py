@@ -142,6 +142,7 @@ class StepCounter:
         return has_changed
 
     def _count_new_steps(self) -> None:
+        """Read what rank 0 has recorded since the last look, as far as its lines are whole."""
         with (self.folder / "rank-0.jsonl").open("rb") as file:
             file.seek(self._offset)
             new = file.read()

@@ -226,27 +226,28 @@ class GpuHours:
 
     def __init__(self, plan: Plan, index: RunIndex, results: Path) -> None:
         self._plan = plan
-        self._spent = 0.0
-        self._longest: dict[str, float] = {}
-        """Trial -> GPU-hours of its longest run."""
+        self._spent_hours = 0.0
+        self._longest_hours: dict[str, float] = {}
+        """Trial id -> GPU-hours of its longest run."""
         for run, attempt in index.finished.items():
             self.add(run.trial_id, attempt.outcome)
         for run, attempts in index.earlier.items():
-            self._spent += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
+            self._spent_hours += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
         if plan.measure.max_gpu_hours is not None:
             self._add_runs_that_were_cut_off(index, results)
 
     def _add_runs_that_were_cut_off(self, index: RunIndex, results: Path) -> None:
+        """Add the runs that have a folder and no outcome."""
         for folder_name, outcome in index.unpacked.items():
             if outcome is None:
                 trial_id, _, _ = folder_name.partition("-")
-                self._spent += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
+                self._spent_hours += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Add a run that has ended."""
         hours = self._hours(trial_id, outcome.wall_seconds)
-        self._spent += hours
-        self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
+        self._spent_hours += hours
+        self._longest_hours[trial_id] = max(hours, self._longest_hours.get(trial_id, 0.0))
 
     def refusal(self, trial_id: str, under_way: Iterable[str] = ()) -> str:
         """Return why the budget lets no further run of a trial begin; empty where it does.
@@ -261,12 +262,12 @@ class GpuHours:
         limit = self._plan.measure.max_gpu_hours
         if limit is None:
             return ""
-        spent_in_the_end = self._spent + sum(self._longest.get(other, 0.0) for other in under_way)
-        needed = self._longest.get(trial_id, 0.0)
-        if spent_in_the_end < limit and spent_in_the_end + needed <= limit:
+        spent_with_under_way = self._spent_hours + sum(self._longest_hours.get(other, 0.0) for other in under_way)
+        needed = self._longest_hours.get(trial_id, 0.0)
+        if spent_with_under_way < limit and spent_with_under_way + needed <= limit:
             return ""
-        next_run = f", and the next run is expected to take {needed:.3g}" if self._spent < limit else ""
-        return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{next_run}"
+        next_run = f", and the next run is expected to take {needed:.3g}" if self._spent_hours < limit else ""
+        return f"measure.max_gpu_hours = {limit:g}: {self._spent_hours:.3g} GPU-hours are spent{next_run}"
 
     def _hours(self, trial_id: str, seconds: float) -> float:
         """Return the GPU-hours of a run of this trial; 0 where the study does not have the trial any more."""
@@ -295,7 +296,7 @@ class AddedRuns:
     def __init__(
         self, plan: Plan, results: Path, outcomes: Mapping[RunKey, Outcome], todo: Collection[RunKey] = ()
     ) -> None:
-        """Work out nothing yet.
+        """Take the state of a study. Which runs are added is decided one after another, as they are iterated over.
 
         Args:
             plan: the study.

@@ -254,7 +254,7 @@ class _StudyRuns:
         self._todo = skip_unfit(self.context, todo, options.unfit, index, self._outcomes)
         self._added = AddedRuns(plan, results, self._outcomes, self._todo)
         self.lineup = Lineup(plan, placement, self._todo, self._added)
-        self._spent = GpuHours(plan, index, results)
+        self._gpu_hours = GpuHours(plan, index, results)
         self._unpacked_runs = sum(outcome is not None for outcome in index.unpacked.values())
         """Number of finished runs that lie in folders of their own, and not in a pack, since the last packing."""
         self._under_way: dict[Future[Outcome], RunKey] = {}
@@ -309,7 +309,7 @@ class _StudyRuns:
                 self._end_reason = cause.reason
                 return ""
             task, placement = next_run
-            budget_refusal = self._spent.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
+            budget_refusal = self._gpu_hours.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
             if budget_refusal:
                 return budget_refusal
             _refuse_deleted_lock(self._results, self._lock)
@@ -339,7 +339,7 @@ class _StudyRuns:
         """
         self.lineup.end(task, outcome)
         self._outcomes[task] = outcome
-        self._spent.add(task.trial_id, outcome)
+        self._gpu_hours.add(task.trial_id, outcome)
         progress.end(self._plan.record.trials[task.trial_id], outcome)
         self._done += 1
         if outcome.external:

@@ -106,7 +106,7 @@ def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(heart
         rank.sendall(line(bye=True))
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
     (connection,) = heartbeats._buffers
-    heartbeats._tell(connection, b"\n")
+    heartbeats._send(connection, b"\n")
     status = heartbeats.statuses()[0]
     assert (status.ended_seconds is not None, status.disconnection) == (True, None)
 
@@ -123,7 +123,7 @@ def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(heart
 )
 def test_how_the_kernel_tells_a_dead_process_from_a_dead_host(number: int, how: str) -> None:
     """OSError makes the class that belongs to the number; tests/lab cuts real links."""
-    assert heartbeat_server._silent(OSError(number, "")) == (how == "silent")
+    assert heartbeat_server._is_silence(OSError(number, "")) == (how == "silent")
 
 
 def test_every_rank_is_asked_for_its_stacks(tmp_path: Path, heartbeats: HeartbeatServer) -> None:

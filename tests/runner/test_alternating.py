@@ -166,4 +166,4 @@ def test_a_loop_of_run_with_one_repeat_more_each_time_is_in_turn_too(
     ],
 )
 def test_folders_are_named_after_what_tells_the_studies_apart(studies: list[str], names: list[str]) -> None:
-    assert alternating._names([Path(study) for study in studies]) == names
+    assert alternating._side_names([Path(study) for study in studies]) == names

@@ -268,8 +268,8 @@ def test_a_check_tells_nothing_of_another_device_or_precision(tmp_path: Path, mo
 def test_tf32_is_how_a_gpu_multiplies_fp32() -> None:
     line = MatmulLine(dtype="tf32", size=4096, flops_per_second=1e13)
     whole = record(checked(matmul=line), checked(1, matmul=None), request=request(device="cuda"))
-    assert expectation._rates(whole, "cuda", "fp32") == [1e13]
-    assert expectation._rates(whole, "cuda", "bf16") == expectation._rates(whole, "cpu", "fp32") == []
+    assert expectation._matmul_rates(whole, "cuda", "fp32") == [1e13]
+    assert expectation._matmul_rates(whole, "cuda", "bf16") == expectation._matmul_rates(whole, "cpu", "fp32") == []
 
 
 def test_a_check_over_a_hostfile_is_known_again_by_the_names_there(

@@ -276,7 +276,7 @@ def test_a_higher_limit_goes_on_from_what_is_done(make: Make, tmp_path: Path) ->
 
 def test_the_order_of_a_round_is_random_and_the_same_again(make: Make) -> None:
     study = make(*[NEVER] * 8)
-    orders = [AddedRuns(study.plan, study.results, {})._order(repeat) for repeat in (3, 4, 3)]
+    orders = [AddedRuns(study.plan, study.results, {})._trials_in_order(repeat) for repeat in (3, 4, 3)]
     assert orders[0] == orders[2]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(study.trials)

@@ -99,40 +99,48 @@ def make_folder(name: str) -> None:
 
 
 def build(plan: LabPlan, started: list[subprocess.Popen[str]]) -> State:
-    """Make the planned lab in its folder; adds the processes that it starts, which must be waited for, to `started`.
+    """Make the planned lab in its folder.
+
+    Args:
+        plan: the hosts to make.
+        started: gets the processes that are started, which must be waited for.
 
     Raises:
         RequestError: this machine cannot; what was made so far is left to `take_down`.
     """
     builder = _Builder(plan, started)
+    lab = builder.lab  # its processes apart, which are added as they start
     hosts = [HostAddress(f"host{number}", address(number)) for number in range(plan.hosts)]
     names = tuple(host.name for host in hosts)
-    with_ssh = not builder.lab.missing_for_ssh
-    folder = builder.lab.folder
+    with_ssh = not lab.missing_for_ssh
     switch = builder.start_switch_process()
     start_switch(switch)
-    _make_quotas(plan, builder.lab.cgroup, names)
-    write_hosts_file(folder, hosts)
+    _make_quotas(plan, lab.cgroup, names)
+    write_hosts_file(lab.folder, hosts)
     if with_ssh:
-        write_keys(folder, hosts)
+        write_keys(lab.folder, hosts)
     first_processes = [builder.start_host_process(name) for name in names]
     pin_to_own_cores(plan, first_processes)
     for number, (host, first) in enumerate(zip(hosts, first_processes, strict=True)):
-        host_folder = folder / host.name
+        host_folder = lab.folder / host.name
         host_folder.mkdir()
         link(switch, first, number, plan.bandwidth_mbit)
-        mount_files(first, folder, host_folder, with_ssh=with_ssh)
+        mount_files(first, lab.folder, host_folder, with_ssh=with_ssh)
         if with_ssh:
-            write_daemon_configuration(folder, host_folder, host.address)
-            daemon = processes.enter_command(
-                first, daemon_command(host_folder), cgroup=builder.lab.cgroup, host=host.name
-            )
-            processes.call(*daemon)
+            _start_daemon(lab, host, first)
     if with_ssh:
         for name in names:
-            wait_for_daemon(folder / name)
-    builder.lab.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
+            wait_for_daemon(lab.folder / name)
+    lab.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
     return builder.lab
+
+
+def _start_daemon(lab: State, host: HostAddress, first: Process) -> None:
+    """Configure and start a host's sshd. Args: first: the host's first process."""
+    host_folder = lab.folder / host.name
+    write_daemon_configuration(lab.folder, host_folder, host.address)
+    command = processes.enter_command(first, daemon_command(host_folder), cgroup=lab.cgroup, host=host.name)
+    processes.call(*command)
 
 
 class _Builder:
@@ -151,17 +159,30 @@ class _Builder:
 
     def start_switch_process(self) -> Process:
         """Start the process that holds the switch's namespaces; returns the first process inside."""
-        return self._hold("switch", lambda holder: {"switch": holder})
+
+        def with_switch(holder: Holder) -> State:
+            return self.lab.model_copy(update={"switch": holder})
+
+        return self._start_holder("switch", with_switch)
 
     def start_host_process(self, name: str) -> Process:
         """Start the process that holds a host's namespaces; returns the first process inside."""
-        return self._hold(name, lambda holder: {"hosts": (*self.lab.hosts, holder)})
 
-    def _hold(self, name: str, changes: Callable[[Holder], dict[str, object]]) -> Process:
-        """`changes`: returns the fields of the lab's state that the new holder changes."""
+        def with_host(holder: Holder) -> State:
+            return self.lab.model_copy(update={"hosts": (*self.lab.hosts, holder)})
+
+        return self._start_holder(name, with_host)
+
+    def _start_holder(self, name: str, lab_with: Callable[[Holder], State]) -> Process:
+        """Start a process that holds namespaces, and write the lab's new state before it can outlive this process.
+
+        Args:
+            name: host name in the namespaces.
+            lab_with: returns the lab's state with the new holder.
+        """
 
         def write_down(outside: Process, first: Process) -> None:
-            self.lab = self.lab.model_copy(update=changes(Holder(name=name, outside=outside, first=first)))
+            self.lab = lab_with(Holder(name=name, outside=outside, first=first))
             state.write(self.lab)
 
         held = processes.hold(name, write_down)
@@ -189,10 +210,12 @@ def _make_quotas(plan: LabPlan, lab: str, hosts: tuple[str, ...]) -> None:
 
 
 def own_cores(plan: LabPlan, cores: Sequence[int]) -> list[frozenset[int]] | None:
-    """Return each host's own cores: equal shares of `cores`, or one each in turn where hosts outnumber cores.
+    """Return the cores that each host has for itself.
 
-    They matter because ranks pin themselves to a host's first cores: ranks of two hosts that see the same cores would
-    all use these. None, and no host is held to any cores, where a share would be too small.
+    Ranks pin themselves to the first cores of their host: ranks of two hosts that see the same cores would all use
+    these. So each host gets an equal share of `cores`; where hosts outnumber cores, one core each in turn.
+
+    Returns None, and all hosts see all cores, where a share would be too small for the plan.
     """
     share = max(1, len(cores) // plan.hosts)
     if share < max(plan.slots, plan.cores_per_host or 0):

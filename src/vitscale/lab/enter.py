@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
 """Namespaces. Only the command enters all but the last, so that the process waiting outside keeps no host alive."""
@@ -50,37 +50,67 @@ def main(arguments: list[str]) -> NoReturn:
     from vitscale.processes.parent_death import end_with_parent
 
     folder = Path.cwd()
-    try:
-        namespaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
-        cgroup = None if procs == "-" else os.open(procs, os.O_WRONLY)
-        cores = os.sched_getaffinity(int(pid))
-    except OSError as error:
-        _fail(f"the host is gone: {error.strerror}")
-    if start_ticks(int(pid)) != int(ticks):
-        _fail("the host is gone")
+    host = _open_host(int(pid), int(ticks), procs)
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
-    _set_namespace(namespaces.pop("pid"))
+    _set_namespace(host.pid_namespace)  # which only children of this process enter
     # The parent keeps the other end open: this one can be read, and has nothing, once the parent is gone.
     parent_pipe, parents_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(parents_end)
-            os.sched_setaffinity(0, cores)
-            if cgroup is not None:
-                os.write(cgroup, b"0")
-            for namespace in namespaces.values():
-                _set_namespace(namespace)
+            _enter(host)
             os.chdir(folder)
             end_with_parent(os.getppid())
             _become(command, parent_pipe)
         except OSError as error:
             _fail(str(error))
-    for descriptor in namespaces.values():
+    for descriptor in host.other_namespaces:
         os.close(descriptor)
-    if cgroup is not None:
-        os.close(cgroup)
+    if host.cgroup is not None:
+        os.close(host.cgroup)
     _exit_as(_follow(child))
+
+
+class _Host(NamedTuple):
+    """The parts of a host that a command enters."""
+
+    pid_namespace: int
+    """An open descriptor."""
+    other_namespaces: tuple[int, ...]
+    """Open descriptors."""
+    cgroup: int | None
+    """Open descriptor of `cgroup.procs`; None where the host has no cgroup."""
+    cores: set[int]
+
+
+def _open_host(pid: int, ticks: int, procs: str) -> _Host:
+    """Open a host that the first process `pid` holds; ends this process where the host is gone.
+
+    Args:
+        pid: the host's first process.
+        ticks: when that process started, by which it is told from a later one with the same id.
+        procs: path of the host's `cgroup.procs`; "-" where there is none.
+    """
+    try:
+        namespaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
+        cgroup = None if procs == "-" else os.open(procs, os.O_WRONLY)
+        cores = os.sched_getaffinity(pid)
+    except OSError as error:
+        _fail(f"the host is gone: {error.strerror}")
+    if start_ticks(pid) != ticks:
+        _fail("the host is gone")
+    pid_namespace = namespaces.pop("pid")
+    return _Host(pid_namespace, tuple(namespaces.values()), cgroup, cores)
+
+
+def _enter(host: _Host) -> None:
+    """Take over the host's cores, cgroup and namespaces, that of process ids apart; closes the namespaces."""
+    os.sched_setaffinity(0, host.cores)
+    if host.cgroup is not None:
+        os.write(host.cgroup, b"0")  # 0: the process that writes
+    for namespace in host.other_namespaces:
+        _set_namespace(namespace)
 
 
 def _become(command: list[str], parent_pipe: int) -> NoReturn:

@@ -49,11 +49,11 @@ class Laboratory:
         set_link(self.state.switch_process, host, "down")
 
     def mend(self, host: int) -> None:
-        """Plug it in again."""
+        """Plug the host's cable in again."""
         set_link(self.state.switch_process, host, "up")
 
     def kill(self, host: int) -> None:
-        """End the host and everything that runs on it, and returns when it is gone."""
+        """End the host and everything that runs on it, and return when it is gone."""
         end_holders([self.state.hosts[host]])
 
     def slow(self, host: int, cores: float) -> None:
@@ -84,8 +84,8 @@ class Laboratory:
         if not first.alive:
             return []
         daemon_pid_inside = building.daemon_pid(self.state.folder / self.names[host])
-        others = [pid for pid in processes.in_same_namespace(first.pid) if pid != first.pid]
-        return [pid for pid in others if processes.innermost_id(pid) != daemon_pid_inside]
+        later_pids = [pid for pid in processes.in_same_namespace(first.pid) if pid != first.pid]
+        return [pid for pid in later_pids if processes.innermost_id(pid) != daemon_pid_inside]
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def laboratory(
         VitscaleError: a value is wrong, a lab of this name exists, or this machine cannot make hosts.
     """
     name = name or f"{os.getpid()}-{secrets.token_hex(4)}"
-    with _built(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as state:
+    with _new_lab(LabPlan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as state:
         yield Laboratory(state)
 
 
@@ -115,7 +115,7 @@ def up(plan: LabPlan) -> State:
     Raises:
         VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.
     """
-    with _built(plan, outlives_block=True) as state:
+    with _new_lab(plan, outlives_block=True) as state:
         return state
 
 
@@ -173,49 +173,82 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
     return lab.command(number, argv)
 
 
-_KEEP = "keep\n"
-"""The line that lets the guard of a lab end without ending the lab."""
-
-
 @contextmanager
-def _built(plan: LabPlan, *, outlives_block: bool = False) -> Iterator[State]:
+def _new_lab(plan: LabPlan, *, outlives_block: bool = False) -> Iterator[State]:
     """Make a lab, and end it with the block or with this process, whichever ends first.
 
     With `outlives_block` the lab outlives both, once the block has ended without an error.
+
+    Raises:
+        VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.
     """
     processes.require()
     building.make_folder(plan.name)
-    started: list[subprocess.Popen[str]] = []
-    guard = subprocess.Popen(
-        python_module("vitscale.lab.laboratory", plan.name),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd="/",
-        start_new_session=True,
-    )
-    stays = False
+    guard = _Guard(plan.name)
+    holding_processes: list[subprocess.Popen[str]] = []
     try:
-        try:
-            state = building.build(plan, started)
-        except OSError as error:
-            raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
-        yield state
-        stays = outlives_block
+        yield _build(plan, holding_processes)
+    except BaseException:
+        _end_new_lab(plan.name, holding_processes, guard)
+        raise
+    if outlives_block:
+        guard.leave_lab()
+    else:
+        _end_new_lab(plan.name, holding_processes, guard)
+
+
+def _build(plan: LabPlan, holding_processes: list[subprocess.Popen[str]]) -> State:
+    """Make the hosts of a lab. The processes that hold their namespaces are added to `holding_processes`."""
+    try:
+        return building.build(plan, holding_processes)
+    except OSError as error:
+        raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
+
+
+def _end_new_lab(name: str, holding_processes: Iterable[subprocess.Popen[str]], guard: _Guard) -> None:
+    """End a lab that this process has made, with its guard, however much of the lab is there."""
+    try:
+        take_down(name)
+        for process in holding_processes:
+            process.wait()
     finally:
-        try:
-            if not stays:
-                take_down(plan.name)
-                for process in started:
-                    process.wait()
-        finally:
-            guard.communicate(_KEEP if stays else None)
+        guard.end_lab()  # also where `take_down` has failed: the guard tries once more
+
+
+class _Guard:
+    """A process that ends a lab when this process dies.
+
+    It waits for a line on a pipe from this process. Where this process dies, the kernel closes the pipe, and the guard
+    ends the lab. It outlives Ctrl-C, for it has a session of its own.
+    """
+
+    def __init__(self, lab_name: str) -> None:
+        self._process = subprocess.Popen(
+            python_module("vitscale.lab.laboratory", lab_name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def leave_lab(self) -> None:
+        """End the guard and leave the lab as it is."""
+        self._process.communicate(_LEAVE_LAB)
+
+    def end_lab(self) -> None:
+        """Let the guard end whatever is left of the lab, and wait until it has done so."""
+        self._process.communicate()
+
+
+_LEAVE_LAB = "keep\n"
+"""The line that lets a guard end without ending its lab."""
 
 
 def main(name: str) -> None:
-    """Wait for a line or the end of standard input; end the lab unless the line is `_KEEP`."""
-    if sys.stdin.readline() != _KEEP:
+    """Be the guard of a lab: wait for a line or the end of standard input; end the lab unless the line says not to."""
+    if sys.stdin.readline() != _LEAVE_LAB:
         take_down(name)
 
 

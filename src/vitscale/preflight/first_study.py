@@ -78,15 +78,15 @@ def look_around(
 ) -> StudyMachines:
     """Find the hosts that there are to train on.
 
-    These are the hosts of a hostfile that is given or lies in `folder`, else the nodes of a Slurm cluster whose login
-    node this is, else this machine, or the allocation around it.
+    These are the hosts of a hostfile that is given or lies in `folder`. Without one they are the nodes of a Slurm
+    cluster, where this is its login node; else this machine alone, or its share in the allocation around it.
 
     Args:
-        hostfile: a relative one is looked for in `folder`.
+        hostfile: path of a hostfile; a relative one is looked for in `folder`.
         folder: the working directory.
-        machine: None: this machine.
-        study_folder: folder of the study that is to be written, beside which it looks for a relative hostfile. None:
-            `folder`.
+        machine: the machine that looks. None: this machine.
+        study_folder: folder of the study that is to be written. None: `folder`. A study looks for a relative hostfile
+            in its own folder, so that a study elsewhere gets the absolute path.
 
     Raises:
         RequestError: the hostfile cannot be read.
@@ -101,6 +101,11 @@ def look_around(
     partition = _default_partition() if is_login_node else None
     if partition is not None:
         return _hosts_of_partition(partition)
+    return _this_machine_alone(machine, in_allocation=in_allocation)
+
+
+def _this_machine_alone(machine: Machine, *, in_allocation: bool) -> StudyMachines:
+    """Return this machine as the only host. Args: in_allocation: whether this process is in a job of Slurm."""
     cores = machine.physical_cores
     gpus = len(machine.gpus)
     allocation = ", in an allocation of Slurm" if in_allocation else ""
@@ -190,15 +195,17 @@ def _default_partition() -> _Partition | None:
         lines = ask("sinfo", "--noheader", "--format=%P|%c|%G").splitlines()
     except VitscaleError:
         return None
-    rows = [fields for fields in (line.strip().split("|") for line in lines) if len(fields) == 3]
-    if not rows:
+    rows = [line.strip().split("|") for line in lines]  # such as ["main*", "64+", "gpu:a100:4"]
+    whole_rows = [row for row in rows if len(row) == 3]
+    if not whole_rows:
         return None
-    default_rows = [row for row in rows if row[0].endswith("*")]
-    name, cores, resources = default_rows[0] if default_rows else rows[0]
-    cores = cores.rstrip("+")  # "64+": the nodes differ, and this is the smallest
-    if not cores.isdecimal() or not int(cores):
+    default_rows = [row for row in whole_rows if row[0].endswith("*")]
+    name, cores, resources = (default_rows or whole_rows)[0]
+    fewest_cores = cores.rstrip("+")  # "64+": the nodes differ, and this is the smallest
+    if not fewest_cores.isdecimal() or int(fewest_cores) == 0:
         return None
-    return _Partition(name.rstrip("*"), int(cores), gpus=sum(map(int, _GPUS.findall(resources))))
+    gpu_counts = [int(count) for count in _GPUS.findall(resources)]
+    return _Partition(name.rstrip("*"), int(fewest_cores), gpus=sum(gpu_counts))
 
 
 @dataclass(frozen=True)
@@ -213,35 +220,53 @@ class Wishes:
 
 
 _WITH_FILES = tuple(name for name in SOURCES if name not in (*_WITHOUT_FILES, "hf"))
+"""Datasets whose files lie in a folder that the user has."""
 
 
 def check_images(wishes: Wishes) -> None:
-    """Refuse a path in place of a dataset's name, and images of files whose folder nobody names.
+    """Refuse a path where `--data` needs a dataset's name, and a dataset of files without the folder of these files.
 
     Raises:
         RequestError: it says which options to give.
     """
-    data = wishes.data
-    if data is None or data in SOURCES:
-        has_usual_root = Path(_USUAL_ROOT).expanduser().is_dir()
-        if data in _WITH_FILES and wishes.root is None and not has_usual_root:
-            raise RequestError(
-                f"--data {data} is given, and not where its files lie",
-                next_step=f"Add --root: --data {data} --root /path/to/images",
-            )
+    if wishes.data is None:
         return
-    path = Path(data).expanduser()
-    is_spelled_as_path = data.startswith(("/", "~", "./", "../")) or data in (".", "..")
-    if not is_spelled_as_path and not path.is_dir():
-        return  # a name that is not known: there is a message for it
+    if wishes.data in SOURCES:
+        _require_root(wishes.data, wishes.root)
+    else:
+        _refuse_path(wishes.data)
+
+
+def _require_root(dataset: str, root: str | None) -> None:
+    """Refuse a dataset of files where neither `--root` names their folder nor the usual folder exists.
+
+    Raises:
+        RequestError: the folder is missing.
+    """
+    is_found = root is not None or Path(_USUAL_ROOT).expanduser().is_dir()
+    if dataset in _WITH_FILES and not is_found:
+        raise RequestError(
+            f"--data {dataset} is given, and not where its files lie",
+            next_step=f"Add --root: --data {dataset} --root /path/to/images",
+        )
+
+
+def _refuse_path(data: str) -> None:
+    """Refuse a value of `--data` that is a path. An unknown name passes: the study's own check refuses it.
+
+    Raises:
+        RequestError: the value is a path.
+    """
     message = f"--data is the name of a dataset, and {shown(data)} is a path"
-    if path.is_dir():
+    if Path(data).expanduser().is_dir():
         raise RequestError(message, next_step=f"Write --data folder --root {shlex.quote(data)}")
-    raise RequestError(
-        message,
-        valid=[f"--data {name}" for name in _WITH_FILES],
-        next_step=f"Write --data NAME --root {shlex.quote(data)}, once the path exists",
-    )
+    is_spelled_as_path = data.startswith(("/", "~", "./", "../")) or data in (".", "..")
+    if is_spelled_as_path:
+        raise RequestError(
+            message,
+            valid=[f"--data {name}" for name in _WITH_FILES],
+            next_step=f"Write --data NAME --root {shlex.quote(data)}, once the path exists",
+        )
 
 
 def rank_counts_for(machines: StudyMachines) -> tuple[int, ...]:
@@ -261,6 +286,7 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def _usual_engine() -> str:
+    """Return the engine of studies that name none."""
     return next(name for name, facts in ENGINES.items() if facts.usual)
 
 
@@ -277,26 +303,12 @@ def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int
     sections = {
         "model": _model_lines(data, machines, wishes, image_size),
         "data": _data_lines(data, wishes, image_size),
-        "train": [
-            StudyLine("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
-            StudyLine("micro_batch", 64 if machines.gpus else 16, "images per rank"),
-            StudyLine("# precision", "bf16", "by default what the device is fast at"),
-        ],
-        "scaling": [
-            StudyLine("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
-            StudyLine(
-                "gpus",
-                list(wishes.gpus or rank_counts_for(machines)),
-                "ranks in all" if machines.gpus else "ranks in all, on CPU too",
-            ),
-        ],
-        "measure": [
-            StudyLine("steps", 50 if machines.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
-            StudyLine("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
-        ],
-        "launch": list(machines.launch),
-        "slurm": list(machines.slurm),
-        "node": list(machines.node),
+        "train": _train_lines(machines, wishes),
+        "scaling": _scaling_lines(machines, wishes),
+        "measure": _measure_lines(machines, repeats),
+        "launch": machines.launch,
+        "slurm": machines.slurm,
+        "node": machines.node,
     }
     lines = [f"# Written by vitscale init for {machines.description}.", f"name = {toml_value(name)}"]
     for section, study_lines in sections.items():
@@ -323,6 +335,7 @@ def _image_size(data: str, *, is_small: bool) -> int:
 
 
 def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    """Return the lines of [model]."""
     has_pixel_labels = data in _PIXEL_LABELS
     is_small = _is_small(machines, wishes)
     usual_vit = "vit-ti16" if is_small else "vit-b16"
@@ -342,6 +355,7 @@ def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size:
 
 
 def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
+    """Return the lines of [data]."""
     lines = [StudyLine("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
     if wishes.root is not None or data not in _WITHOUT_FILES:
         root = wishes.root or _USUAL_ROOT
@@ -349,6 +363,32 @@ def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
     if data.startswith("synthetic") or data in _ANY_SIZE:
         lines.append(StudyLine("source_size", image_size, "at which images are made, or stored"))
     return lines
+
+
+def _train_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
+    """Return the lines of [train]."""
+    return [
+        StudyLine("engine", wishes.engine or _usual_engine(), ", ".join(ENGINES)),
+        StudyLine("micro_batch", 64 if machines.gpus else 16, "images per rank"),
+        StudyLine("# precision", "bf16", "by default what the device is fast at"),
+    ]
+
+
+def _scaling_lines(machines: StudyMachines, wishes: Wishes) -> list[StudyLine]:
+    """Return the lines of [scaling]."""
+    rank_counts = list(wishes.gpus or rank_counts_for(machines))
+    return [
+        StudyLine("mode", "strong-micro", "each rank keeps its batch; strong-global: all share one; weak"),
+        StudyLine("gpus", rank_counts, "ranks in all" if machines.gpus else "ranks in all, on CPU too"),
+    ]
+
+
+def _measure_lines(machines: StudyMachines, repeats: int) -> list[StudyLine]:
+    """Return the lines of [measure]."""
+    return [
+        StudyLine("steps", 50 if machines.gpus else 20, "optimizer steps after warm-up; or epochs in [train]"),
+        StudyLine("repeats", repeats, "whole runs: 2 or fewer tell no two things apart"),
+    ]
 
 
 _COMMENT_COLUMN = 30

@@ -20,6 +20,7 @@ class TimedSize:
 
     size_bytes: int
     bus_bytes: float
+    """Bytes that each link carries: the size times the operation's bus factor."""
     seconds: float
 
 
@@ -50,19 +51,19 @@ def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operat
                 lines_by_size.setdefault(_RanksAndSize(line.ranks, line.size_bytes), []).append(line)
     if not lines_by_size:
         return GroupPoints(0, [])
-    most_ranks = max(key.ranks for key in lines_by_size)
-    # Hosts with fewer ranks have other sizes, and other factors.
-    lines_of_largest = {key.size_bytes: lines for key, lines in lines_by_size.items() if key.ranks == most_ranks}
-    all_ranks = max(map(len, lines_of_largest.values()))
+    # Only the largest groups count: hosts with fewer ranks have other sizes, and other factors.
+    group_ranks = max(key.ranks for key in lines_by_size)
+    lines_of_largest = {key.size_bytes: lines for key, lines in lines_by_size.items() if key.ranks == group_ranks}
+    most_lines = max(map(len, lines_of_largest.values()))
     measured = []
     for size_bytes, lines in sorted(lines_of_largest.items()):
-        if len(lines) < all_ranks:
-            continue
+        if len(lines) < most_lines:
+            continue  # some ranks did not measure this size
         seconds = _slowest_rank_seconds(lines)
         if seconds > 0:
-            bus_bytes = checks.bus_factor(operation, most_ranks) * size_bytes
+            bus_bytes = checks.bus_factor(operation, group_ranks) * size_bytes
             measured.append(TimedSize(size_bytes, bus_bytes, seconds))
-    return GroupPoints(most_ranks, measured)
+    return GroupPoints(group_ranks, measured)
 
 
 def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:
@@ -83,29 +84,43 @@ class LinkFit(NamedTuple):
 
 
 def fit(measured: Sequence[TimedSize]) -> LinkFit | None:
-    """Fit latency and bandwidth to points.
+    """Fit latency and bandwidth to points, both at least 0, by least squares of relative residuals.
 
-    Least squares of relative residuals, with neither figure negative. First both are fitted to the large sizes, and the
-    bandwidth is kept. Then the latency is fitted to all other sizes, where relative residuals make the smallest count.
-    None: fewer than two sizes, or times that do not grow with the size.
+    Large sizes show the bandwidth, small ones the latency. So both are fitted to the large sizes first, and only the
+    bandwidth is kept. Then the latency is fitted to the other sizes, where there are any.
+
+    Returns None for fewer than two sizes, and for times that do not grow with the size.
     """
     if len(measured) < 2:
         return None
-    largest = max(point.bus_bytes for point in measured)
-    large = [point for point in measured if point.bus_bytes * _LARGE_RATIO >= largest]
-    if len(large) < 2:
-        large = sorted(measured, key=lambda point: point.bus_bytes)[-2:]
+    large = _large_points(measured)
     line = _fit_line(large)
     if line.seconds_per_byte <= 0:
         return None
     small = [point for point in measured if point not in large]
-    latency = line.latency_seconds
-    if small:
-        weights = [1 / (point.seconds * point.seconds) for point in small]
-        remainders = [point.seconds - point.bus_bytes * line.seconds_per_byte for point in small]
-        weighted_sum = sum(weight * rest for weight, rest in zip(weights, remainders, strict=True))
-        latency = max(0.0, weighted_sum / sum(weights))
+    latency = _fit_latency(small, line.seconds_per_byte) if small else line.latency_seconds
     return LinkFit(latency, 1 / line.seconds_per_byte)
+
+
+def _large_points(measured: Sequence[TimedSize]) -> list[TimedSize]:
+    """Return the points from the largest down to a 16th of it; the two largest where these would be fewer than two."""
+    largest = max(point.bus_bytes for point in measured)
+    large = [point for point in measured if point.bus_bytes * _LARGE_RATIO >= largest]
+    if len(large) >= 2:
+        return large
+    return sorted(measured, key=lambda point: point.bus_bytes)[-2:]
+
+
+def _fit_latency(measured: Sequence[TimedSize], seconds_per_byte: float) -> float:
+    """Return the latency, at least 0, that minimises the relative residuals at a given bandwidth.
+
+    With the time t of a point and its remainder r = t - bus_bytes * seconds_per_byte, the sum of ((latency - r) / t)^2
+    is least at the mean of r, weighted by 1 / t^2. So the smallest messages count most.
+    """
+    weights = [1 / (point.seconds * point.seconds) for point in measured]
+    remainders = [point.seconds - point.bus_bytes * seconds_per_byte for point in measured]
+    weighted_sum = sum(weight * remainder for weight, remainder in zip(weights, remainders, strict=True))
+    return max(0.0, weighted_sum / sum(weights))
 
 
 class _Line(NamedTuple):
@@ -114,17 +129,25 @@ class _Line(NamedTuple):
 
 
 def _fit_line(measured: Sequence[TimedSize]) -> _Line:
-    """Return the (a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2; x is `bus_bytes`, t the seconds."""
+    """Return the line, with neither figure negative, that minimises the relative residuals.
+
+    With a = latency_seconds, b = seconds_per_byte, x = bus_bytes and t = seconds of each point, this is the sum of
+    ((a + b x - t) / t)^2 = (a / t + b x / t - 1)^2.
+    """
     import numpy as np  # here: `vitscale run`, which fits nothing, need not wait for these
     from scipy.optimize import nnls
 
-    rows = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])
-    scale = np.linalg.norm(rows, axis=0)
-    latency, seconds_per_byte = nnls(rows / scale, np.ones(len(rows)))[0] / scale
+    coefficients = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])  # [points, 2]
+    targets = np.ones(len(measured))
+    column_norms = np.linalg.norm(
+        coefficients, axis=0
+    )  # [2]: of 1 / t and of x / t, which differ by many powers of ten
+    scaled_solution, _ = nnls(coefficients / column_norms, targets)
+    latency, seconds_per_byte = scaled_solution / column_norms
     return _Line(float(latency), float(seconds_per_byte))
 
 
-def _fastest_rate(measured: Sequence[TimedSize]) -> LinkFit | None:
+def _fit_bandwidth_alone(measured: Sequence[TimedSize]) -> LinkFit | None:
     """Return the highest rate of all points as the bandwidth, with no latency; None where there are no points."""
     if not measured:
         return None
@@ -147,9 +170,9 @@ def _collective_fit(
 ) -> checks.CollectiveFit | None:
     """Return the fit of one operation in the groups of one kind; None where none can be made."""
     group_ranks, measured = points(ranks, group, operation)
-    # One size, or a stream of messages, does not show latency apart from the rest.
+    # Neither a single size nor a stream of messages (rdma) tells latency from bandwidth.
     is_latency_known = operation != "rdma" and len(measured) != 1
-    fitted = fit(measured) if is_latency_known else _fastest_rate(measured)
+    fitted = fit(measured) if is_latency_known else _fit_bandwidth_alone(measured)
     if fitted is None:
         return None
     bandwidth = fitted.bandwidth_bytes_per_second

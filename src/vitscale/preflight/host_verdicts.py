@@ -1,8 +1,8 @@
 """Findings of a check about hosts: versions, cores, the loader, the disk of the results, and groups of ranks.
 
-Are the hosts alike, and do they have enough cores for what runs on them? Does the loader keep up with the model, and is
-the disk fit to hold the results? Does each group of ranks that share the study's model lie on one host, and is one
-slower than the others?
+They answer these questions. Are the hosts alike, and do they have enough cores for what runs on them? Does the loader
+keep up with the model? Can the disk hold the results? Does each group of ranks that share the study's model lie on one
+host, and is a group slower than the others?
 """
 
 from __future__ import annotations
@@ -75,20 +75,23 @@ def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
 
 def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
     """Warns of hosts with more threads than cores, or than their quota grants; separately for loader threads."""
-    threads = record.request.world.threads_per_rank
-    workers = _workers(record)
     crowded: dict[str, str] = {}
     crowded_by_workers: dict[str, str] = {}
     ranks_by_host = Counter(map(host_of, record.ranks))
     for host, facts in facts_by_host(record).items():
-        ranks = ranks_by_host[host]
-        cores = _usable_cores(facts)
-        by_quota = " by its quota" if cores < facts.host_cores else ""
-        if ranks * threads > _QUOTA_TOLERANCE * cores:
-            crowded[host] = f"{ranks} x {threads} threads on {cores:g} cores{by_quota}"
-        elif workers and ranks * (threads + workers) > _QUOTA_TOLERANCE * cores:
+        load = _CoreLoad(
+            ranks=ranks_by_host[host],
+            threads=record.request.world.threads_per_rank,
+            workers=_workers(record),
+            cores=_usable_cores(facts),
+        )
+        by_quota = " by its quota" if load.cores < facts.host_cores else ""
+        if load.exceeds_cores(load.threads):
+            crowded[host] = f"{load.ranks} x {load.threads} threads on {load.cores:g} cores{by_quota}"
+        elif load.workers and load.exceeds_cores(load.threads + load.workers):
             crowded_by_workers[host] = (
-                f"{ranks} x ({threads} threads + {workers} loader threads) on {cores:g} cores{by_quota}"
+                f"{load.ranks} x ({load.threads} threads + {load.workers} loader threads) on {load.cores:g} "
+                f"cores{by_quota}"
             )
     if crowded:
         hosts = list(crowded)
@@ -106,6 +109,21 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
             advice="Set data.workers lower, or ask for more cores per rank",
             about=About(hosts=tuple(hosts)),
         )
+
+
+class _CoreLoad(NamedTuple):
+    """The threads that run on one host, and its cores."""
+
+    ranks: int
+    threads: int
+    """Threads of each rank that compute."""
+    workers: int
+    """Loader threads of each rank."""
+    cores: float
+
+    def exceeds_cores(self, threads_per_rank: int) -> bool:
+        """Whether the ranks have clearly more than one thread for each core, with this many threads each."""
+        return self.ranks * threads_per_rank > _QUOTA_TOLERANCE * self.cores
 
 
 def _workers(record: CheckRecord) -> int:
@@ -198,7 +216,7 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _sees_nothing(disk: DiskLine) -> bool:
-    """Whether a rank waited for rank 0's file in vain; a rank that did not wait has another reason."""
+    """Whether a rank waited for rank 0's file in vain. A rank that did not wait has recorded another reason."""
     return disk.seen_seconds is None and "not seen" in disk.seen_reason
 
 
@@ -258,24 +276,25 @@ class _RankSize(NamedTuple):
 
 def _group_times(record: CheckRecord, name: SplitGroup, operation: Operation) -> _GroupTimes:
     """Return the times of an operation in all groups along an axis; none where they have no common size."""
-    repeats: dict[_RankSize, Sequence[float]] = {}
+    repeat_seconds: dict[_RankSize, Sequence[float]] = {}
     for rank in record.ranks:
         for line in rank.collectives:
             if line.group == name and line.operation == operation:
-                repeats[_RankSize(rank.rank, line.size_bytes)] = line.seconds
+                repeat_seconds[_RankSize(rank.rank, line.size_bytes)] = line.seconds
     groups = record.request.split_groups(name)
     ranks = list(chain.from_iterable(groups))
-    sizes = {key.size_bytes for key in repeats}
-    common_sizes = [size for size in sizes if all(_RankSize(rank, size) in repeats for rank in ranks)]
+    sizes = {key.size_bytes for key in repeat_seconds}
+    common_sizes = [size for size in sizes if all(_RankSize(rank, size) in repeat_seconds for rank in ranks)]
     if not common_sizes:
         return _GroupTimes(0, {})
-    largest = max(common_sizes)
+    largest_size = max(common_sizes)
     seconds_by_group = {}
     for group in groups:
-        repeats_by_rank = [repeats[_RankSize(rank, largest)] for rank in group]
-        slowest_by_repeat = map(max, zip(*repeats_by_rank, strict=False))
+        seconds_by_rank = [repeat_seconds[_RankSize(rank, largest_size)] for rank in group]
+        seconds_by_repeat = zip(*seconds_by_rank, strict=False)  # as many repeats as all ranks have
+        slowest_by_repeat = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
         seconds_by_group[group] = min(slowest_by_repeat)
-    return _GroupTimes(largest, seconds_by_group)
+    return _GroupTimes(largest_size, seconds_by_group)
 
 
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:

@@ -39,19 +39,20 @@ class ImportedCheck(NamedTuple):
     path: Path
     """Its file in the results folder."""
     problems: tuple[str, ...]
-    """What could not be used of the files."""
+    """Sentences on what could not be used of the files."""
 
 
 def import_links(paths: Sequence[Path], log_format: LinkFormat, results: Path) -> ImportedCheck:
     """Read other tools' measurements of links; all files together make one check, which is stored.
 
     Raises:
-        RequestError: a file lacks what only it can tell.
+        RequestError: a file lacks a value that nothing else gives.
         StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
     """
     refuse_links(results)
     links, problems = _READERS[log_format](paths)
-    record, skipped = _record(links, log_format)
+    selection = _selection(links)
+    record = _record(selection, links, log_format)
     if not record.fits:
         reasons = f": {'; '.join(problems)}" if problems else ""
         raise StoreError(
@@ -59,11 +60,11 @@ def import_links(paths: Sequence[Path], log_format: LinkFormat, results: Path) -
             next_step="Import the whole output of the test, its table of sizes and times included",
         )
     path = checks.write_check(checks.check_folder(results), record)
-    return ImportedCheck(record, path, (*problems, *skipped))
+    return ImportedCheck(record, path, (*problems, *selection.skipped))
 
 
 class _Measurement(NamedTuple):
-    """Measurements with the same key are of the same thing, and the last one counts."""
+    """The subject of a measurement; of several with the same subject the last one counts."""
 
     group: CheckGroup
     operation: str
@@ -71,8 +72,21 @@ class _Measurement(NamedTuple):
     size_bytes: int
 
 
-def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[CheckRecord, list[str]]:
-    """Return the check that these links make, and sentences on those that are left out."""
+class _Selection(NamedTuple):
+    """The measurements that make one check."""
+
+    world: World
+    """The largest of the measured worlds, which the check is of."""
+    lines: tuple[CollectiveLine, ...]
+    skipped: tuple[str, ...]
+    """Sentences on the measurements that are left out."""
+
+
+def _selection(links: Sequence[MeasuredLink]) -> _Selection:
+    """Choose the measurements that make one check.
+
+    Those among all ranks of smaller worlds are left out: a check has one number of ranks.
+    """
     worlds = [_world(link) for link in links]
     largest_world = max(worlds, key=lambda world: (world.nodes > 1, world.size), default=_NO_WORLD)
     lines: dict[_Measurement, CollectiveLine] = {}
@@ -93,17 +107,22 @@ def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
                 calls=1,
                 seconds=tuple(seconds),
             )
-    ranks = (CheckedRank(rank=0, collectives=tuple(lines.values()), ended=True),)
+    return _Selection(largest_world, tuple(lines.values()), tuple(skipped))
+
+
+def _record(selection: _Selection, links: Sequence[MeasuredLink], log_format: LinkFormat) -> CheckRecord:
+    """Return the check that the selected measurements of these links make."""
+    ranks = (CheckedRank(rank=0, collectives=selection.lines, ended=True),)
     now = time.time()
     digest = hashlib.sha256("".join(link.file.sha256 for link in links).encode()).hexdigest()[:6]
     file_names = ", ".join(dict.fromkeys(link.file.name for link in links))
     hosts = dict.fromkeys(chain.from_iterable(link.hosts for link in links))
-    record = CheckRecord(
+    return CheckRecord(
         id=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{digest}",
         started_unix_seconds=now,
         wall_seconds=0.0,
         request=CheckRequest(
-            world=largest_world,
+            world=selection.world,
             device="cuda",
             precision="fp32",
             sweep=SweepPlan(sizes_bytes=(), longest_seconds=1.0, seconds_per_size=1.0),
@@ -122,7 +141,6 @@ def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
         imported=f"{log_format} in {file_names}"[:_LONGEST_DESCRIPTION],
         vitscale=program.identity(),
     )
-    return record, skipped
 
 
 def _world(link: MeasuredLink) -> World:
@@ -133,6 +151,7 @@ def _world(link: MeasuredLink) -> World:
 
 
 def _group(world: World) -> CheckGroup:
+    """Return the kind of group that the ranks of a measured world are."""
     if world.nodes == 1:
         return "inside nodes"
     return "across nodes" if world.ranks_per_node == 1 else "all ranks"

@@ -66,13 +66,13 @@ def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
 
 
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
-    """Return a line for each finding that ranks compute at different paces; empty without a check or a finding.
+    """Return a line for each finding of an earlier check that ranks compute at different paces.
 
-    The check is the newest one of exactly these hosts and this kind of device, in the folder or else among the user's
-    own. Of the hosts that a batch system will choose nothing is known.
+    The check is the newest one of exactly these hosts and this kind of device: in the folder, else among the user's
+    own. The list is empty where there is no such check, and for a batch system, whose choice of hosts is unknown.
 
     Args:
-        plan: the study; the hosts of its largest world count.
+        plan: the study; its hosts are those on which most of its ranks run at a time.
         results: the folder given with -o, or its default.
     """
     if isinstance(plan.scheduler, Submitter):
@@ -127,9 +127,12 @@ def _heading(record: CheckRecord) -> str:
 
 
 def _rank_table(record: CheckRecord) -> doc.Table:
-    """A table with a row per rank. Memory is the device's; pace is the fixed compute's over the fastest rank's."""
-    pace = rates(record.ranks)
-    fastest = max(pace.values(), default=0.0)
+    """Return a table with a row for each rank.
+
+    Its memory is the device's. Its pace is the rank's rate of fixed work over that of the fastest rank.
+    """
+    rank_rates = rates(record.ranks)
+    highest_rate = max(rank_rates.values(), default=0.0)
     columns = (
         *map(doc.Column, ("rank", "cores", "memory", "matmul", "pace")),
         doc.Column("host", words=True),
@@ -138,12 +141,14 @@ def _rank_table(record: CheckRecord) -> doc.Table:
     rows = []
     for rank in record.ranks[:_MOST_RANKS]:
         device = rank.facts.environment.device if rank.facts is not None else None
+        matmul_rate = rank.matmul.flops_per_second if rank.matmul is not None else None
+        pace = f"{rank_rates[rank.rank] / highest_rate:.2f}" if rank.rank in rank_rates else UNKNOWN
         texts = (
             str(rank.rank),
             _cores_of_rank(rank, record),
             size(device.memory_bytes if device is not None else None),
-            rate(rank.matmul.flops_per_second if rank.matmul is not None else None, "FLOP/s"),
-            f"{pace[rank.rank] / fastest:.2f}" if rank.rank in pace else UNKNOWN,
+            rate(matmul_rate, "FLOP/s"),
+            pace,
             host_of(rank) or UNAVAILABLE,
             device.name if device is not None else UNAVAILABLE,
         )
@@ -165,12 +170,17 @@ def _cores_of_rank(rank: CheckedRank, record: CheckRecord) -> str:
 
 
 class _Exchange(NamedTuple):
+    """An operation in the groups of one kind."""
+
     group: CheckGroup
     operation: Operation
 
 
 def _collective_table(record: CheckRecord) -> doc.Table:
-    """A table with a row per group and operation. A fitted latency of 0 is too small to measure: shown as unknown."""
+    """Return a table with a row for each operation in each kind of group.
+
+    A fitted latency of 0 is too small to measure, and is shown as unknown.
+    """
     columns = (
         doc.Column("collectives", words=True),
         doc.Column("operation", words=True),

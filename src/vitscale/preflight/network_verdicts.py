@@ -16,7 +16,7 @@ from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
 _SLOW_SHARE = 0.5
-"""The interface that is taken is too slow if its speed is below this share of another's."""
+"""The interface that a library takes is too slow if its speed is below this share of another's."""
 _LINK_SHARE = 0.5
 """Share of an interface's speed that all-reduce across nodes should reach."""
 
@@ -32,122 +32,144 @@ def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
 
 def interface_choices(record: CheckRecord) -> Iterable[Finding]:
     """Warns of the traps of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, where there are several hosts."""
-    hosts = facts_by_host(record)
-    if len(hosts) < 2:
+    facts = facts_by_host(record)
+    if len(facts) < 2:
         return
-    choices = {host: library_choice(facts) for host, facts in hosts.items()}
+    choices = {host: library_choice(host_facts) for host, host_facts in facts.items()}
     yield from _missing_interfaces(choices)
-    yield from _loopback(hosts, choices)
-    yield from _virtual(choices)
-    yield from _same_address(hosts, choices)
-    yield from _slower_interfaces(hosts, choices)
-    yield from _unused_infiniband(hosts, choices)
+    yield from _loopback_interfaces(facts, choices)
+    yield from _virtual_interfaces(choices)
+    yield from _shared_addresses(facts, choices)
+    yield from _slower_interfaces(facts, choices)
+    yield from _unused_infiniband(facts, choices)
 
 
 def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts where the variable names no interface that works."""
     hosts = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
-    if hosts:
-        choice = choices[hosts[0]]
-        yield error(
-            kind="interface-missing",
-            message=f"{choice.variable} = '{choice.setting}' names no working interface of {listed(hosts)}",
-            advice=f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or "
-            "leave it out",
-            about=About(hosts=tuple(hosts)),
-        )
-
-
-def _loopback(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    hosts = [host for host, choice in choices.items() if choice.names == ("lo",)]
     if not hosts:
         return
-    facts = all_hosts[hosts[0]]
-    is_by_host_name = choices[hosts[0]].address is not None
-    if not is_by_host_name:
-        cause = "it is what is set, or all there is"
-        remedy = "Set"
-    else:
-        addresses = facts.hostname_addresses
-        cause = f"their own names resolve to {addresses[0] if addresses else 'no address'}"
-        remedy = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
-    outward = _outward_interfaces(facts)
-    candidate = outward[0].name if outward else "eth0"
+    choice = choices[hosts[0]]
     yield error(
-        kind="loopback-chosen",
-        message=f"{listed(hosts)} would be reached at a loopback address, which leads every other host to itself: "
-        f"{cause}",
-        advice=f'{remedy} launch.interface = "{candidate}" in the study',
+        kind="interface-missing",
+        message=f"{choice.variable} = '{choice.setting}' names no working interface of {listed(hosts)}",
+        advice=f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or "
+        "leave it out",
         about=About(hosts=tuple(hosts)),
     )
 
 
-def _virtual(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    first_names = {host: choice.names[0] for host, choice in choices.items() if choice.names}
-    hosts = [host for host, name in first_names.items() if name.startswith(VIRTUAL)]
-    if hosts:
-        yield warning(
-            kind="virtual-interface",
-            message=f"{choices[hosts[0]].variable}: {listed(hosts)} would talk over {first_names[hosts[0]]}, which "
-            "leads to containers or virtual machines and not to other hosts",
-            advice="Set launch.interface in the study to the interface of the network between the hosts",
-            about=About(hosts=tuple(hosts)),
-        )
+def _loopback_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts where the library takes the loopback interface, by the setting or by the host's own name."""
+    hosts = [host for host, choice in choices.items() if choice.names == ("lo",)]
+    if not hosts:
+        return
+    # The first host stands for all.
+    host_facts = facts[hosts[0]]
+    is_by_host_name = choices[hosts[0]].address is not None
+    if is_by_host_name:
+        addresses = host_facts.hostname_addresses
+        cause = f"their own names resolve to {addresses[0] if addresses else 'no address'}"
+        remedy = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
+    else:
+        cause = "it is what is set, or all there is"
+        remedy = "Set"
+    fastest_first = _outward_interfaces(host_facts)
+    better_name = fastest_first[0].name if fastest_first else "eth0"
+    yield error(
+        kind="loopback-chosen",
+        message=f"{listed(hosts)} would be reached at a loopback address, which leads every other host to itself: "
+        f"{cause}",
+        advice=f'{remedy} launch.interface = "{better_name}" in the study',
+        about=About(hosts=tuple(hosts)),
+    )
 
 
-def _same_address(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+def _virtual_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library takes an interface to containers or virtual machines."""
+    names = {host: choice.first_name for host, choice in choices.items() if choice.first_name is not None}
+    hosts = [host for host, name in names.items() if name.startswith(VIRTUAL)]
+    if not hosts:
+        return
+    yield warning(
+        kind="virtual-interface",
+        message=f"{choices[hosts[0]].variable}: {listed(hosts)} would talk over {names[hosts[0]]}, which "
+        "leads to containers or virtual machines and not to other hosts",
+        advice="Set launch.interface in the study to the interface of the network between the hosts",
+        about=About(hosts=tuple(hosts)),
+    )
+
+
+def _shared_addresses(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Report hosts that have the same address on the interface that the library takes, loopback apart."""
     hosts_by_address: dict[str, list[str]] = {}
     for host, choice in choices.items():
-        for interface in interfaces_named(all_hosts[host], choice.names[:1]):
-            for address in bare_addresses(interface)[:1]:
-                if not is_loopback(address):
-                    hosts_by_address.setdefault(address, []).append(host)
+        for address in _first_addresses(facts[host], choice):
+            if not is_loopback(address):
+                hosts_by_address.setdefault(address, []).append(host)
     for address, hosts in hosts_by_address.items():
         if len(hosts) > 1:
             yield error(
                 kind="same-address",
                 message=f"{listed(hosts)} all have the address {address} on the interface that is taken "
-                f"({choices[hosts[0]].names[0]}): they would connect to themselves",
+                f"({choices[hosts[0]].first_name}): they would connect to themselves",
                 advice="Set launch.interface in the study to the interface of the network between the hosts",
                 about=About(hosts=tuple(hosts)),
             )
 
 
-def _slower_interfaces(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+def _first_addresses(facts: FactsLine, choice: InterfaceChoice) -> list[str]:
+    """Return the first address of the first interface that the library takes.
+
+    The list is empty where there is none, and has several addresses where the host lists that interface several times.
+    """
+    if choice.first_name is None:
+        return []
+    addresses_of_entries = [bare_addresses(interface) for interface in interfaces_named(facts, (choice.first_name,))]
+    return [addresses[0] for addresses in addresses_of_entries if addresses]
+
+
+def _slower_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library takes an interface that is much slower than another one."""
     comparisons: dict[str, str] = {}
     for host, choice in choices.items():
-        comparison = _faster_interface(all_hosts[host], choice)
+        comparison = _much_faster_interface(facts[host], choice)
         if comparison is not None:
             comparisons[host] = comparison
-    if comparisons:
-        hosts = list(comparisons)
-        yield warning(
-            kind="slower-interface",
-            message=f"{listed(hosts)}: {comparisons[hosts[0]]}",
-            advice="Set launch.interface in the study to the faster one, if it leads to the other hosts",
-            about=About(hosts=tuple(hosts)),
-        )
+    if not comparisons:
+        return
+    hosts = list(comparisons)
+    yield warning(
+        kind="slower-interface",
+        message=f"{listed(hosts)}: {comparisons[hosts[0]]}",
+        advice="Set launch.interface in the study to the faster one, if it leads to the other hosts",
+        about=About(hosts=tuple(hosts)),
+    )
 
 
-def _faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | None:
-    """ "eth0 at 1,000 Mbit/s is taken, and eth1 has 100,000"; None where none is much faster than those taken."""
-    chosen = interfaces_named(facts, choice.names)
-    chosen_speeds = [interface.speed_mbit for interface in chosen if interface.speed_mbit is not None]
-    others = [interface for interface in _outward_interfaces(facts) if interface.name not in choice.names]
-    if not chosen_speeds or not others:
+def _much_faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | None:
+    """Return "eth0 at 1,000 Mbit/s is taken, and eth1 has 100,000"; None where none is much faster than those taken."""
+    taken = interfaces_named(facts, choice.names)
+    taken_speeds = [interface.speed_mbit for interface in taken if interface.speed_mbit is not None]
+    other_interfaces = [interface for interface in _outward_interfaces(facts) if interface.name not in choice.names]
+    if not taken_speeds or not other_interfaces:
         return None
-    fastest = others[0]
-    if max(chosen_speeds) >= _SLOW_SHARE * (fastest.speed_mbit or 0):
+    fastest = other_interfaces[0]
+    if max(taken_speeds) >= _SLOW_SHARE * (fastest.speed_mbit or 0):
         return None
-    return f"{choice.names[0]} at {max(chosen_speeds):,} Mbit/s is taken, and {fastest.name} has {fastest.speed_mbit:,}"
+    return (
+        f"{choice.first_name} at {max(taken_speeds):,} Mbit/s is taken, and {fastest.name} has {fastest.speed_mbit:,}"
+    )
 
 
-def _unused_infiniband(all_hosts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
-    hosts = [host for host, facts in all_hosts.items() if _leaves_infiniband_unused(facts, choices[host])]
+def _unused_infiniband(facts: Mapping[str, FactsLine], choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
+    """Warn of hosts where the library leaves a working InfiniBand port unused."""
+    hosts = [host for host, host_facts in facts.items() if _leaves_infiniband_unused(host_facts, choices[host])]
     if not hosts:
         return
-    facts = all_hosts[hosts[0]]
-    port = next(port for port in facts.infiniband if port.active)
-    if facts.environment.backend == "nccl":
+    host_facts = facts[hosts[0]]
+    port = next(port for port in host_facts.infiniband if port.active)
+    if host_facts.environment.backend == "nccl":
         cause = "NCCL_IB_DISABLE keeps NCCL from it"
         advice = "Unset NCCL_IB_DISABLE"
     else:
@@ -202,11 +224,14 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _outward_interfaces(facts: FactsLine) -> list[Interface]:
-    """Return the interfaces that may lead to other hosts, as far as can be seen here, the fastest first."""
+    """Return the interfaces that may lead to other hosts, the fastest first.
+
+    These are all that work, apart from loopback and those to containers and virtual machines.
+    """
     working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
     physical = [interface for interface in working if not interface.name.startswith(VIRTUAL)]
     outward = [interface for interface in physical if interface.kind != "loopback"]
-    return sorted(outward, key=lambda interface: -(interface.speed_mbit or 0))
+    return sorted(outward, key=lambda interface: interface.speed_mbit or 0, reverse=True)
 
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
@@ -228,6 +253,11 @@ class InterfaceChoice:
     address: str | None = None
     """For gloo without a setting: the address that the host's name resolves to."""
 
+    @property
+    def first_name(self) -> str | None:
+        """The first interface that the library takes; None where it takes none."""
+        return self.names[0] if self.names else None
+
 
 def library_choice(facts: FactsLine) -> InterfaceChoice:
     """Return the interfaces that this rank's backend takes."""
@@ -245,12 +275,15 @@ class _NcclSetting(NamedTuple):
 
     @classmethod
     def parse(cls, value: str) -> _NcclSetting:
-        """ "^=eth0,lo" excludes eth0 and lo; "eth,ib" takes all interfaces whose names begin with eth or ib."""
+        """Take a value apart.
+
+        "^=eth0,lo" excludes eth0 and lo; "eth,ib" takes all interfaces whose names begin with eth or ib.
+        """
         excludes = value.startswith("^")
-        value = value.removeprefix("^")
-        are_whole_names = value.startswith("=")
-        value = value.removeprefix("=")
-        return cls(tuple(word for word in value.split(",") if word), excludes, are_whole_names)
+        without_caret = value.removeprefix("^")
+        are_whole_names = without_caret.startswith("=")
+        word_list = without_caret.removeprefix("=")
+        return cls(tuple(word for word in word_list.split(",") if word), excludes, are_whole_names)
 
     def allows(self, name: str) -> bool:
         """Whether NCCL may take the interface with this name."""
@@ -262,8 +295,8 @@ def nccl_choice(facts: FactsLine) -> InterfaceChoice:
     """Return the interfaces that NCCL takes.
 
     `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` excludes them, and `=` makes them whole names. Without it NCCL
-    takes `ib*`, else all but docker, lo and virbr, else these (NCCL user guide, environment variables;
-    src/misc/socket.cc).
+    takes all of `ib*`, else all but docker, lo and virbr, else the first of these (NCCL user guide, environment
+    variables; src/misc/socket.cc).
     """
     value = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
     names = [interface.name for interface in facts.interfaces if interface.addresses and interface.up]
@@ -273,10 +306,10 @@ def nccl_choice(facts: FactsLine) -> InterfaceChoice:
         return InterfaceChoice("NCCL_SOCKET_IFNAME", value, allowed)
     infiniband = [name for name in names if name.startswith("ib")]
     usual = [name for name in names if not name.startswith(_NCCL_LAST)]
-    last: list[str] = []
+    last_resorts: list[str] = []
     for prefix in _NCCL_LAST:
-        last += [name for name in names if name.startswith(prefix)]
-    return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or usual or last[:1]))
+        last_resorts += [name for name in names if name.startswith(prefix)]
+    return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or usual or last_resorts[:1]))
 
 
 def gloo_choice(facts: FactsLine) -> InterfaceChoice:

@@ -73,6 +73,7 @@ def _is_slow_in_every_repeat(rank: CheckedRank, rate: float, relative_speed: flo
 def _slow_group_finding(
     record: CheckRecord, group: _SlowGroup, ranks: Sequence[CheckedRank], matmul_speeds: Mapping[int, float]
 ) -> Finding:
+    """Return the finding for slow ranks. Args: matmul_speeds: rank -> relative speed of large matrix products."""
     numbers = [rank.rank for rank in ranks]
     is_single = len(ranks) == 1
     verb = "computes" if is_single else "compute"

@@ -56,10 +56,8 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
 
 
 def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
-    """Reports ranks that never told where they run, and ranks that did not finish."""
-    rank_by_number = {rank.rank: rank for rank in record.ranks}
-    started = {number for number, rank in rank_by_number.items() if rank.facts or rank.stages}
-    missing = [number for number in range(record.request.world.size) if number not in started]
+    """Reports ranks that did not start, and ranks that did not finish."""
+    missing = _unstarted_ranks(record)
     if missing and record.ending != "not started":
         yield error(
             kind="rank-missing",
@@ -69,23 +67,34 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
         )
     stopped = [rank for rank in record.ranks if rank.rank not in missing and not rank.ended]
     if stopped:
-        guilty = [rank for rank in stopped if rank.rank == record.guilty_rank]
-        first = guilty[0] if guilty else stopped[0]
-        last_stage = first.stages[-1].name if first.stages else "none"
-        reason = f"{record.ending_reason}; " if record.ending_reason else ""
-        yield error(
-            kind="rank-stopped",
-            message=f"{reason}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not "
-            f"come to the end; the last finished stage of rank {first.rank}: {last_stage}",
-            advice="See the log (--json prints its end), and whether the host ran out of memory or was cut off",
-            about=concerning(stopped),
-        )
+        yield _stopped_ranks_finding(record, stopped)
     if record.ending == "not started":
         yield error(
             kind="not-started",
             message=f"no rank was started: {record.ending_reason}",
             advice="Mend the hosts, and check again",
         )
+
+
+def _unstarted_ranks(record: CheckRecord) -> list[int]:
+    """Return the numbers of the ranks that recorded neither where they run nor a stage."""
+    started = {rank.rank for rank in record.ranks if rank.facts or rank.stages}
+    return [number for number in range(record.request.world.size) if number not in started]
+
+
+def _stopped_ranks_finding(record: CheckRecord, stopped: Sequence[CheckedRank]) -> Finding:
+    """Return the finding for ranks that did not finish, with the last stage of the rank that was the cause."""
+    guilty = [rank for rank in stopped if rank.rank == record.guilty_rank]
+    first = guilty[0] if guilty else stopped[0]
+    last_stage = first.stages[-1].name if first.stages else "none"
+    reason = f"{record.ending_reason}; " if record.ending_reason else ""
+    return error(
+        kind="rank-stopped",
+        message=f"{reason}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not "
+        f"come to the end; the last finished stage of rank {first.rank}: {last_stage}",
+        advice="See the log (--json prints its end), and whether the host ran out of memory or was cut off",
+        about=concerning(stopped),
+    )
 
 
 def _last_words(log: str) -> str:
@@ -110,6 +119,8 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
 
 
 class _FailedStage(NamedTuple):
+    """A rank in which a stage failed, and why."""
+
     rank: CheckedRank
     reason: str
 
@@ -117,7 +128,7 @@ class _FailedStage(NamedTuple):
 def failed_stages(record: CheckRecord) -> Iterable[Finding]:
     """Reports stages that some ranks did not finish, one finding each; ranks that hung come first."""
     for stage in STAGES:
-        late: list[CheckedRank] = []
+        late: list[CheckedRank] = []  # not done within the stage's limit
         failed: list[_FailedStage] = []
         for rank in record.ranks:
             for line in rank.stages:
@@ -132,6 +143,14 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
 def _failed_stage_finding(
     record: CheckRecord, stage: CheckStage, late: Sequence[CheckedRank], failed: Sequence[_FailedStage]
 ) -> Finding:
+    """Return the finding for a stage that some ranks did not finish.
+
+    Args:
+        record: the check, for the stage's limit.
+        stage: the stage.
+        late: ranks that were not done within the limit.
+        failed: ranks in which the stage failed.
+    """
     clauses = []
     if late:
         limit = record.request.limits.get(stage, 0.0)
@@ -191,7 +210,7 @@ def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
 def _host_answer(name: str, file: Path) -> HostAnswer:
     """Return a host's answer when asked to read `file`, or why it does not answer."""
     began = time.monotonic()
-    resolution = _within(RESOLVE_SECONDS, lambda: _resolve(name))
+    resolution = _answer_within(RESOLVE_SECONDS, lambda: _resolve(name))
     if resolution is None:
         reason = f"its name is not resolved within {RESOLVE_SECONDS:g} s"
         return HostAnswer(name=name, address=None, seconds=None, reason=reason)
@@ -200,7 +219,7 @@ def _host_answer(name: str, file: Path) -> HostAnswer:
         return HostAnswer(name=name, address=None, seconds=None, reason=reason)
     address = resolution.address
     unanswered = partial(HostAnswer, name=name, address=address, seconds=None)
-    if _within(RESOLVE_SECONDS, lambda: is_this_machine(name)):
+    if _answer_within(RESOLVE_SECONDS, lambda: is_this_machine(name)):
         return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=file.exists())
     try:
         answer = answer_to(on_host(name, ["test", "-r", str(file)]), ANSWER_SECONDS)
@@ -223,14 +242,18 @@ class _Resolution(NamedTuple):
 
 
 def _resolve(name: str) -> _Resolution:
+    """Look up the address of a name, as long as that takes."""
     try:
         return _Resolution(str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]))
     except (OSError, UnicodeError) as error:
         return _Resolution(None, f"{getattr(error, 'strerror', None) or error}")
 
 
-def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Return what `ask` returns, or None where it takes longer: the resolver cannot be told when to give up."""
+def _answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
+    """Return what `ask` returns; None where it takes longer.
+
+    Needed for the resolver, which takes no limit.
+    """
     answer: list[Answer] = []
     thread = threading.Thread(target=lambda: answer.append(ask()), daemon=True)
     thread.start()

@@ -44,7 +44,7 @@ _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\
 """Used where no study is given; its model and data are not used."""
 _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 """Bytes of messages: from 1 KiB to 256 MiB in steps of 4, and 512 MiB."""
-_QUICK_SIZES = _SIZES[:7]
+_QUICK_SIZES = tuple(size for size in _SIZES if size <= 4 << 20)
 """Bytes of messages in a quick check: from 1 KiB to 4 MiB."""
 _MOST_RANKS_PER_NODE = 4096
 
@@ -53,7 +53,36 @@ _LIMITS: dict[checks.CheckStage, float] = {
     "matmul": 60.0, "compute": 90.0, "loader": 180.0, "disk": 90.0,
 }  # fmt: skip
 """Longest time of each stage, in seconds."""
-_QUICK_LIMITS = _LIMITS | {"collectives": 90.0}
+
+
+class _Effort(NamedTuple):
+    """How much a check measures, and for how long."""
+
+    sweep: checks.SweepPlan
+    """The messages of each collective operation."""
+    compute_repeats: int
+    compute_seconds: float
+    """Seconds of training steps without transfers, in each repeat."""
+    loader_seconds: float
+    """Seconds for which batches are loaded."""
+    limits: dict[checks.CheckStage, float]
+    """Longest time of each stage, in seconds."""
+
+
+_FULL_EFFORT = _Effort(
+    checks.SweepPlan(sizes_bytes=_SIZES, longest_seconds=1.0, seconds_per_size=0.5),
+    compute_repeats=5,
+    compute_seconds=1.0,
+    loader_seconds=2.0,
+    limits=_LIMITS,
+)
+_QUICK_EFFORT = _Effort(
+    checks.SweepPlan(sizes_bytes=_QUICK_SIZES, longest_seconds=0.2, seconds_per_size=0.1),
+    compute_repeats=3,
+    compute_seconds=0.3,
+    loader_seconds=0.5,
+    limits=_LIMITS | {"collectives": 90.0},
+)
 
 
 @dataclass(frozen=True)
@@ -104,17 +133,17 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
     if path is None:
         return CheckTarget(study, scheduler, hosts, nodes, trial=None)
     expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
-    trial_id = max(expansion.trials, key=lambda trial_id: _ranks_then_shared(expansion.trials[trial_id]))
+    trial_id = max(expansion.trials, key=lambda trial_id: _size_key(expansion.trials[trial_id]))
     return CheckTarget(study, scheduler, hosts, nodes, expansion.trials[trial_id], expansion.fingerprints[trial_id])
 
 
-def _ranks_then_shared(trial: Trial) -> tuple[int, int]:
-    """Return the key by which the largest trial is found: its ranks, then the ranks that share its model."""
+def _size_key(trial: Trial) -> tuple[int, int]:
+    """Return a trial's ranks, then the ranks that share its model: the largest pair is that of the largest trial."""
     return trial.world.size, trial.parallel.ranks_per_model
 
 
 def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> checks.CheckRequest:
-    """Return the work of every rank.
+    """Return what every rank of a check does.
 
     Args:
         target: the hosts, and the trial for whose training they are checked.
@@ -126,32 +155,23 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     """
     if ranks_per_node is not None and not 1 <= ranks_per_node <= _MOST_RANKS_PER_NODE:
         raise RequestError(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"])
-    machine = target.scheduler.machine()
     trial = target.trial
-    if not ranks_per_node:
-        ranks_per_node = trial.world.ranks_per_node if trial is not None else _usual_ranks(target, machine)
+    machine = target.scheduler.machine()
     device: DeviceName = trial.train.device if trial is not None else device_of(target.study, machine)
-    world = World(
-        nodes=target.nodes,
-        ranks_per_node=ranks_per_node,
-        threads_per_rank=_threads_per_rank(target, machine, ranks_per_node, device),
-    )
+    world = _checked_world(target, machine, device, ranks_per_node)
     group_exchanges = exchanges(trial, world.size) if trial is not None else {}
-    limits = _QUICK_LIMITS if quick else _LIMITS
-    if group_exchanges:
+    effort = _QUICK_EFFORT if quick else _FULL_EFFORT
+    limits = effort.limits
+    if group_exchanges:  # these groups are measured after those of all ranks, in the same stage
         limits = limits | {"collectives": 2 * limits["collectives"]}
     return checks.CheckRequest(
         world=world,
         device=device,
         precision=_precision(trial, machine, device),
-        sweep=checks.SweepPlan(
-            sizes_bytes=_QUICK_SIZES if quick else _SIZES,
-            longest_seconds=0.2 if quick else 1.0,
-            seconds_per_size=0.1 if quick else 0.5,
-        ),
-        compute_repeats=3 if quick else 5,
-        compute_seconds=0.3 if quick else 1.0,
-        loader_seconds=0.5 if quick else 2.0,
+        sweep=effort.sweep,
+        compute_repeats=effort.compute_repeats,
+        compute_seconds=effort.compute_seconds,
+        loader_seconds=effort.loader_seconds,
         limits=limits,
         trial=trial,
         dataset_fingerprint=target.dataset_fingerprint,
@@ -159,12 +179,29 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     )
 
 
+def _checked_world(target: CheckTarget, machine: Machine, device: DeviceName, ranks_per_node: int | None) -> World:
+    """Return the ranks of a check. Args: ranks_per_node: None: as many as the trial has, or as is usual."""
+    if ranks_per_node is None:
+        trial = target.trial
+        ranks_per_node = trial.world.ranks_per_node if trial is not None else _usual_ranks(target, machine)
+    return World(
+        nodes=target.nodes,
+        ranks_per_node=ranks_per_node,
+        threads_per_rank=_threads_per_rank(target, machine, ranks_per_node, device),
+    )
+
+
 def _threads_per_rank(target: CheckTarget, machine: Machine, ranks_per_node: int, device: DeviceName) -> int:
-    """Return the trial's threads where its ranks lie as in training, else the study's, else a share of the cores."""
+    """Return the CPU threads of each rank.
+
+    They are the trial's where a host gets as many ranks as in training, else what the study says, else the rank's share
+    of the host's cores.
+    """
     trial = target.trial
-    threads = target.study.launch.threads_per_rank
     if trial is not None and trial.world.ranks_per_node == ranks_per_node:
-        threads = trial.world.threads_per_rank
+        threads: int | None = trial.world.threads_per_rank
+    else:
+        threads = target.study.launch.threads_per_rank
     return threads or machine.threads_for(ranks_per_node, device)
 
 
@@ -183,12 +220,12 @@ def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.
     parallel = trial.parallel
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
         return {}
-    halves: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
-    whole: tuple[checks.Operation, ...] = ("all_reduce",)
+    of_shards: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
+    of_whole_tensors: tuple[checks.Operation, ...] = ("all_reduce",)
     operations_by_group: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
-        "replicas": halves if of_engine(trial.train.engine).shards(trial.train) else whole,
+        "replicas": of_shards if of_engine(trial.train.engine).shards(trial.train) else of_whole_tensors,
         "sequence": ("all_to_all",),
-        "tensor": halves if parallel.shard_norms else whole,
+        "tensor": of_shards if parallel.shard_norms else of_whole_tensors,
         "pipeline": ("send_recv",),
     }
     group_sizes: dict[checks.SplitGroup, int] = {
@@ -201,10 +238,10 @@ def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.
 
 
 def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
-    """Return the ranks per host where nothing says how many: one on each GPU, within the hostfile's slots.
+    """Return the ranks per host where nothing says how many.
 
-    Without GPUs as many as the slots, else one on each of several hosts, and two on a single one, so that there is
-    something to exchange.
+    Hosts with GPUs get one rank on each GPU, within the hostfile's slots. Others get as many ranks as slots. Without
+    slots each of several hosts gets one, and a single host two, so that there is something to exchange.
     """
     slots = target.scheduler.slots()
     if machine.gpus:
@@ -265,34 +302,44 @@ def run_check(
     launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _ANY_FOLDER, RANK_MODULE)
     checks_folder = checks.check_folder(results).absolute()
     run = _CheckRun.begin(checks_folder)
-    request_file = run.folder / "request.json"
     try:
         run.folder.mkdir(parents=True)
-        write_record(request_file, request.model_dump_json())
+        run.write_request(request)
     except OSError as error:
         raise StoreError(
             f"{shown(str(checks_folder))} cannot be written: {error.strerror or error}",
             next_step="Give a folder you may write to with -o",
         ) from None
     try:
-        answers = ask(target.hosts, request_file)
-        unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
-        if unusable:
-            target = target.without(unusable)
-            request = _request_for_fewer_nodes(request, target.nodes)
-            write_record(request_file, request.model_dump_json())
-        if unusable and not target.hosts:
-            end = _End("not started", "no host is left to start one on")
-        else:
-            duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
-            say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
-            end = _measure(target, request, run.folder)
-        record = _record_of(run, target, request, answers, end, results)
+        record = _check_usable_hosts(run, target, request, results, say)
         return StoredCheck(record, checks.write_check(checks_folder, record))
     except KeyboardInterrupt:
         raise CheckInterrupted("interrupted: all ranks are ended, and nothing is stored") from None
     finally:
         shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def _check_usable_hosts(
+    run: _CheckRun,
+    target: CheckTarget,
+    request: checks.CheckRequest,
+    results: Path | None,
+    say: Callable[[str], None],
+) -> checks.CheckRecord:
+    """Ask the hosts, measure on those that answer and see the check's folder, and return the record."""
+    answers = ask(target.hosts, run.request_file)
+    unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
+    if not unusable:
+        end = _measure(target, request, run.folder, say)
+        return _record_of(run, target, request, answers, end, results)
+    usable_target = target.without(unusable)
+    smaller_request = _request_for_fewer_nodes(request, usable_target.nodes)
+    run.write_request(smaller_request)
+    if usable_target.hosts:
+        end = _measure(usable_target, smaller_request, run.folder, say)
+    else:
+        end = _End("not started", "no host is left to start one on")
+    return _record_of(run, usable_target, smaller_request, answers, end, results)
 
 
 @dataclass(frozen=True)
@@ -313,6 +360,15 @@ class _CheckRun:
         started = time.time()
         check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started))}-{secrets.token_hex(3)}"
         return cls(check_id, checks_folder / check_id, started, time.monotonic())
+
+    @property
+    def request_file(self) -> Path:
+        """The file from which ranks read what to do."""
+        return self.folder / "request.json"
+
+    def write_request(self, request: checks.CheckRequest) -> None:
+        """Write, or replace, the request for the ranks."""
+        write_record(self.request_file, request.model_dump_json())
 
 
 def _record_of(
@@ -366,8 +422,17 @@ class _End:
     """The rank that was the cause."""
 
 
-def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path) -> _End:
-    """Start the ranks, as forks where their launcher allows it, and wait for their end."""
+def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path, say: Callable[[str], None]) -> _End:
+    """Start the ranks, as forks where their launcher allows it, and wait for their end.
+
+    Args:
+        target: the hosts.
+        request: the work of every rank.
+        folder: the folder of the ranks' records.
+        say: called with a line on what is checked, and how long that takes.
+    """
+    duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
+    say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
     launch = target.study.launch
     spawn = launch_plan(target.scheduler, launch, target.launcher, request.world, folder, RANK_MODULE)
     try:
@@ -407,8 +472,8 @@ def _hosts_and_ranks(request: checks.CheckRequest) -> str:
 
 def loader_need(trial: Trial, ranks: Sequence[checks.CheckedRank], results: Path | None) -> checks.LoaderNeed | None:
     """Return the images per second that one rank needs; None where neither a run nor the model's FLOPs say."""
-    measured = _need_of_runs(trial, results) if results is not None else None
-    return measured or _need_by_arithmetic(trial, ranks)
+    need = _need_of_runs(trial, results) if results is not None else None
+    return need if need is not None else _need_by_arithmetic(trial, ranks)
 
 
 def _need_of_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
@@ -441,6 +506,10 @@ def _loads_alike(stored: Trial, trial: Trial) -> bool:
 
 
 def _need_by_arithmetic(trial: Trial, ranks: Sequence[checks.CheckedRank]) -> checks.LoaderNeed | None:
+    """Return the rate at which a rank would train if it did nothing but multiply matrices as fast as measured.
+
+    Returns None where no rate was measured, or the model's FLOPs are unknown.
+    """
     rates = [rank.matmul.flops_per_second for rank in ranks if rank.matmul is not None]
     flops = flops_per_image(trial)
     if not rates or isinstance(flops, str) or flops <= 0:

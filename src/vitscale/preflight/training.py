@@ -39,6 +39,7 @@ def _shares_models(fields: EngineFields) -> bool:
 
 
 def _checked_engines() -> Iterator[EngineFields]:
+    """Yield every engine with each set of options with which it is to be checked."""
     for name, facts in ENGINES.items():
         for fields in facts.checked:
             yield {"engine": name, **fields}
@@ -134,26 +135,42 @@ def check_training(
             f"{ranks} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
         )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
-    engines: list[EngineFields] = [{"engine": _REFERENCE}]
-    missing = []
-    for fields in _ENGINES:
-        reason = _unavailable(fields, device, ranks)
-        if reason:
-            missing.append(f"{_name(fields)}: {reason}")
-        else:
-            engines.append(fields)
+    selection = _selected_engines(device, ranks)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "training-check.toml"
-        path.write_text(_study_text(engines, ranks), encoding="utf-8")
+        path.write_text(_study_text(selection.engines, ranks), encoding="utf-8")
         plan = _with_needed_trials(runner.plan(path, overlay=overlay, results=results), ranks)
         runner.run(plan, results, runner.RunOptions(), console)
     proved: list[Proof] = []
     for result in analysis.analyse_folder(results).trials.values():
         proved += proofs(result)
-    return TrainingCheck(results, tuple(proved), tuple(missing))
+    return TrainingCheck(results, tuple(proved), selection.missing)
+
+
+class _EngineSelection(NamedTuple):
+    """The engines that can be checked here, and those that cannot."""
+
+    engines: tuple[EngineFields, ...]
+    """The reference comes first."""
+    missing: tuple[str, ...]
+    """Engines that were left out, each with its reason."""
+
+
+def _selected_engines(device: DeviceName, ranks: int) -> _EngineSelection:
+    """Choose the engines that can be checked on this many ranks."""
+    engines: list[EngineFields] = [{"engine": _REFERENCE}]
+    missing = []
+    for fields in _ENGINES:
+        reason = _unavailable(fields, device, ranks)
+        if reason:
+            missing.append(f"{_engine_title(fields)}: {reason}")
+        else:
+            engines.append(fields)
+    return _EngineSelection(tuple(engines), tuple(missing))
 
 
 def _usual_ranks_per_node(target: CheckTarget, machine: Machine, device: DeviceName) -> int:
+    """Return the hostfile's slots, else the number of GPUs; on CPUs one rank per host, or two on a single host."""
     slots = target.scheduler.slots()
     if slots:
         return slots
@@ -177,12 +194,15 @@ def _study_text(engines: Iterable[EngineFields], ranks: int) -> str:
     )
 
 
-def _name(fields: EngineFields) -> str:
-    """Return "deepspeed 3" or "megatron tensor 2": the values, and the names of those of [parallel]."""
+def _engine_title(fields: EngineFields) -> str:
+    """Return the values, those of [parallel] with their names: "deepspeed 3", "megatron tensor 2".
+
+    The latter is of {"engine": "megatron", "parallel.tensor": 2}.
+    """
     words = []
     for key, value in fields.items():
-        _, _, parallel_field = key.partition(".")
-        words.append(f"{parallel_field} {value}".strip() if "." in key else str(value))
+        _, _, parallel_name = key.partition(".")
+        words.append(f"{parallel_name} {value}" if parallel_name else str(value))
     return " ".join(words)
 
 
@@ -198,7 +218,10 @@ def _unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | 
 
 
 def _with_needed_trials(plan: Plan, ranks: int) -> Plan:
-    """Return the plan with one trial per engine on all ranks, and the plain one on one rank as reference for losses."""
+    """Return the plan with one trial per engine.
+
+    Each engine trains on all ranks, except the reference, with whose losses all are compared: it trains on one rank.
+    """
     trials = {}
     for trial_id, trial in plan.record.trials.items():
         needed_ranks = 1 if of_engine(trial.train.engine).alone else ranks
@@ -246,23 +269,27 @@ def training_fields(
 def training_document(
     results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> doc.Document:
-    """Return a document with the claims that fail, then a table: a row for each engine and a column for each claim.
+    """Return the answer of `check --training`.
+
+    It has the number of claims that hold, a finding for each claim that fails, and a table with a row for each engine
+    and a column for each kind of claim. Every claim in words is in a folded section.
 
     Args:
         results: folder of the runs.
         bundle: file with the runs, without names and paths.
         proofs: all claims.
-        missing: engines that were left out, and why.
-        findings: for the claims that fail.
+        missing: engines that were left out, each with its reason: "megatron: megatron-core is not installed".
+        findings: those of `training_findings`.
     """
-    details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
-    blocks: list[doc.Block] = [doc.Paragraph(_counts_of_proofs(proofs), "strong"), *findings, _proof_table(proofs)]
+    blocks: list[doc.Block] = [doc.Paragraph(_counts_of_proofs(proofs), "strong")]
+    blocks += findings
+    blocks.append(_proof_table(proofs))
     if missing:
         blocks.append(doc.Bullets(tuple(f"left out: {engine_and_reason}" for engine_and_reason in missing)))
+    details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
     blocks.append(doc.Section("What was found", (doc.Bullets(details),), folded=True))
-    return doc.Document(
-        "", tuple(blocks), (f"Runs: vitscale report {results}", f"To send, without names and paths: {bundle}")
-    )
+    last_lines = (f"Runs: vitscale report {results}", f"To send, without names and paths: {bundle}")
+    return doc.Document("", tuple(blocks), last_lines)
 
 
 def _counts_of_proofs(proofs: Sequence[Proof]) -> str:
@@ -278,6 +305,7 @@ class _Claim(NamedTuple):
 
 
 def _proof_table(proofs: Sequence[Proof]) -> doc.Table:
+    """Return a table with a row for each engine, and a column for each kind of claim that was made of any engine."""
     proof_by_claim = {_Claim(proof.engine, proof.subject): proof for proof in proofs}
     engines = dict.fromkeys(proof.engine for proof in proofs)
     proved_subjects = {proof.subject for proof in proofs}
@@ -291,6 +319,7 @@ def _proof_table(proofs: Sequence[Proof]) -> doc.Table:
 
 
 def _cell(proof: Proof | None) -> doc.Cell:
+    """Return "yes", "NO" or a dash, in some columns with the measured difference in brackets."""
     if proof is None:
         return doc.Cell(UNKNOWN)
     words = {"holds": "yes", "fails": "NO", "untold": UNKNOWN}

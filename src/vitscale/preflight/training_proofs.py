@@ -1,6 +1,7 @@
-"""Proofs: claims about an engine on these devices, from the records of a few tiny runs, each with its figure.
+"""Proofs of claims about an engine on these devices, such as that each rank has its own GPU.
 
-A claim holds, fails, or is untold, where the records do not show it.
+The records of a few tiny runs show whether a claim holds or fails, with a figure. Where they do not show it, the claim
+is "untold".
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vitscale.trial.trial import Trial
 
 Status = Literal["holds", "fails", "untold"]
 _BYTES_OFF = 64
-"""Bytes by which an engine's traffic in a step may differ from arithmetic: it pads numbers to whole rows."""
+"""Most bytes by which an engine's traffic in a step may differ from arithmetic: it pads numbers to whole rows."""
 _CLOCKS_APART = 0.05
 """Share of an epoch, or of a step, by which two clocks may differ."""
 _EPOCH_SECONDS = 0.02
@@ -199,14 +200,18 @@ def _launches(name: str, run: Run) -> Proof:
         return Proof("launches", name, "holds", message, figure=0.0, limit=0.0)
     # A rank may explain a step in several lines, of which the last one counts.
     reason_by_step = {(step.rank, step.line.step): step.lost_reasons[-1] for step in lost_steps}
-    (rank, step_index), reason = next(iter(reason_by_step.items()))
+    first_rank, first_step = next(iter(reason_by_step))
+    reason = reason_by_step[first_rank, first_step]
     message = (
-        f"{len(reason_by_step)} of {len(steps)} explained steps of ranks; rank {rank}, step {step_index + 1}: {reason}"
+        f"{len(reason_by_step)} of {len(steps)} explained steps of ranks; rank {first_rank}, step {first_step + 1}: "
+        f"{reason}"
     )
     return Proof("launches", name, "fails", message, figure=len(reason_by_step) / len(steps), limit=0.0)
 
 
 class _ExplainedStep(NamedTuple):
+    """A step of one rank, as the profiler explained it."""
+
     rank: int
     line: ExplainedLine
 
@@ -261,26 +266,26 @@ def _epoch_differences(rank: RankRecord) -> Iterator[_ClockDifference]:
 
 def _profiling(name: str, run: Run) -> Proof:
     """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it."""
-    before, after = _steps_around_profiler(run)
-    if run.header.trial.train.device == "cuda" and before:
-        is_clean: Status = "fails" if after else "holds"
-        message = f"{len(after)} timed steps after it first ran"
-        return Proof("profiling", name, is_clean, message, figure=float(len(after)), limit=0.0)
-    if min(len(before), len(after)) < _FEWEST:
-        return Proof("profiling", name, "untold", f"{len(before)} timed steps before it and {len(after)} after")
-    earlier = _spread(before)
-    later = _spread(after)
-    largest_deviation = max(earlier.deviation, later.deviation)
-    if earlier.median <= 0 or largest_deviation / earlier.median > _UNSTEADY:
-        share = units.percent(largest_deviation / earlier.median) if earlier.median > 0 else "all"
+    steps = _steps_around_profiler(run)
+    if run.header.trial.train.device == "cuda" and steps.before:
+        clean_status: Status = "fails" if steps.after else "holds"
+        message = f"{len(steps.after)} timed steps after it first ran"
+        return Proof("profiling", name, clean_status, message, figure=float(len(steps.after)), limit=0.0)
+    if min(len(steps.before), len(steps.after)) < _FEWEST:
+        message = f"{len(steps.before)} timed steps before it and {len(steps.after)} after"
+        return Proof("profiling", name, "untold", message)
+    before = _spread(steps.before)
+    after = _spread(steps.after)
+    largest_deviation = max(before.deviation, after.deviation)
+    if before.median <= 0 or largest_deviation / before.median > _UNSTEADY:
+        share = units.percent(largest_deviation / before.median) if before.median > 0 else "all"
         return Proof("profiling", name, "untold", f"timed steps vary by {share} by themselves: other work goes on here")
-    slowdown = later.median / earlier.median - 1
-    error = math.hypot(earlier.deviation / math.sqrt(len(before)), later.deviation / math.sqrt(len(after)))
-    chance_seconds = _CHANCE_ERRORS * _MEDIAN_ERROR * error
-    is_beyond_chance = later.median - earlier.median > chance_seconds
+    slowdown = after.median / before.median - 1
+    chance_seconds = _CHANCE_ERRORS * _MEDIAN_ERROR * math.hypot(before.standard_error, after.standard_error)
+    is_beyond_chance = after.median - before.median > chance_seconds
     status: Status = "fails" if slowdown > _SLOWED and is_beyond_chance else "holds"
     change = f"{units.percent(slowdown, 1)} slower" if slowdown > 0 else f"{units.percent(-slowdown, 1)} faster"
-    chance = units.percent(chance_seconds / earlier.median, 1)
+    chance = units.percent(chance_seconds / before.median, 1)
     message = f"timed steps are {change} after it first ran; chance is within {chance}"
     return Proof("profiling", name, status, message, slowdown, _SLOWED)
 
@@ -293,18 +298,16 @@ class _StepSeconds(NamedTuple):
 
 
 def _steps_around_profiler(run: Run) -> _StepSeconds:
-    """Return the timed steps without the first of each epoch; none where no step was explained."""
+    """Return the timed steps of rank 0, without the first of each epoch; none where no step was explained."""
+    no_steps = _StepSeconds([], [])
     if not run.ranks:
-        return _StepSeconds([], [])
+        return no_steps
     rank = run.ranks[0]
-    explained = [line.step for line in rank.steps if line.window == "explained"]
-    if not explained:
-        return _StepSeconds([], [])
-    first_explained = min(explained)
-    first_step_by_epoch: dict[int, int] = {}
-    for line in rank.steps:
-        first_step_by_epoch[line.epoch] = min(line.step, first_step_by_epoch.get(line.epoch, line.step))
-    epoch_begins = {first_step_by_epoch[epoch.epoch] for epoch in rank.epochs}
+    explained_steps = [line.step for line in rank.steps if line.window == "explained"]
+    if not explained_steps:
+        return no_steps
+    first_explained = min(explained_steps)
+    epoch_begins = _first_steps_of_epochs(rank)
     # Warm-up steps do not count in a run's figures, but here their later part lies before the profiler.
     settled = [line for line in rank.steps if line.window == "light" and line.step >= _SETTLED]
     timed = [line for line in settled if line.step not in epoch_begins]
@@ -314,15 +317,34 @@ def _steps_around_profiler(run: Run) -> _StepSeconds:
     )
 
 
+def _first_steps_of_epochs(rank: RankRecord) -> set[int]:
+    """Return the first step of each epoch that a rank has recorded whole."""
+    first_step_by_epoch: dict[int, int] = {}
+    for line in rank.steps:
+        first_step_by_epoch[line.epoch] = min(line.step, first_step_by_epoch.get(line.epoch, line.step))
+    return {first_step_by_epoch[epoch.epoch] for epoch in rank.epochs}
+
+
 class _Spread(NamedTuple):
+    """The centre and the spread of some values."""
+
+    values: int
+    """How many values there are."""
     median: float
     deviation: float
     """A standard deviation from the median absolute deviation, which slow steps do not affect."""
 
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the values' mean."""
+        return self.deviation / math.sqrt(self.values)
+
 
 def _spread(values: Sequence[float]) -> _Spread:
     median = statistics.median(values)
-    return _Spread(median, 1.4826 * statistics.median([abs(value - median) for value in values]))
+    # For normally distributed values the standard deviation is 1.4826 times the median absolute deviation.
+    deviation = 1.4826 * statistics.median([abs(value - median) for value in values])
+    return _Spread(len(values), median, deviation)
 
 
 def failures(proofs: Iterable[Proof]) -> list[Proof]:

@@ -48,6 +48,22 @@ def answers_within(connection: socket.socket, seconds: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def _connect(address_and_port: str) -> socket.socket:
+    """Return a connection to a driver, whose reads give up after `BEAT_SECONDS`.
+
+    Args:
+        address_and_port: "10.0.0.1:40123".
+
+    Raises:
+        OSError: the driver does not answer.
+    """
+    address, _, port = address_and_port.rpartition(":")
+    connection = socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS)
+    answers_within(connection, SILENCE_SECONDS)
+    connection.settimeout(BEAT_SECONDS)
+    return connection
+
+
 class Heartbeat:
     """The process's end of the connection."""
 
@@ -59,17 +75,18 @@ class Heartbeat:
         dump_stacks: Callable[[], None] | None = None,
         lost: Callable[[], None] | None = None,
     ) -> None:
-        """Connect, and watch from a thread of its own.
+        """Connect to the driver, and start the thread that sends beats and watches the connection.
 
         Args:
-            launch: the run's launch file.
+            launch: the run's launch file, which has the driver's address and the run's token.
             role: "rank 3", or "agent" for what starts ranks on a host.
-            progress: progress to send with each beat.
-            dump_stacks: called when the driver asks; writes where each thread stands.
-            lost: called when the driver is gone, before this process is ended.
+            progress: progress to send with each beat; None: beats without it.
+            dump_stacks: called when the driver asks; writes where each thread stands. None: nothing is written.
+            lost: called when the driver is gone, before this process is ended; None: nothing is.
 
         Raises:
             OSError: the driver does not answer.
+            ValueError: the run has no heartbeat.
         """
         if launch.lifeline is None:
             raise ValueError("this run has no heartbeat")
@@ -77,19 +94,18 @@ class Heartbeat:
         self._dump_stacks = dump_stacks
         self._lost = lost
         self._closing = threading.Event()
+        """Set once this process says that it ends."""
         self._driver_gone = False
-        address, _, port = launch.lifeline.rpartition(":")
-        self._connection = socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS)
-        answers_within(self._connection, SILENCE_SECONDS)
-        self._connection.settimeout(BEAT_SECONDS)
+        self._connection = _connect(launch.lifeline)
         self._send({"token": launch.token, "role": role, "host": socket.gethostname(), "pid": os.getpid()})
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the driver that this process ends because its work is done or its reason is recorded.
+        """Tell the driver that this process ends, and that this is no failure of the connection.
 
-        Does not return where the driver is gone already: the process is ended after `lost` has returned.
+        Called once the work is done, or the reason for the end is recorded. Does not return where the driver is gone
+        already: the process is ended after `lost` has returned.
         """
         if self._driver_gone:
             self._thread.join()
@@ -104,15 +120,18 @@ class Heartbeat:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _watch(self) -> None:
-        """Send a beat a second and read what the driver asks, until the process closes or the driver is gone."""
+        """Send a beat a second and read what the driver asks, until the process closes or the driver is gone.
+
+        The driver sends "\\n" with its own beats, and "s" to ask for stacks.
+        """
         while not self._closing.is_set():
             try:
                 self._send({} if self._progress is None else asdict(self._progress))
                 received = self._connection.recv(256)
             except TimeoutError:
-                continue
+                continue  # nothing has come for `BEAT_SECONDS`: the next beat is due
             except OSError:
-                received = b""
+                received = b""  # as where the driver's host has closed the connection
             if self._closing.is_set():
                 return
             if not received:

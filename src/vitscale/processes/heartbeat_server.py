@@ -23,14 +23,14 @@ from typing import Any, Literal, NamedTuple
 from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_within
 
 _LONGEST_MESSAGE = 4096
-_FILES = 65_536
+_MOST_OPEN_FILES = 65_536
 """Files that this process may have open, where the system allows as many."""
 _HELLO_SECONDS = 30.0
 """A connection that has not said hello for this long is closed."""
 _CROWDED_HELLO_SECONDS = 0.25
 """The same while others wait to be let in. A rank says hello as it connects."""
-_SILENT_SHARE = 8
-"""One in so many of all connections may be one that has not said hello."""
+_UNKNOWN_SHARE = 8
+"""Of all connections one in so many may be unknown, that is not have said hello yet."""
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 
@@ -73,8 +73,8 @@ class HeartbeatServer:
         self._closing = False
         self._most_connections = _connections_allowed()
         """Most connections that have said hello."""
-        self._most_silent = max(1, self._most_connections // _SILENT_SHARE)
-        """Most connections that have not."""
+        self._most_unknown = max(1, self._most_connections // _UNKNOWN_SHARE)
+        """Most connections that have not said hello yet."""
         self._accepting = True
         """Whether new callers are listened to."""
         self._buffers: dict[socket.socket, bytes] = {}
@@ -110,39 +110,39 @@ class HeartbeatServer:
         self._server.close()
 
     def _serve(self) -> None:
-        """Take in what comes, and send a beat to every connection, until the server is closed."""
+        """Receive what comes, and send a beat to every connection each second, until the server is closed."""
         last_beat = time.monotonic()
         while not self._closing:
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hear(key.fileobj)
+                    self._receive(key.fileobj)
             now = time.monotonic()
             if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
                 message = b"s" if self._stacks_wanted else b"\n"
                 self._stacks_wanted = False
                 # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
                 for connection in [*self._buffers]:
-                    self._tell(connection, message)
+                    self._send(connection, message)
                 last_beat = now
-            self._let_in_or_wait(now)
+            self._limit_unknown_connections(now)
 
-    def _let_in_or_wait(self, now_seconds: float) -> None:
-        """Let go of who has not said hello in time, and listen to new callers only where there is room for them.
+    def _limit_unknown_connections(self, now_seconds: float) -> None:
+        """Close connections that have not said hello in time, and listen to new callers only where there is room.
 
-        Whoever can reach the port may connect and say nothing. So the silent have few places, and others wait for these
-        in the kernel's queue: they are not refused, for a rank may be among them.
+        Whoever can reach the port may connect and say nothing. So only few connections may be unknown at a time. Other
+        callers wait in the kernel's queue: they are not refused, for a rank may be among them.
         """
-        is_full = len(self._unknown_since) >= self._most_silent
+        is_full = len(self._unknown_since) >= self._most_unknown
         patience_seconds = _CROWDED_HELLO_SECONDS if is_full else _HELLO_SECONDS
         for connection, since in [*self._unknown_since.items()]:
             if now_seconds - since <= patience_seconds:
-                break  # those behind it came later
-            self._hear(connection)  # its hello may have come just now
+                break  # the following ones came later
+            self._receive(connection)  # its hello may have come just now
             if connection in self._unknown_since:
                 self._forget(connection)
-        has_room = len(self._unknown_since) < self._most_silent
+        has_room = len(self._unknown_since) < self._most_unknown
         if has_room and not self._accepting:
             self._selector.register(self._server, selectors.EVENT_READ)
         elif self._accepting and not has_room:
@@ -150,6 +150,7 @@ class HeartbeatServer:
         self._accepting = has_room
 
     def _accept(self) -> None:
+        """Accept a caller, who is unknown until it says hello; none where there are too many connections."""
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
             if len(self._ranks) >= self._most_connections:
@@ -161,36 +162,41 @@ class HeartbeatServer:
             self._buffers[connection] = b""
             self._unknown_since[connection] = time.monotonic()
 
-    def _tell(self, connection: socket.socket, message: bytes) -> None:
+    def _send(self, connection: socket.socket, message: bytes) -> None:
+        """Send a message, or note that the connection broke; a message that does not fit now is dropped."""
         try:
             connection.send(message)
         except BlockingIOError:
             pass
         except OSError as error:
-            if not _silent(error):
-                self._hear(connection)  # read what it sent before it left
-            self._broken(connection, error)
+            if not _is_silence(error):
+                self._receive(connection)  # read what it sent before it left
+            self._note_disconnection(connection, error)
 
-    def _hear(self, connection: socket.socket) -> None:
-        """Read what has come on a connection, and take in the messages that are whole."""
+    def _receive(self, connection: socket.socket) -> None:
+        """Read what has come on a connection, and handle the messages that are whole."""
         try:
             received = connection.recv(65_536)
         except BlockingIOError:
             return
         except OSError as error:
-            self._broken(connection, error)
+            self._note_disconnection(connection, error)
             return
         if not received:
-            self._broken(connection, None)
+            self._note_disconnection(connection, None)
             return
         *messages, unfinished = (self._buffers[connection] + received).split(b"\n")
         self._buffers[connection] = unfinished
-        is_too_long = len(unfinished) > _LONGEST_MESSAGE
-        if is_too_long or not all(self._take_in(connection, message) for message in messages):
+        if len(unfinished) > _LONGEST_MESSAGE:
             self._forget(connection)
+            return
+        for message in messages:
+            if not self._handle_message(connection, message):
+                self._forget(connection)
+                return
 
-    def _take_in(self, connection: socket.socket, line: bytes) -> bool:
-        """Take in one message; False where the other end does not belong to this run."""
+    def _handle_message(self, connection: socket.socket, line: bytes) -> bool:
+        """Handle one message. Return False where the other end does not belong to this run: it is to be closed."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -198,15 +204,15 @@ class HeartbeatServer:
         if not isinstance(message, dict):
             return False
         if connection in self._unknown_since:
-            return self._welcome(connection, message)
+            return self._handle_hello(connection, message)
         rank = self._ranks[connection]
         if rank is not None:
             with self._lock:
                 self._statuses[rank] = _after_beat(self._statuses[rank], message)
         return True
 
-    def _welcome(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
-        """Take in a hello; False where it is none, or not of this run."""
+    def _handle_hello(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
+        """Handle the first message of a connection. Return False where it is no hello, or that of another run."""
         if not self._is_token(message.get("token")):
             return False
         hello = _parse_hello(message)
@@ -227,19 +233,20 @@ class HeartbeatServer:
             return False
         return hmac.compare_digest(text.encode(errors="backslashreplace"), self._token.encode())
 
-    def _broken(self, connection: socket.socket, error: OSError | None) -> None:
-        """Note that a connection broke, by this error or (None) by the end of its process, and forget it."""
+    def _note_disconnection(self, connection: socket.socket, error: OSError | None) -> None:
+        """Note that a connection broke, and forget it. Args: error: None: the other end closed it."""
         rank = self._ranks.get(connection)
         if rank is not None:
             with self._lock:
                 status = self._statuses[rank]
                 if status.ended_seconds is None:
-                    is_silent = error is not None and _silent(error)
+                    is_silent = error is not None and _is_silence(error)
                     disconnection: Disconnection = "silent" if is_silent else "ended"
                     self._statuses[rank] = replace(status, disconnection=disconnection, ended_seconds=time.monotonic())
         self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:
+        """Close a connection."""
         if connection in self._buffers:
             self._selector.unregister(connection)
             del self._buffers[connection]
@@ -278,10 +285,10 @@ def _connections_allowed() -> int:
     The limit, often 1,024, is raised first, but not as far as possible: some launchers close every number up to it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _FILES:
-        soft = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if 0 <= soft < _MOST_OPEN_FILES:
+        soft = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (_FILES if soft == resource.RLIM_INFINITY else soft) // 2
+    return (_MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) // 2
 
 
 def _listening_socket(address: str) -> socket.socket:
@@ -293,7 +300,7 @@ def _listening_socket(address: str) -> socket.socket:
     return socket.create_server((address, 0), backlog=1024)
 
 
-def _silent(error: OSError) -> bool:
+def _is_silence(error: OSError) -> bool:
     """Whether the host stopped answering, rather than closed the connection."""
     return not isinstance(error, ConnectionResetError | BrokenPipeError)
 

@@ -28,20 +28,22 @@ _LOOK_SECONDS = 0.02
 
 
 def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
-    """End every process of the run, by the signal `first`, then by SIGKILL; returns when all are gone.
+    """End every process of a run on this host, except the calling one, and return when all are gone.
 
-    Of the run are those that carry the token in the environment that they were started with, and those of `sessions`
-    (ids, which are the process ids of their leaders): a fork of a prepared process was started with no token. The
-    calling process is spared.
+    Args:
+        token: the run's token. A process belongs to the run if it was started with the token in its environment.
+        first: the signal that is sent first; SIGKILL follows.
+        sessions: ids of sessions whose processes belong to the run too: forks of a prepared process, which were started
+            without a token. A session's id is the process id of its leader.
     """
     end_run(launch_file.name_of(token), first, sessions)
 
 
 def end_run(name: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
-    """End every process of the run of that name, as `end_all` does."""
+    """End every process of a run, as `end_all` does. Args: name: `launch_file.name_of` the run's token."""
     number = first
     # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
-    while processes := _processes_of(name, sessions) or _processes_of(name, sessions):
+    while processes := _find_processes(name, sessions) or _find_processes(name, sessions):
         for process in processes:
             try:
                 process.send_signal(number)
@@ -57,24 +59,25 @@ def end_run(name: str, first: signal.Signals = signal.SIGTERM, sessions: Collect
 
 
 def processes_of_run(token: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
-    """Return the processes of the run on this host, as `end_all` finds them, except the calling one."""
-    return _processes_of(launch_file.name_of(token), sessions)
+    """Return the processes of a run on this host, except the calling one. Arguments as of `end_all`."""
+    return _find_processes(launch_file.name_of(token), sessions)
 
 
-def _processes_of(name: str, sessions: Collection[int]) -> list[psutil.Process]:
+def _find_processes(name: str, sessions: Collection[int]) -> list[psutil.Process]:
+    """Return the live processes of the run with this name on this host, except the calling one."""
     processes = []
     caller = os.getpid()
     for process in psutil.process_iter():
         try:
             is_other = process.pid != caller
-            if is_other and _is_of_run(process, name, sessions) and _is_alive(process):
+            if is_other and _belongs_to_run(process, name, sessions) and _is_alive(process):
                 processes.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
             continue
     return processes
 
 
-def _is_of_run(process: psutil.Process, name: str, sessions: Collection[int]) -> bool:
+def _belongs_to_run(process: psutil.Process, name: str, sessions: Collection[int]) -> bool:
     """Whether a process is in one of the sessions, or was started with the token of the run of that name."""
     if process.pid in sessions:
         return True  # a leader, also before its `setsid`
@@ -85,7 +88,7 @@ def _is_of_run(process: psutil.Process, name: str, sessions: Collection[int]) ->
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that nobody has reaped yet has."""
+    """Whether a process runs; a zombie, which nobody has reaped yet, does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -7,6 +7,7 @@ is that of the rank that failed first, or 128 + N where signal N ended that rank
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -54,7 +55,7 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
     earlier_handlers = {number: signal.signal(number, pass_on) for number in ASKING}
     try:
         for rank in range(int(ranks)):
-            variables = environment | _variables(rank, int(ranks), port)
+            variables = environment | _rank_variables(rank, int(ranks), port)
             pid = (start_rank or _start_process)([*options, folder], variables)
             rank_by_pid[pid] = rank
             if received:
@@ -88,7 +89,7 @@ def _report(exits: Sequence[_RankExit]) -> int:
     return first_code if first_code > 0 else 128 - first_code
 
 
-def _variables(rank: int, ranks: int, port: str) -> dict[str, str]:
+def _rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:
     """Return the variables by which a rank knows its number. A single rank gets none, and so opens no port."""
     if ranks == 1:
         return {}
@@ -100,19 +101,19 @@ def _start_process(arguments: list[str], variables: Mapping[str, str]) -> int:
     return os.posix_spawn(sys.executable, [sys.executable, *arguments], variables)
 
 
-class _Deadline(NamedTuple):
-    """A stage in the end of the ranks that are left, once one has failed."""
+class _EndingStage(NamedTuple):
+    """A stage in the end of the remaining ranks, once one has failed."""
 
-    number: signal.Signals | None
-    """The signal that they get."""
+    signal_number: signal.Signals | None
+    """The signal that they get as it begins; None: none."""
     seconds: float | None
-    """The time that they have then; None: any."""
+    """The time that they have until the next stage; None: any."""
 
 
-_DEADLINES = (
-    _Deadline(None, _LAST_WORDS_SECONDS),
-    _Deadline(signal.SIGTERM, _GRACE_SECONDS),
-    _Deadline(signal.SIGKILL, None),
+_ENDING_STAGES = (
+    _EndingStage(None, _LAST_WORDS_SECONDS),
+    _EndingStage(signal.SIGTERM, _GRACE_SECONDS),
+    _EndingStage(signal.SIGKILL, None),
 )
 
 
@@ -128,7 +129,10 @@ def _wait_for_all(rank_by_pid: dict[int, int]) -> list[_RankExit]:
     exits: list[_RankExit] = []
 
     def reap(options: int) -> bool:
-        """Note the end of a child, which need not be a rank; False where `options` has WNOHANG and none has ended."""
+        """Note the end of one child, which need not be a rank.
+
+        Waits for one, or with `options` os.WNOHANG returns False where none has ended.
+        """
         pid, status = os.waitpid(-1, options)
         if pid in rank_by_pid:
             exits.append(_RankExit(rank_by_pid.pop(pid), os.waitstatus_to_exitcode(status)))
@@ -137,15 +141,15 @@ def _wait_for_all(rank_by_pid: dict[int, int]) -> list[_RankExit]:
     # Sleep until something ends: this process must not take time from the ranks.
     while rank_by_pid and not any(rank_exit.code for rank_exit in exits):
         reap(0)
-    for deadline in _DEADLINES:
+    for stage in _ENDING_STAGES:
         if not rank_by_pid:
             break
-        if deadline.number == signal.SIGKILL:
+        if stage.signal_number == signal.SIGKILL:
             print("local: SIGKILL to the ranks that did not heed SIGTERM", file=sys.stderr, flush=True)
-        if deadline.number is not None:
-            _signal_all(rank_by_pid, deadline.number)
-        end = None if deadline.seconds is None else time.monotonic() + deadline.seconds
-        while rank_by_pid and (end is None or time.monotonic() < end):
+        if stage.signal_number is not None:
+            _signal_all(rank_by_pid, stage.signal_number)
+        end_seconds = math.inf if stage.seconds is None else time.monotonic() + stage.seconds
+        while rank_by_pid and time.monotonic() < end_seconds:
             if not reap(os.WNOHANG):
                 time.sleep(_LOOK_SECONDS)
     return exits

@@ -34,11 +34,11 @@ class Side(NamedTuple):
 
 
 def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) -> list[Side]:
-    """Plans the studies as sides, with their results in subfolders of `folder`.
+    """Plan the studies as sides, with their results in subfolders of `folder`.
 
     Args:
         studies: study files, two or more.
-        folder: for the results; the subfolders have the names of the sides (`_names`).
+        folder: for the results; the subfolders have the names of the sides (`_side_names`).
         repeats: number of rounds; None: `measure.repeats` of the first study.
 
     Raises:
@@ -47,7 +47,7 @@ def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) 
     if repeats is None:
         repeats = StudyFile.read(studies[0]).study.measure.repeats
     sides = []
-    for study, name in zip(studies, _names(studies), strict=True):
+    for study, name in zip(studies, _side_names(studies), strict=True):
         file = StudyFile.read(study, None, [f"measure.repeats={repeats}"])
         _refuse_study_without_rounds(study, file)
         results = folder / name
@@ -62,7 +62,7 @@ def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) 
 
 
 def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
-    """Does the missing runs of all sides, round by round; returns each side's last report.
+    """Do the missing runs of all sides, round by round, and return each side's last report.
 
     Raises:
         VitscaleError: as `driver.run`.
@@ -80,12 +80,12 @@ def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
 
 
 def _round_order(sides: Sequence[Side], round_index: int) -> Sequence[Side]:
-    """The sides as given in even rounds (from 0), and in reverse in odd ones."""
+    """Return the sides as given in even rounds (from 0), and in reverse in odd ones."""
     return sides if round_index % 2 == 0 else tuple(reversed(sides))
 
 
 def _refuse_study_without_rounds(study: Path, file: StudyFile) -> None:
-    """Refuses a study whose runs cannot be made a given number of times, one after the other.
+    """Refuse a study whose runs cannot be made a given number of times, one after the other.
 
     Raises:
         RequestError: the study adds runs until their results are precise enough, or runs several at a time.
@@ -104,8 +104,8 @@ def _refuse_study_without_rounds(study: Path, file: StudyFile) -> None:
         )
 
 
-def _names(studies: Sequence[Path]) -> list[str]:
-    """Different names for the studies: those of their files, else of their folders, else numbered ones."""
+def _side_names(studies: Sequence[Path]) -> list[str]:
+    """Return different names for the studies: those of their files, else of their folders, else numbered ones."""
     file_names = [study.stem for study in studies]
     folder_names = [study.absolute().parent.name for study in studies]
     for names in (file_names, folder_names):
@@ -116,7 +116,7 @@ def _names(studies: Sequence[Path]) -> list[str]:
 
 
 def _plan_through_round(planned: Plan, round_index: int) -> Plan:
-    """The plan with the runs of rounds 0 to `round_index` alone."""
+    """Return the plan with the runs of rounds 0 to `round_index` alone."""
     tasks = tuple(task for task in planned.tasks if task.repeat <= round_index)
     return replace(planned, tasks=tasks)
 

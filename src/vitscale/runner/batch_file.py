@@ -68,7 +68,7 @@ class JobFile(Spec):
     results: str | None = None
     """The folder that its driver writes to; null in files from before this was kept."""
     closed: bool = False
-    """Whether nothing more comes of it: its runs have outcomes, or others do them. A job that starts now leaves."""
+    """Whether nothing more comes of it: its runs have outcomes, or other jobs do them. If it starts now, it ends."""
 
     def context(self, record: StudyRecord, results: Path) -> RunContext:
         """Return the context that its runs share. `record` is that of study.json in the folder `results`."""
@@ -177,7 +177,7 @@ def run_states(results: Path, job: JobFile) -> dict[RunKey, RunState]:
     return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
-def waiting(results: Path, job: JobFile) -> set[RunKey]:
+def runs_without_outcome(results: Path, job: JobFile) -> set[RunKey]:
     """Return the runs of a job that have no outcome yet."""
     return {task for task, state in run_states(results, job).items() if state.outcome is None}
 
@@ -187,7 +187,7 @@ def drivers_lock(
 ) -> AbstractContextManager[TextIO | None]:
     """Take the lock of the driver of a job, or of one element of an array; None where it was not free in time.
 
-    The driver holds it while it lives, so that nobody else settles its runs.
+    The driver holds it while it lives, so that nobody else writes outcomes of its runs.
     """
     suffix = "" if element is None else f"-{element}"
     return file_lock(results / "jobs" / f"{name}{suffix}.lock", patience_seconds)
@@ -243,7 +243,14 @@ Answer = TypeVar("Answer")
 def patiently(
     scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
-    """Return the batch system's answer to `question`; waits while it is silent, and says so once."""
+    """Ask the batch system a question until it answers, and return the answer.
+
+    Args:
+        scheduler: the batch system.
+        question: asks it.
+        say: called once with a line on the silence, and once the batch system answers again.
+        pause: waits for a number of seconds between two questions.
+    """
     pause_seconds = FIRST_LOOK_SECONDS
     was_silent = False
     while True:
@@ -261,17 +268,22 @@ def patiently(
             return answer
 
 
-def look(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States:
-    """Return the states of these jobs; those that the batch system has forgotten are missing, after a second look."""
+def current_states(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States:
+    """Ask the batch system for the states of these jobs; those that it has forgotten are missing.
+
+    Where a job that still has runs to do is missing, the batch system is asked once more after a second.
+    """
     states = _known_states(submitter, jobs)
-    if any(_has_forgotten_part(job, waiting(results, job), states) for job in jobs):
+    if any(_has_forgotten_part(job, runs_without_outcome(results, job), states) for job in jobs):
         time.sleep(_SECOND_LOOK_SECONDS)
         states = {**states, **_known_states(submitter, jobs)}
     return states
 
 
 def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: States) -> JobFile:
-    """Write the outcomes that a job's ended parts have not written; close it where nothing more will come.
+    """Write the outcomes that a job has left unwritten where it has ended, and close it where all of it has.
+
+    The elements of an array end separately.
 
     Returns:
         The job, with `closed` as it is now.
@@ -283,7 +295,7 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
     if study is None:
         raise StoreError(f"{results} has jobs, but no study.json")
     context = job.context(study, results)
-    without_outcome = waiting(results, job)
+    without_outcome = runs_without_outcome(results, job)
     is_live = False
     for element in elements(job):
         missing = [task for task in job.tasks_of(element) if task.task in without_outcome]
@@ -297,7 +309,7 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
         with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
             cause = _cause_of_end(submitter, results, job, element, missing, states)
             write_missing_outcomes(context, missing, cause)
-    return job if is_live else close(results, job)
+    return job if is_live else close_job(results, job)
 
 
 def _cause_of_end(
@@ -316,14 +328,14 @@ def _cause_of_end(
     return submitter.cause(state.job_id if state else job_id, _hosts_of_begun_run(results, job, missing))
 
 
-def close(results: Path, job: JobFile) -> JobFile:
-    """Mark a job as one from which nothing more comes, in its file too; returns it."""
-    job = job.model_copy(update={"closed": True})
-    job.write(results)
-    return job
+def close_job(results: Path, job: JobFile) -> JobFile:
+    """Mark a job, also in its file, as one from which nothing more comes, and return it."""
+    closed_job = job.model_copy(update={"closed": True})
+    closed_job.write(results)
+    return closed_job
 
 
-def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
+def state_line(submitter: Submitter, job: JobFile, states: States) -> str:
     """Return a job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts = Counter[str]()
     for element in elements(job):
@@ -354,9 +366,10 @@ def elements(job: JobFile) -> Sequence[int | None]:
 
 
 def _never_began(results: Path, job: JobFile, element: int | None, states: States) -> bool:
-    """Whether an unknown element of a known array never began: a job's output is made as it begins.
+    """Whether an element that Slurm does not know, of an array that it knows, never began.
 
-    Slurm makes an element of its own only of one that begins; what is cancelled before leaves no trace.
+    Slurm knows an element by itself only once it begins. One that is cancelled before leaves no trace, and no file of
+    its output, which is made as it begins.
     """
     if element is None:
         return False
@@ -374,6 +387,7 @@ def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: Stat
 
 
 def _known_states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
+    """Ask the batch system once for the states of these jobs."""
     return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
 
 

@@ -106,7 +106,10 @@ def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey
 
 
 def live_jobs(results: Path) -> list[str]:
-    """Return the numbers of jobs that may still write to `results`; of a silent batch system all open ones."""
+    """Return the numbers of the jobs that may still write to a results folder.
+
+    Of a batch system that is silent, or refuses to answer, these are all open jobs.
+    """
     jobs_by_scheduler: dict[str, list[batch_file.JobFile]] = {}
     for job in batch_file.open_jobs(results):
         if not job.elsewhere(results):
@@ -127,7 +130,9 @@ def live_jobs(results: Path) -> list[str]:
 
 
 def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
-    """Close the jobs of earlier calls that have ended, and write outcomes that they have not. Live jobs stay open.
+    """Close the jobs of earlier calls that have ended, and write the outcomes that they have left unwritten.
+
+    Jobs that are live stay open.
 
     Raises:
         StoreError: a job's file cannot be read.
@@ -136,18 +141,17 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     for job in batch_file.open_jobs(results):
         if job.elsewhere(results):
             say(f"job {job.job_id or job.name} works on {job.results}, of which this is a copy, and is left to it")
-            batch_file.close(results, job)
+            batch_file.close_job(results, job)
         else:
             jobs.append(job)
-    states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
+    states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
     for job in jobs:
-        if job.job_id is None:
-            job = _with_job_id(results, job, states)
-        if job.job_id is None:
+        known_job = job if job.job_id is not None else _with_job_id(results, job, states)
+        if known_job.job_id is None:
             # Never submitted, or long gone. If it starts after all, it finds itself closed.
-            batch_file.close(results, job)
+            batch_file.close_job(results, known_job)
         else:
-            batch_file.settle_ended(submitter, results, job, states)
+            batch_file.settle_ended(submitter, results, known_job, states)
 
 
 def _with_job_id(results: Path, job: batch_file.JobFile, states: batch_file.States) -> batch_file.JobFile:
@@ -157,9 +161,9 @@ def _with_job_id(results: Path, job: batch_file.JobFile, states: batch_file.Stat
     """
     for (name, _), state in states.items():
         if name == job.name:
-            job = job.model_copy(update={"job_id": state.array_id})
-            job.write(results)
-            return job
+            numbered_job = job.model_copy(update={"job_id": state.array_id})
+            numbered_job.write(results)
+            return numbered_job
     return job
 
 
@@ -187,7 +191,7 @@ def submit_and_watch(
     jobs = _jobs_with_any_of(results, set(tasks))
     submitted_before: set[RunKey] = set()
     for job in jobs:
-        submitted_before |= batch_file.waiting(results, job)
+        submitted_before |= batch_file.runs_without_outcome(results, job)
     new_tasks = [task for task in tasks if task not in submitted_before]
     most_elements = _most_elements(submitter, say) if new_tasks else 1
     coming = new_jobs(
@@ -201,7 +205,7 @@ def submit_and_watch(
     submission = _Submission(context, submitter, say, jobs, list(coming))
     try:
         for job in jobs:
-            runs_to_come = counted(len(batch_file.waiting(results, job)), "run")
+            runs_to_come = counted(len(batch_file.runs_without_outcome(results, job)), "run")
             say(f"job {job.job_id} was submitted before: {runs_to_come} to come")
         submission.submit_more()
         _watch(submission, set(tasks), on_outcome)
@@ -215,10 +219,10 @@ def _jobs_with_any_of(results: Path, tasks: set[RunKey]) -> list[batch_file.JobF
     """Return the open jobs in which one of the runs has no outcome yet; closes those whose last run has ended."""
     jobs = []
     for job in batch_file.open_jobs(results):
-        waiting = batch_file.waiting(results, job)
-        if not waiting:
-            batch_file.close(results, job)  # its last run has ended since `settle` looked
-        elif tasks & waiting:
+        without_outcome = batch_file.runs_without_outcome(results, job)
+        if not without_outcome:
+            batch_file.close_job(results, job)  # its last run has ended since `settle` looked
+        elif tasks & without_outcome:
             jobs.append(job)
     return jobs
 
@@ -253,7 +257,7 @@ class _Submission:
         while self._coming and self._may_submit(self._coming[0]):
             job = self._coming.pop(0)
             try:
-                self.jobs.append(submitted(self._context, self.submitter, job, self.say))
+                self.jobs.append(submit_job(self._context, self.submitter, job, self.say))
             except SchedulerMissingError:
                 raise
             except SchedulerError as error:  # of this shape of world: another may be taken
@@ -263,6 +267,7 @@ class _Submission:
             raise SchedulerError(" ".join(refusals))
 
     def _may_submit(self, job: batch_file.JobFile) -> bool:
+        """Whether `measure.parallel_runs` allows this job beside the live ones."""
         limit = self._context.measure.parallel_runs
         if limit is None:
             return True
@@ -285,7 +290,7 @@ def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[Ru
     pause_seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
         # States first: once a job is over, the outcomes read afterwards are all that will come.
-        states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
+        states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
         for job in list(jobs):
             is_closed = batch_file.settle_ended(submitter, results, job, states).closed
             for task, state in batch_file.run_states(results, job).items():
@@ -295,7 +300,7 @@ def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[Ru
             if is_closed:
                 jobs.remove(job)
                 continue
-            line = batch_file.line_of(submitter, job, states)
+            line = batch_file.state_line(submitter, job, states)
             if line != last_lines.get(job.name):
                 last_lines[job.name] = line
                 say(line)
@@ -307,10 +312,9 @@ def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[Ru
 
 def _most_at_a_time(results: Path, job: batch_file.JobFile) -> int:
     """Return how many of the job's runs may run at the same time from now on."""
-    waiting = len(batch_file.waiting(results, job))
-    if not job.array:
-        return min(waiting, 1)
-    return min(waiting, job.measure.parallel_runs or waiting)
+    remaining_runs = len(batch_file.runs_without_outcome(results, job))
+    most_at_a_time = (job.measure.parallel_runs or remaining_runs) if job.array else 1
+    return min(remaining_runs, most_at_a_time)
 
 
 def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
@@ -329,7 +333,7 @@ def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
 
 
 class _Shape(NamedTuple):
-    """Runs of one shape ask for the same hosts, and can be elements of one array."""
+    """The hosts that a run asks for; runs of one shape can be elements of one array."""
 
     world: World
     on_gpus: bool
@@ -395,7 +399,7 @@ def job_request(context: RunContext, job: batch_file.JobFile) -> BatchJob:
     )
 
 
-def submitted(
+def submit_job(
     context: RunContext, submitter: Submitter, job: batch_file.JobFile, say: batch_file.Say
 ) -> batch_file.JobFile:
     """Submit a job and return it with its number.
@@ -417,16 +421,16 @@ def submitted(
         return existing_ids[0] if existing_ids else submitter.submit(script)
 
     try:
-        job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
+        submitted_job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
     except SchedulerError:
         for path in (script, script.with_suffix(".json")):
             path.unlink()
         raise
-    job.write(context.results)
+    submitted_job.write(context.results)
     noun = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{noun} {job.job_id} submitted: {runs} on {_shape(context, job)}")
-    return job
+    say(f"{noun} {submitted_job.job_id} submitted: {runs} on {_shape(context, job)}")
+    return submitted_job
 
 
 def _shape(context: RunContext, job: batch_file.JobFile) -> str:
@@ -452,6 +456,7 @@ def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
 
 
 def _how_to_go_on(jobs: Sequence[batch_file.JobFile]) -> str:
+    """Return sentences on how submitted jobs are watched again, or cancelled."""
     numbers = " ".join(job.job_id for job in jobs if job.job_id is not None)
     return (
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "

@@ -1,4 +1,4 @@
-"""What was changed, in words, where a study's trials differ from those of the results folder that it would resume.
+"""The changes, in words, where a study's trials differ from those of the results folder that it would resume.
 
 A trial's identity covers all that affects its result, wherever that comes from: values of the study file, of the
 command line and of a site file, the machine's cores, and the content of files that a study names (a script, a DeepSpeed
@@ -32,13 +32,13 @@ class Change(NamedTuple):
     field: str
     """The field of the study: "train.script"."""
     words: str
-    """What was changed: "train.learning_rate was 0.0005 and is 0.001"."""
+    """The change as a clause: "train.learning_rate was 0.0005 and is 0.001"."""
     restore: str = ""
     """A clause that advises which file to put back, so that the folder resumes; empty where no file was changed."""
 
 
 def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
-    """The changes by which the planned trials differ from the stored ones, one a field; empty where none is found.
+    """Return the changes by which the planned trials differ from the stored ones, one a field; empty for none.
 
     Changes of files and of the machine come first, then those of the study's text and of the command line.
     """
@@ -59,13 +59,16 @@ def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
 
 
 def in_brackets(causes: Iterable[Change]) -> str:
-    """The changes in brackets, to end a sentence: " (train.learning_rate was 0.0005 and is 0.001)"; empty for none."""
+    """Return the changes in brackets, to end a sentence: " (train.learning_rate was 0.0005 and is 0.001)"; or ""."""
     words = [change.words for change in causes]
     return f" ({listed(words, most=_MOST_LISTED)})" if words else ""
 
 
 def ways_to_continue(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
-    """Clauses for an advice: the steps after which the folder resumes with its stored study; empty where unknown."""
+    """Return the steps after which the folder resumes with its stored study, as clauses of an advice.
+
+    Empty where none is known.
+    """
     steps = list(dict.fromkeys(change.restore for change in causes if change.restore))
     if _may_be_by_override(causes, stored, planned):
         words = " ".join(stored.overrides) or "nothing"
@@ -82,7 +85,10 @@ def _may_be_by_override(causes: Sequence[Change], stored: StudyRecord, planned: 
 
 
 def threads_of(study: StudyRecord | None) -> int | None:
-    """The threads per rank in all trials that were run here; None without such trials, or where they differ."""
+    """Return the threads per rank of a study's trials; None where they differ.
+
+    Trials that were imported do not count; without any other the answer is None too.
+    """
     if study is None:
         return None
     threads = {trial.world.threads_per_rank for trial in study.trials.values() if trial.origin is None}
@@ -99,26 +105,30 @@ class _Difference(NamedTuple):
     """Its planned value."""
 
     def __str__(self) -> str:
-        return f"{self.field} was {_value(self.before)} and is {_value(self.after)}"
+        return f"{self.field} was {_shown_value(self.before)} and is {_shown_value(self.after)}"
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Difference]:
+    """Return the fields whose values differ, or that only one side has."""
     fields = dict.fromkeys((*before, *after))
     differences = [_Difference(field, before.get(field), after.get(field)) for field in fields]
     return [difference for difference in differences if difference.before != difference.after]
 
 
-def _value(value: object) -> str:
+def _shown_value(value: object) -> str:
     return "not given" if value is None else shown(value)
 
 
 def _overridden_fields(stored: StudyRecord, planned: StudyRecord) -> set[str]:
-    """Fields to which the two command lines give other values."""
-    return {difference.field for difference in _differences(_overrides(stored), _overrides(planned))}
+    """Return the fields to which the two command lines give different values."""
+    return {difference.field for difference in _differences(_overridden_values(stored), _overridden_values(planned))}
 
 
-def _overrides(study: StudyRecord) -> dict[str, Any]:
-    """Field -> the value that the command line puts over the study's; empty where its words cannot be read."""
+def _overridden_values(study: StudyRecord) -> dict[str, Any]:
+    """Return the values that the command line puts over the study's, by field.
+
+    Empty where the words of the command line cannot be read.
+    """
     try:
         return dotted(overridden(study.overrides))
     except RequestError:
@@ -126,7 +136,10 @@ def _overrides(study: StudyRecord) -> dict[str, Any]:
 
 
 def _text_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Values of the study file that are part of trials; not a number of repeats, say, which changes no trial."""
+    """Yield the values in the study file that have changed, where they are part of trials.
+
+    A number of repeats, for example, is part of none.
+    """
     try:
         before = dotted(tomllib.loads(stored.text))
         after = dotted(tomllib.loads(planned.text))
@@ -138,7 +151,7 @@ def _text_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]
 
 
 def _affects_trials(field: str) -> bool:
-    """Whether a field of a study file is part of its trials, or decides which there are."""
+    """Whether a field of a study file is part of its trials, or decides which trials there are."""
     section, _, key = field.partition(".")
     if section == "measure":
         return key in WindowSpec.model_fields
@@ -150,13 +163,16 @@ def _affects_trials(field: str) -> bool:
 
 
 def _launch_changes(stored: StudyRecord, planned: StudyRecord, *, explained_fields: set[str]) -> Iterator[Change]:
-    """Launcher and threads, which may differ without a line of the study: they follow from cores, hosts and options.
+    """Yield the changes of launcher and threads, which follow from cores, hosts and options too.
 
-    `explained_fields` are those whose change the study's text explains; they are left out here.
+    Args:
+        stored: the study in the folder.
+        planned: the study that is to run now.
+        explained_fields: fields whose changes the study's text shows; they are left out.
     """
     if "launch.launcher" not in explained_fields:
-        launchers = _launchers(stored)
-        new_launchers = _launchers(planned)
+        launchers = _launchers_in_words(stored)
+        new_launchers = _launchers_in_words(planned)
         if launchers != new_launchers:
             yield Change("launch.launcher", f"launch.launcher was {launchers} and is {new_launchers}")
     if "launch.threads_per_rank" not in explained_fields:
@@ -167,7 +183,8 @@ def _launch_changes(stored: StudyRecord, planned: StudyRecord, *, explained_fiel
             yield Change("launch.threads_per_rank", f"launch.threads_per_rank was {threads} and is {new_threads}")
 
 
-def _launchers(study: StudyRecord) -> str:
+def _launchers_in_words(study: StudyRecord) -> str:
+    """Return "srun and torchrun"."""
     names = {trial.launcher for trial in study.trials.values()}
     return " and ".join(sorted(names))
 
@@ -191,10 +208,10 @@ _DIGESTED_FILES = (
 
 
 def _digest_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Files that have one name in both studies, and another content."""
+    """Yield the files that have the same name in both studies, and another content."""
     for file in _DIGESTED_FILES:
-        names = _names(stored, file.field)
-        has_same_names = bool(names) and names == _names(planned, file.field)
+        names = _file_names(stored, file.field)
+        has_same_names = bool(names) and names == _file_names(planned, file.field)
         if has_same_names and _digests(stored, file) != _digests(planned, file):
             quoted_names = listed(shown(name) for name in names)
             words = f"{file.content} {file.field} {quoted_names} has changed"
@@ -205,25 +222,25 @@ def _digests(study: StudyRecord, file: _DigestedFile) -> set[str | None]:
     return {getattr(trial, file.digest_field) for trial in study.trials.values()}
 
 
-def _names(study: StudyRecord, field: str) -> list[str]:
-    """The last parts of the paths, or the names, that a field has in a study's trials."""
+def _file_names(study: StudyRecord, field: str) -> list[str]:
+    """Return the file names of the paths that a field ("train.script") has in a study's trials, sorted."""
     section, _, key = field.partition(".")
     values = {getattr(getattr(trial, section), key) for trial in study.trials.values()}
     return sorted(PurePath(value).name for value in values - {None})
 
 
 def _config_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Keys of the DeepSpeed file that were changed, as one change; of several files, keys of the first."""
-    configs = _configs(stored)
-    new_configs = _configs(planned)
+    """Yield the changed keys of the DeepSpeed file, as one change; of several files those of the first."""
+    configs = _deepspeed_configs(stored)
+    new_configs = _deepspeed_configs(planned)
     if configs and new_configs and configs != new_configs:
         keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_LISTED)
         words = f"the content of train.deepspeed_config has changed: {keys}"
         yield Change("train.deepspeed_config", words, _RESTORE_FILE)
 
 
-def _configs(study: StudyRecord) -> list[dict[str, Any]]:
-    """The different DeepSpeed files of a study, each by dotted key."""
+def _deepspeed_configs(study: StudyRecord) -> list[dict[str, Any]]:
+    """Return the different DeepSpeed files of a study, each as values by dotted key."""
     configs: list[dict[str, Any]] = []
     for trial in study.trials.values():
         if trial.train.deepspeed_config is not None:
@@ -234,7 +251,7 @@ def _configs(study: StudyRecord) -> list[dict[str, Any]]:
 
 
 def _class_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Names of classes, where trials list them because they stood in a file."""
+    """Yield a change of the names of classes, where trials list them because they stood in a file."""
     classes = {trial.data.classes for trial in stored.trials.values()}
     new_classes = {trial.data.classes for trial in planned.trials.values()}
     are_names = all(isinstance(names, tuple) for names in classes | new_classes)
@@ -243,21 +260,21 @@ def _class_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change
 
 
 def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Fields whose values in all stored trials together differ from those in all planned ones."""
-    before = [_fields(trial) for trial in stored.trials.values()]
-    after = [_fields(trial) for trial in planned.trials.values()]
+    """Yield the fields whose values in all stored trials together differ from those in all planned ones."""
+    before = [_identity_fields(trial) for trial in stored.trials.values()]
+    after = [_identity_fields(trial) for trial in planned.trials.values()]
     fields: dict[str, None] = {}
     for trial in (*before, *after):
         fields |= dict.fromkeys(trial)
     for field in fields:
-        values = _values(field, before)
-        new_values = _values(field, after)
+        values = _values_in_words(field, before)
+        new_values = _values_in_words(field, after)
         if values != new_values:
             yield Change(field, f"{field} was {values} and is {new_values}")
 
 
-def _fields(trial: Trial) -> dict[str, Any]:
-    """Field, as a study names it -> value, of all that a trial's identity covers."""
+def _identity_fields(trial: Trial) -> dict[str, Any]:
+    """Return all values that a trial's identity covers, by field as a study names it: "measure.steps"."""
     content = trial.model_dump(mode="json")
     for field in LOCATION_FIELDS:
         del content["data"][field]
@@ -265,7 +282,7 @@ def _fields(trial: Trial) -> dict[str, Any]:
     return dotted(content | {"measure": window})
 
 
-def _values(field: str, trials: Iterable[Mapping[str, Any]]) -> str:
-    """The different values of a field, in words."""
-    values = {_value(trial.get(field)) for trial in trials}
+def _values_in_words(field: str, trials: Iterable[Mapping[str, Any]]) -> str:
+    """Return the different values of a field in these trials: "0.001 and 0.01"."""
+    values = {_shown_value(trial.get(field)) for trial in trials}
     return " and ".join(sorted(values))

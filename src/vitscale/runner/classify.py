@@ -1,11 +1,12 @@
-"""How a run ended: its single outcome, with the true reason."""
+"""The single outcome of a run that has ended, with the true reason."""
 
 from __future__ import annotations
 
 import errno
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from vitscale.errors import printable
 from vitscale.runner.evidence import SSH_FAILED, RunEvidence, RunVerdict, last_words, log_tail, lost_peer, own_cause
@@ -43,25 +44,22 @@ _AT_ONCE_SECONDS = 1.0
 
 
 def outcome_of(evidence: RunEvidence) -> Outcome:
-    """The outcome of one run: the verdict of the first of `JUDGES` that can tell.
+    """Return the outcome of one run: the verdict of the first of `JUDGES` that gives one.
 
     A rank that was killed, or that left early, has recorded nothing, and what the others then record (a lost
     connection) only follows from that. So heartbeats, the launcher's report of exit codes and the kernel's OOM counter
     are asked first. Otherwise the exception that a rank recorded first is the cause.
     """
     ending = evidence.ending
-    verdict = RunVerdict("completed", "")
-    if not evidence.completed:
-        verdict = next(said for judge in JUDGES if (said := judge(evidence)) is not None)
-    groups = evidence.layout.groups_in_words(verdict.rank) if evidence.layout and verdict.rank is not None else ""
+    verdict = RunVerdict("completed", "") if evidence.completed else _first_verdict(evidence)
     guilty = ending.statuses.get(verdict.rank) if verdict.rank is not None else None
+    guilty_host = guilty.host if guilty is not None else None
     return Outcome(
         kind=verdict.kind,
-        # Messages come from anywhere; a reason is shown on terminals.
-        reason=printable(verdict.reason).replace("\n", " ") + (f" (rank {verdict.rank} of {groups})" if groups else ""),
+        reason=_shown_reason(verdict, evidence),
         detail=verdict.detail[-_DETAIL_CHARACTERS:],
         rank=verdict.rank,
-        host=verdict.host or (guilty.host if guilty is not None else None),
+        host=verdict.host or guilty_host,
         external=verdict.external,
         transient=verdict.transient,
         started_unix_seconds=ending.started_unix_seconds,
@@ -69,63 +67,135 @@ def outcome_of(evidence: RunEvidence) -> Outcome:
     )
 
 
-def _host_gone(evidence: RunEvidence) -> RunVerdict | None:
-    """A host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
+def _first_verdict(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict of the first judge that gives one."""
+    for judge in JUDGES:
+        verdict = judge(evidence)
+        if verdict is not None:
+            return verdict
+    raise AssertionError("the last judge always gives a verdict")
+
+
+def _shown_reason(verdict: RunVerdict, evidence: RunEvidence) -> str:
+    """Return the reason in one printable line, with the groups of the rank that was the cause."""
+    # Messages come from anywhere; a reason is shown on terminals.
+    reason = printable(verdict.reason).replace("\n", " ")
+    if evidence.layout is None or verdict.rank is None:
+        return reason
+    groups = evidence.layout.groups_in_words(verdict.rank)
+    return f"{reason} (rank {verdict.rank} of {groups})" if groups else reason
+
+
+def _lost_host(evidence: RunEvidence) -> RunVerdict | None:
+    """Blame a host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
     ending = evidence.ending
     if not ending.unreached or any(map(own_cause, evidence.ranks)) or ending.stopped == "timeout":
         return None
     host = ending.unreached[0]
     # Hosts call themselves by a short name; a hostfile may have the long one.
-    there = [rank for rank, its in sorted(ending.statuses.items()) if its.host.split(".")[0] == host.split(".")[0]]
-    return _silent_host(host, there, evidence) if there else None
+    short_name = host.split(".")[0]
+    ranks = [rank for rank, status in sorted(ending.statuses.items()) if status.host.split(".")[0] == short_name]
+    return _silent_host(host, ranks, evidence) if ranks else None
 
 
-def _silent_host(host: str, there: Sequence[int], evidence: RunEvidence) -> RunVerdict:
-    which = ", ".join(map(str, there[:8]))
-    reason = f"host {host} does not answer any more: it or its link is gone (rank {which})"
-    return RunVerdict("failed", reason, there[0], evidence.tail, host=host, transient=True)
+def _silent_host(host: str, ranks: Sequence[int], evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a host that does not answer any more. Args: ranks: those on the host."""
+    rank_list = ", ".join(map(str, ranks[:8]))
+    reason = f"host {host} does not answer any more: it or its link is gone (rank {rank_list})"
+    return RunVerdict("failed", reason, ranks[0], evidence.tail, host=host, transient=True)
 
 
-def _launcher_gone(evidence: RunEvidence) -> RunVerdict | None:
-    """A launcher that a signal ended, and its ranks with it; not told of one rank, which may have ended that way."""
+def _killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
+    """Blame the signal that ended a launcher, and its ranks with it.
+
+    With a single rank it may be the rank that was ended: then another judge decides.
+    """
     code = evidence.ending.exit_code
-    if evidence.ending.stopped is not None or evidence.world_size == 1 or code is None or code >= 0:
+    if evidence.ending.stopped is not None or evidence.world_size == 1:
+        return None
+    if code is None or code >= 0:
         return None
     return RunVerdict("failed", f"the launcher was ended by {_signal_name(-code)}", detail=evidence.tail)
 
 
+class _LostRank(NamedTuple):
+    """A rank whose heartbeat broke off without a word; these sort by time."""
+
+    lost_seconds: float
+    """On the driver's monotonic clock."""
+    rank: int
+
+
 def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
-    """The rank whose heartbeat first broke off without a word, before any other rank recorded a cause of its own."""
-    statuses = evidence.ending.statuses
+    """Blame the rank whose heartbeat broke off first, unless another rank recorded a cause of its own before."""
     if evidence.ending.stopped in ("hang", "timeout"):
         return None
-    lost = sorted(
-        (status.ended_seconds or 0.0, rank)
-        for rank, status in statuses.items()
-        if status.disconnection is not None and rank not in evidence.ranks_with_an_end
-    )
-    never_heard = any(code > 0 and rank not in statuses for rank, code in evidence.reports.codes)
-    if not lost or never_heard:
+    lost = _lost_ranks(evidence)
+    if not lost or _has_unheard_failure(evidence):
         return None
-    codes = dict(reversed(evidence.codes))
-    when, rank = lost[0]
-    # Among ranks lost at about the same time, the one that no launcher ended: a busy driver hears late, in any order.
-    at_once = [rank for heard, rank in lost if heard - when < _AT_ONCE_SECONDS]
-    rank = next((each for each in at_once if -codes.get(each, 0) in _FIRST_CAUSES), rank)
-    code = codes.get(rank)
-    late = 0.0 if -(code or 0) in _FIRST_CAUSES else _AT_ONCE_SECONDS
+    code_by_rank = dict(reversed(evidence.codes))  # of several reports on a rank the first one counts
+    rank = _first_lost_rank(lost, code_by_rank)
+    code = code_by_rank.get(rank)
+    # A rank that a signal took ended when its heartbeat did; other ends may be heard of in any order.
+    tolerance_seconds = 0.0 if _is_first_cause(code) else _AT_ONCE_SECONDS
+    if _has_own_cause_until(evidence, lost[0].lost_seconds + tolerance_seconds):
+        return None
+    return _verdict_on_lost_rank(rank, code, evidence)
+
+
+def _lost_ranks(evidence: RunEvidence) -> list[_LostRank]:
+    """Return the ranks that were lost and have recorded no end, the first one first."""
+    lost = []
+    for rank, status in evidence.ending.statuses.items():
+        if status.disconnection is not None and rank not in evidence.ranks_with_an_end:
+            lost.append(_LostRank(status.ended_seconds or 0.0, rank))
+    return sorted(lost)
+
+
+def _has_unheard_failure(evidence: RunEvidence) -> bool:
+    """Whether a launcher reports the exit of a rank that no heartbeat ever came from."""
+    return any(code > 0 and rank not in evidence.ending.statuses for rank, code in evidence.reports.codes)
+
+
+def _first_lost_rank(lost: Sequence[_LostRank], code_by_rank: Mapping[int, int]) -> int:
+    """Return the rank that was lost first; of those lost at about the same time one that no launcher ended.
+
+    A busy driver hears late, and in any order. Args: lost: the first one first.
+    """
+    for other in lost:
+        is_at_once = other.lost_seconds - lost[0].lost_seconds < _AT_ONCE_SECONDS
+        if is_at_once and _is_first_cause(code_by_rank.get(other.rank)):
+            return other.rank
+    return lost[0].rank
+
+
+def _is_first_cause(code: int | None) -> bool:
+    """Whether an exit code is that of a signal that begins a failure (`_FIRST_CAUSES`)."""
+    return code is not None and -code in _FIRST_CAUSES
+
+
+def _has_own_cause_until(evidence: RunEvidence, seconds: float) -> bool:
+    """Whether a rank recorded a cause of its own and ended by then, on the driver's monotonic clock."""
     for record in filter(own_cause, evidence.ranks):
-        its = statuses.get(record.rank)
-        if its is not None and its.ended_seconds is not None and its.ended_seconds <= when + late:
-            return None
-    status = statuses[rank]
-    if status.disconnection == "silent":
-        there = [
-            other for other, its in sorted(statuses.items()) if (its.host, its.disconnection) == (status.host, "silent")
+        status = evidence.ending.statuses.get(record.rank)
+        if status is not None and status.ended_seconds is not None and status.ended_seconds <= seconds:
+            return True
+    return False
+
+
+def _verdict_on_lost_rank(rank: int, code: int | None, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a lost rank that is the cause. Args: code: by its launcher; None: not reported."""
+    statuses = evidence.ending.statuses
+    if statuses[rank].disconnection == "silent":
+        host = statuses[rank].host
+        silent_ranks = [
+            other
+            for other, status in sorted(statuses.items())
+            if status.host == host and status.disconnection == "silent"
         ]
-        return _silent_host(status.host, there, evidence)
+        return _silent_host(host, silent_ranks, evidence)
     if code is not None and code < 0:
-        return _by_signal(rank, -code, evidence)
+        return _verdict_on_signal(rank, -code, evidence)
     if code is None and not evidence.reports.lists_all_failures:
         return RunVerdict("failed", f"rank {rank} ended without a word before its work was done", rank, evidence.tail)
     reason = f"rank {rank} ended with exit code {code or 0} before its work was done"
@@ -133,65 +203,86 @@ def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
 
 
 def _silent_rank(evidence: RunEvidence) -> RunVerdict | None:
-    """A rank that ended without a word: by a signal that neither driver nor torchrun sent, or by leaving early."""
+    """Blame a rank that ended without a word: a signal that neither driver nor torchrun sent ended it, or it left."""
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
     for rank, code in evidence.codes:
-        if -code in _FIRST_CAUSES and rank not in evidence.ranks_with_an_end:
-            return _by_signal(rank, -code, evidence)
-    if evidence.reports.lists_all_failures:
-        # torchrun lists every rank that failed or that it then ended: the others left by themselves.
-        for rank in sorted(
-            set(range(evidence.world_size)) - evidence.ranks_with_an_end - {rank for rank, _ in evidence.codes}
-        ):
-            reason = f"rank {rank} ended with exit code 0 before its work was done"
-            return RunVerdict("failed", reason, rank, evidence.tail)
-    return None
+        if _is_first_cause(code) and rank not in evidence.ranks_with_an_end:
+            return _verdict_on_signal(rank, -code, evidence)
+    if not evidence.reports.lists_all_failures:
+        return None
+    # torchrun lists every rank that failed or that it then ended: the others left by themselves.
+    listed_ranks = {rank for rank, _ in evidence.codes}
+    left_early = set(range(evidence.world_size)) - evidence.ranks_with_an_end - listed_ranks
+    if not left_early:
+        return None
+    first = min(left_early)
+    return RunVerdict("failed", f"rank {first} ended with exit code 0 before its work was done", first, evidence.tail)
 
 
 def _kernel_out_of_memory(evidence: RunEvidence) -> bool:
+    """Whether the kernel ended any process of the run for memory, on this host or in a Slurm job's."""
     return evidence.ending.kernel_oom_kills > 0 or evidence.reports.out_of_memory
 
 
-def _by_signal(rank: int, number: int, evidence: RunEvidence) -> RunVerdict:
+def _verdict_on_signal(rank: int, number: int, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a rank that this signal ended."""
     if number == signal.SIGKILL and _kernel_out_of_memory(evidence):
         return RunVerdict("oom", f"rank {rank} was ended by the kernel: out of memory", rank, evidence.tail)
     return RunVerdict("failed", f"rank {rank} was ended by {_signal_name(number)} without a word", rank, evidence.tail)
 
 
-def _first_error(evidence: RunEvidence) -> RunVerdict | None:
-    """The exception recorded first; lost connections come last, for they follow from another rank's end.
+class _RecordedError(NamedTuple):
+    """An exception that a rank recorded."""
 
-    They are ordered by when the driver heard of the ranks' ends, where it did: hosts' clocks differ, and may be set.
+    error: ErrorLine
+    rank: int
+
+
+def _first_error(evidence: RunEvidence) -> RunVerdict | None:
+    """Blame the exception that was recorded first; a lost connection only where there is no other exception.
+
+    Lost connections follow from another rank's end.
     """
-    statuses = evidence.ending.statuses
     errors = [
-        (record.error, record.rank)
+        _RecordedError(record.error, record.rank)
         for record in evidence.ranks
         if record.error is not None and not _ended_from_here(evidence, record.rank)
     ]
     if not errors:
         return None
-    heard = {rank: status.ended_seconds for rank, status in statuses.items() if status.ended_seconds is not None}
-    by_driver = all(rank in heard for _, rank in errors)
-
-    def order(pair: tuple[ErrorLine, int]) -> tuple[bool, float]:
-        error, rank = pair
-        return lost_peer(error), heard[rank] if by_driver else error.unix_seconds
-
-    error, rank = min(errors, key=order)
+    error, rank = _earliest_error(errors, evidence)
     if _LOADER_GONE.search(error.message) is not None and _kernel_out_of_memory(evidence):
         reason = f"a process that loads images for rank {rank} was ended by the kernel: out of memory"
         return RunVerdict("oom", reason, rank, error.traceback)
-    passing = _PASSING.search(error.message) is not None and not error.out_of_memory
+    may_pass = _PASSING.search(error.message) is not None and not error.out_of_memory
     return RunVerdict(
         "oom" if error.out_of_memory else "failed",
         _sentence(error, rank),
         rank,
         error.traceback,
-        error.disk_full,
-        transient=passing,
+        external=error.disk_full,
+        transient=may_pass,
     )
+
+
+def _earliest_error(errors: Sequence[_RecordedError], evidence: RunEvidence) -> _RecordedError:
+    """Return the error that came first, lost connections after all others.
+
+    They are ordered by when the driver heard of the ranks' ends, where it heard of all of them: hosts' clocks differ,
+    and may be set.
+    """
+    end_by_rank = {
+        rank: status.ended_seconds
+        for rank, status in evidence.ending.statuses.items()
+        if status.ended_seconds is not None
+    }
+    heard_of_all = all(recorded.rank in end_by_rank for recorded in errors)
+
+    def seconds(recorded: _RecordedError) -> float:
+        return end_by_rank[recorded.rank] if heard_of_all else recorded.error.unix_seconds
+
+    return min(errors, key=lambda recorded: (lost_peer(recorded.error), seconds(recorded)))
 
 
 def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
@@ -200,66 +291,97 @@ def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
     return evidence.ending.stopped is not None and status is not None and status.ended_seconds is None
 
 
-def _unreached(evidence: RunEvidence) -> RunVerdict | None:
-    """A host on which nothing could be started."""
+def _unreached_host(evidence: RunEvidence) -> RunVerdict | None:
+    """Blame a host on which nothing could be started."""
     ending = evidence.ending
-    if not evidence.reports.unreached and ending.not_begun and not ending.statuses and not evidence.ranks:
-        host, code = ending.not_begun[0]
-        what = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
-        words = ending.last_words or f"exit code {code}"
-        passing = _PASSING.search(evidence.tail) is not None
-        return RunVerdict("failed", f"{what}: {words[:300]}", detail=evidence.tail, host=host, transient=passing)
-    if not evidence.reports.unreached and (said := _NO_DAEMON.search(evidence.tail)) is not None and not evidence.ranks:
-        away = evidence.elsewhere
-        words = last_words(evidence.tail[: said.start()].rstrip("-\n")) or "mpirun does not say why"
-        named = f"{', '.join(away[:8])}{f' and {len(away) - 8} more' if len(away) > 8 else ''}"
-        where = f"host {named}" if len(away) == 1 else f"one or more of the hosts {named}".rstrip()
-        return RunVerdict(
-            "failed",
-            f"nothing could be started on {where}: {words[:300]}",
-            detail=evidence.tail,
-            host=away[0] if len(away) == 1 else None,
-            transient=_PASSING.search(evidence.tail) is not None,
-        )
-    if not evidence.reports.unreached:
+    if evidence.reports.unreached:
+        host, words = evidence.reports.unreached[0]
+        reason = f"host {host} could not be reached: {words}"
+        return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=True)
+    if evidence.ranks:
         return None
-    host, words = evidence.reports.unreached[0]
-    reason = f"host {host} could not be reached: {words}"
-    return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=True)
+    if ending.not_begun and not ending.statuses:
+        host, code = ending.not_begun[0]
+        fact = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
+        words = ending.last_words or f"exit code {code}"
+        return RunVerdict(
+            "failed", f"{fact}: {words[:300]}", detail=evidence.tail, host=host, transient=_may_pass(evidence)
+        )
+    no_daemon = _NO_DAEMON.search(evidence.tail)
+    if no_daemon is None:
+        return None
+    text_before = evidence.tail[: no_daemon.start()].rstrip("-\n")
+    words = last_words(text_before) or "mpirun does not say why"
+    remote_hosts = evidence.elsewhere
+    return RunVerdict(
+        "failed",
+        f"nothing could be started on {_host_or_hosts(remote_hosts)}: {words[:300]}",
+        detail=evidence.tail,
+        host=remote_hosts[0] if len(remote_hosts) == 1 else None,
+        transient=_may_pass(evidence),
+    )
+
+
+def _host_or_hosts(hosts: Sequence[str]) -> str:
+    """Return "host node1", or "one or more of the hosts node1, node2 and 3 more"."""
+    if not hosts:
+        return "one or more of the hosts"
+    if len(hosts) == 1:
+        return f"host {hosts[0]}"
+    more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+    return f"one or more of the hosts {', '.join(hosts[:8])}{more}"
+
+
+def _may_pass(evidence: RunEvidence) -> bool:
+    """Whether the log has words of a failure that may have passed when the run is tried again."""
+    return _PASSING.search(evidence.tail) is not None
 
 
 def _stopped(evidence: RunEvidence) -> RunVerdict | None:
-    """A run that the driver ended because its time was over or it hung."""
+    """Judge a run that the driver ended because its time was over or it hung."""
     ending = evidence.ending
     if ending.stopped == "timeout":
         reason = f"not finished after {ending.limit_seconds:g} s (measure.timeout_seconds)"
         return RunVerdict("timeout", reason, detail=evidence.tail)
     if ending.stopped != "hang":
         return None
-    nothing = f"no rank recorded anything for {ending.limit_seconds:g} s"
-    # Ranks that are stopped; else those that alone give no sign of life; else those that are behind.
-    silent = starved(ending.statuses, ending.seen_seconds)
-    guilty = sorted(ending.stopped_ranks) or silent or waited_for(ending.statuses)
+    silence = f"no rank recorded anything for {ending.limit_seconds:g} s"
+    guilty = _guilty_of_hang(evidence)
     if not guilty:
-        last = "; ".join(f"rank {r.rank}: {r.last_sign}" for r in evidence.ranks[:8]) or "no rank had started"
-        return RunVerdict("hang", f"{nothing} ({last})", detail=_stack(evidence, 0))
-    rank = guilty[0]
-    status = ending.statuses[rank]
-    seconds = ending.seen_seconds - status.heard_seconds
-    what = f"rank {', '.join(map(str, guilty[:8]))} "
-    if rank in ending.stopped_ranks:
-        what += f"is stopped (SIGSTOP), in {position(status)}"
-    elif rank in silent:
-        what += f"is stopped or starved: no sign of life for {seconds:.0f} s, last seen in {position(status)}"
+        last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:8])
+        return RunVerdict("hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack(evidence, 0))
+    reason = f"{silence}: {_state_of_guilty(guilty, evidence)}"
+    return RunVerdict("hang", reason, guilty[0], _stack(evidence, guilty[0]))
+
+
+def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
+    """Return the ranks that are stopped; else those that alone give no sign of life; else those that are behind."""
+    ending = evidence.ending
+    if ending.stopped_ranks:
+        return sorted(ending.stopped_ranks)
+    return starved(ending.statuses, ending.seen_seconds) or waited_for(ending.statuses)
+
+
+def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:
+    """Return "rank 3 stands in forward of step 4, and the others wait for it"."""
+    ending = evidence.ending
+    first = guilty[0]
+    status = ending.statuses[first]
+    if first in ending.stopped_ranks:
+        state = f"is stopped (SIGSTOP), in {position(status)}"
+    elif first in starved(ending.statuses, ending.seen_seconds):
+        silent_seconds = ending.seen_seconds - status.heard_seconds
+        state = f"is stopped or starved: no sign of life for {silent_seconds:.0f} s, last seen in {position(status)}"
     else:
-        what += f"stands in {position(status)}"
-    if len(ending.statuses) > len(guilty):
-        what += f", and the others wait for {'it' if len(guilty) == 1 else 'them'}"
-    return RunVerdict("hang", f"{nothing}: {what}", rank, _stack(evidence, rank))
+        state = f"stands in {position(status)}"
+    clause = f"rank {', '.join(map(str, guilty[:8]))} {state}"
+    if len(ending.statuses) <= len(guilty):
+        return clause
+    return f"{clause}, and the others wait for {'it' if len(guilty) == 1 else 'them'}"
 
 
 def _stack(evidence: RunEvidence, rank: int) -> str:
-    """The stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
+    """Return the stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
 
@@ -268,53 +390,57 @@ _NO_ROOM = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
 
 
 def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
-    """A disk too full even for the ranks' last words, or for the files that these would be in."""
-    no_room_said = any(
+    """Blame a disk too full even for the ranks' last words, or for the files that these would be in."""
+    says_no_room = any(
         _NO_ROOM.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
     )
-    if not no_room_said and not is_full(evidence.folder):
+    if not says_no_room and not is_full(evidence.folder):
         return None
     reason = "disk full: the run ended without a word, and there is no room for one; free space and run again"
     return RunVerdict("failed", reason, detail=evidence.tail, external=True)
 
 
 def _from_outside(evidence: RunEvidence) -> RunVerdict:
-    """What can be seen from outside alone: exit codes, and which ranks have not finished."""
-    tail, unfinished = evidence.tail, evidence.unfinished
-    said = _OWN_WORDS.search(tail)
-    if not evidence.ranks and said is None and (refused := _NO_STEP.search(tail)) is not None:
+    """Judge by what is seen from outside alone: exit codes, and which ranks have not finished."""
+    tail = evidence.tail
+    own_words = _OWN_WORDS.search(tail)
+    refused_step = _NO_STEP.search(tail)
+    if not evidence.ranks and own_words is None and refused_step is not None:
         # Trying again in this allocation uses up the retries, and most likely the trial is not at fault.
         reason = (
-            f"Slurm starts no step in this job: {refused[1]}; the same command in a new allocation goes on, "
+            f"Slurm starts no step in this job: {refused_step[1]}; the same command in a new allocation goes on, "
             "unless [slurm] options ask for more memory than it has"
         )
         return RunVerdict("failed", reason, detail=tail, external=True)
-    passing = _PASSING.search(tail) is not None
     if evidence.codes:
         rank, code = evidence.codes[0]
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        why = f": {said[1]}" if said else " without a word"
-        return RunVerdict("failed", f"rank {rank} {how}{why}", rank, tail, transient=passing)
+        end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        why = f": {own_words[1]}" if own_words else " without a word"
+        return RunVerdict("failed", f"rank {rank} {end}{why}", rank, tail, transient=_may_pass(evidence))
     launcher = f"the launcher ended with exit code {evidence.ending.exit_code}"
-    if not evidence.ranks and (unseen := _NOT_SHARED.search(tail)) is not None:
-        return RunVerdict("failed", f"no rank started: {unseen[0]}", detail=tail)
     if not evidence.ranks:
-        why = f": {said[1]}" if said else ""
-        return RunVerdict("failed", f"no rank started; {launcher}{why}", detail=tail, transient=passing)
+        not_shared = _NOT_SHARED.search(tail)
+        if not_shared is not None:
+            return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=tail)
+        why = f": {own_words[1]}" if own_words else ""
+        reason = f"no rank started; {launcher}{why}"
+        return RunVerdict("failed", reason, detail=tail, transient=_may_pass(evidence))
+    unfinished = evidence.unfinished
     if not unfinished:
         return RunVerdict("failed", f"all ranks finished, but {launcher}", detail=tail)
-    which = ("rank " if len(unfinished) == 1 else "ranks ") + ", ".join(str(rank) for rank in unfinished[:8])
-    return RunVerdict("failed", f"{which} did not finish; {launcher}", unfinished[0], tail, transient=passing)
+    noun = "rank" if len(unfinished) == 1 else "ranks"
+    reason = f"{noun} {', '.join(map(str, unfinished[:8]))} did not finish; {launcher}"
+    return RunVerdict("failed", reason, unfinished[0], tail, transient=_may_pass(evidence))
 
 
 JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
-    _host_gone,
-    _launcher_gone,
+    _lost_host,
+    _killed_launcher,
     _lost_rank,
     _silent_rank,
     _first_error,
     # Before `_stopped`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like a hang.
-    _unreached,
+    _unreached_host,
     _stopped,
     _disk_full,
     _from_outside,
@@ -323,6 +449,7 @@ JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
 
 
 def _signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9; "signal 99" where the number has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -330,7 +457,9 @@ def _signal_name(number: int) -> str:
 
 
 def _sentence(error: ErrorLine, rank: int) -> str:
+    """Return "rank 3 raised ValueError: " with the first line of the exception's message."""
     if error.disk_full:
         return f"disk full: rank {rank} has no room for its record; free space and run again"
-    message = error.message.strip().splitlines()
-    return f"rank {rank} raised {error.error_type}" + (f": {message[0][:300]}" if message else "")
+    sentence = f"rank {rank} raised {error.error_type}"
+    lines = error.message.strip().splitlines()
+    return f"{sentence}: {lines[0][:300]}" if lines else sentence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -82,45 +82,60 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, new_folders, console)
             _write_study(results, plan)
-            match plan.scheduler:
-                case Submitter() as submitter:
-                    from vitscale.runner.batch_jobs import submit_outstanding
-
-                    return submit_outstanding(
-                        plan, submitter, results, console, options.unfit, retry_failed=options.retry_failed
-                    )
-                case Placement() as placement:
-                    if (results / "jobs").is_dir():
-                        from vitscale.runner.batch_jobs import refuse_live_jobs
-
-                        refuse_live_jobs(results)
-                    return _run_outstanding(plan, placement, results, options, console, lock)
+            return _run_or_submit(plan, results, options, console, lock)
     except OSError as error:
-        if error.errno in DISK_FULL_ERRORS:
-            raise DiskFullError(
-                f"the disk of {shown(str(results))} is full",
-                next_step="What is written is whole; free space, or delete files where it takes no more of them, and "
-                "run the same command again",
-            ) from error
-        raise StoreError(
-            f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
-            next_step="Give a folder you may write to with -o",
-        ) from error
+        raise _cannot_write(results, error) from error
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."
         ) from None
 
 
+def _run_or_submit(plan: Plan, results: Path, options: RunOptions, console: Console, lock: int) -> Report:
+    """Do the missing runs here, or submit them to a batch system. Args: lock: descriptor of the folder's lock."""
+    match plan.scheduler:
+        case Submitter() as submitter:
+            from vitscale.runner.batch_jobs import submit_outstanding
+
+            return submit_outstanding(
+                plan, submitter, results, console, options.unfit, retry_failed=options.retry_failed
+            )
+        case Placement() as placement:
+            if (results / "jobs").is_dir():
+                from vitscale.runner.batch_jobs import refuse_live_jobs
+
+                refuse_live_jobs(results)
+            return _run_outstanding(plan, placement, results, options, console, lock)
+
+
+def _cannot_write(results: Path, error: OSError) -> DiskFullError | StoreError:
+    """Return the error for a results folder where something could not be written."""
+    if error.errno in DISK_FULL_ERRORS:
+        return DiskFullError(
+            f"the disk of {shown(str(results))} is full",
+            next_step="What is written is whole; free space, or delete files where it takes no more of them, and "
+            "run the same command again",
+        )
+    return StoreError(
+        f"results folder {shown(str(results))} cannot be written: {error.strerror or error}",
+        next_step="Give a folder you may write to with -o",
+    )
+
+
 def _write_study(results: Path, plan: Plan) -> None:
-    """Record the study. Fewer repeats than were measured of every trial take nothing back of that."""
-    stored = read_study(results)
-    record = plan.record
-    if stored is not None and stored.repeats > record.repeats and _has_all_runs(stored, results):
-        may_differ = {name: getattr(stored, name) for name in ("repeats", "text", "overrides", "vitscale")}
-        if record.model_copy(update=may_differ) == stored:
-            record = stored
-    write_study(results, record)
+    """Record the study in the folder.
+
+    A study with fewer repeats than the recorded one leaves the record as it is, where nothing else of it has changed
+    and all recorded repeats are done: the runs that were measured stay runs of the study.
+    """
+    recorded = read_study(results)
+    planned = plan.record
+    if recorded is not None and recorded.repeats > planned.repeats and _has_all_runs(recorded, results):
+        may_differ = {name: getattr(recorded, name) for name in ("repeats", "text", "overrides", "vitscale")}
+        if planned.model_copy(update=may_differ) == recorded:
+            write_study(results, recorded)
+            return
+    write_study(results, planned)
 
 
 def _has_all_runs(study: StudyRecord, results: Path) -> bool:
@@ -132,29 +147,38 @@ def _has_all_runs(study: StudyRecord, results: Path) -> bool:
     return True
 
 
-def _decode_data(plan: Plan, results: Path, new_folders: list[Path], console: Console) -> None:
+def _decode_data(plan: Plan, results: Path, new_folders: Sequence[Path], console: Console) -> None:
     """Decode the images once, so that damage shows before anything starts and no run's time includes decoding.
 
-    Where images are damaged, removes the folders that were made for the results, innermost first.
+    Where images are damaged, everything that was made for the results is removed again.
+
+    Args:
+        plan: the study.
+        results: folder of the results, which has only the lock in it where it is new.
+        new_folders: the folders that were made for the results, innermost first; empty where `results` existed.
+        console: for progress.
 
     Raises:
         RequestError: images are damaged.
     """
-    datasets = {
-        trial.data.model_copy(update={"fraction": 1.0})
-        for trial in plan.record.trials.values()
-        if trial.train.script is None
-    }
+    trials = [trial for trial in plan.record.trials.values() if trial.train.script is None]
+    # All images are decoded, whatever share of them a trial trains on: trials that differ in it alone share a dataset.
+    datasets = {trial.data.model_copy(update={"fraction": 1.0}) for trial in trials}
     try:
         with decoding_progress(console) as progress:
             for data in datasets:
                 sources.prepare(data, progress)
     except RequestError:
         if new_folders:
-            (results / "lock").unlink()
-        for folder in new_folders:
-            folder.rmdir()
+            _remove_new_folders(results, new_folders)
         raise
+
+
+def _remove_new_folders(results: Path, new_folders: Sequence[Path]) -> None:
+    """Remove the folders that were made for the results, innermost first, and the lock in the innermost one."""
+    (results / "lock").unlink()
+    for folder in new_folders:
+        folder.rmdir()
 
 
 def _refuse_deleted_lock(results: Path, lock: int) -> None:
@@ -199,7 +223,7 @@ def _run_outstanding(
     with (
         PreparedProcesses(runs.say_why_not_forked, runs.upcoming_trials) as prepared,
         StudyProgress(console) as progress,
-        _threads(runs.lineup.most, runs.context.interrupted) as threads,
+        _thread_pool(runs.lineup.most, runs.context.interrupted) as threads,
     ):
         return runs.do_all(prepared, progress, threads)
 
@@ -230,9 +254,9 @@ class _StudyRuns:
         self._todo = skip_unfit(self.context, todo, options.unfit, index, self._outcomes)
         self._added = AddedRuns(plan, results, self._outcomes, self._todo)
         self.lineup = Lineup(plan, placement, self._todo, self._added)
-        self._spent = GpuHours(plan, index, results)
-        self._unpacked = sum(outcome is not None for outcome in index.unpacked.values())
-        """Finished runs that lie in folders of their own, as far as it is known without another look."""
+        self._gpu_hours = GpuHours(plan, index, results)
+        self._unpacked_runs = sum(outcome is not None for outcome in index.unpacked.values())
+        """Number of finished runs that lie in folders of their own, and not in a pack, since the last packing."""
         self._under_way: dict[Future[Outcome], RunKey] = {}
         """Runs in threads; empty where runs go one after another."""
         self._done = 0
@@ -264,7 +288,7 @@ class _StudyRuns:
             )
         if self._end_reason:
             raise DiskFullError(self._end_reason, next_step="What is written is whole")
-        if self._unpacked >= PACK_RUNS:
+        if self._unpacked_runs >= PACK_RUNS:
             pack_finished(self._results)
         return Report(self._done, self._outcomes, budget_refusal)
 
@@ -274,18 +298,18 @@ class _StudyRuns:
         """Begin, or without threads do, runs until none may begin.
 
         Returns:
-            Why the study's budget (`measure.max_gpu_hours`) lets no further run begin; empty where it does.
+            Why the study's budget (`measure.max_gpu_hours`) lets no further run begin; empty where the budget does.
         """
         while not self._end_reason:
             next_run = self.lineup.next()
             if next_run is None:
                 return ""
-            cause = self._lost()
+            cause = self._find_lost_cause()
             if cause is not None:
                 self._end_reason = cause.reason
                 return ""
             task, placement = next_run
-            budget_refusal = self._spent.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
+            budget_refusal = self._gpu_hours.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
             if budget_refusal:
                 return budget_refusal
             _refuse_deleted_lock(self._results, self._lock)
@@ -298,27 +322,34 @@ class _StudyRuns:
                 continue
             on_progress = progress.begin(self._plan.record.trials[task.trial_id], task.repeat)
             if threads is None:
-                outcome = run_task(self.context, placement, task, attempt, on_progress, prepared, self._lost)
+                outcome = run_task(self.context, placement, task, attempt, on_progress, prepared, self._find_lost_cause)
                 self._note_end(task, outcome, progress)
             else:
-                future = threads.submit(run_task, self.context, placement, task, attempt, on_progress, None, self._lost)
+                future = threads.submit(
+                    run_task, self.context, placement, task, attempt, on_progress, None, self._find_lost_cause
+                )
                 self._under_way[future] = task
         return ""
 
     def _note_end(self, task: RunKey, outcome: Outcome, progress: StudyProgress) -> None:
-        """Count a run that has ended, and pack the finished ones once there are enough."""
+        """Note the outcome of a run that has ended, or that was skipped.
+
+        A cause outside the trial (no disk space, hosts that are gone) lets no further run begin. Finished runs are
+        packed into one file once there are enough of them.
+        """
         self.lineup.end(task, outcome)
         self._outcomes[task] = outcome
-        self._spent.add(task.trial_id, outcome)
+        self._gpu_hours.add(task.trial_id, outcome)
         progress.end(self._plan.record.trials[task.trial_id], outcome)
         self._done += 1
         if outcome.external:
             self._end_reason = outcome.reason
             return
-        self._unpacked += 1
-        if self._unpacked >= PACK_RUNS:
+        self._unpacked_runs += 1
+        if self._unpacked_runs >= PACK_RUNS:
             pack_finished(self._results)
-            self._unpacked = 0  # those that stay are looked at again once as many more have ended
+            # Those that could not be packed are tried again with the next packing, after as many more runs.
+            self._unpacked_runs = 0
 
     def upcoming_trials(self) -> list[Trial]:
         """Return the trials of the runs that have no outcome yet."""
@@ -335,24 +366,30 @@ class _StudyRuns:
         if self.context.interrupted.wait(seconds):
             raise KeyboardInterrupt
 
-    def _lost(self) -> Cause | None:
-        """Return why the hosts take no more runs; waits for the answer. No step can start before it comes, either."""
+    def _find_lost_cause(self) -> Cause | None:
+        """Return why the hosts take no more runs; None while they do.
+
+        Waits for the answer of who gave the hosts: before it answers, no step can start either.
+        """
         if self._lost_cause is None:
             self._lost_cause = patiently(self._placement, self._placement.lost, self._say, self._pause)
         return self._lost_cause
 
 
 @contextmanager
-def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExecutor | None]:
-    """Give a pool with a thread for each of `most` runs; None for one. An exception ends all runs under way in order.
+def _thread_pool(most_runs: int, interrupted: threading.Event) -> Iterator[ThreadPoolExecutor | None]:
+    """Give a pool with a thread for each run that may be under way; None for one run at a time.
 
     Threads stay until all runs have ended: when a thread ends, the kernel ends the processes that it has started.
-    `interrupted` is set by an exception, and ends the runs.
+
+    Args:
+        most_runs: most runs at a time.
+        interrupted: set where the block raises an exception, so that the runs under way end in order.
     """
-    if most == 1:
+    if most_runs == 1:
         yield None
         return
-    threads = ThreadPoolExecutor(most, thread_name_prefix="run")
+    threads = ThreadPoolExecutor(most_runs, thread_name_prefix="run")
     try:
         yield threads
     except BaseException:
@@ -370,7 +407,7 @@ def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExec
 def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[None]:
     """Make these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored.
 
-    A thread besides the main one, such as that of a notebook's server, gets no signals: there nothing is changed.
+    Only the main thread gets signals: in another one, such as that of a notebook's server, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -91,8 +91,8 @@ class Reports:
 
 def read_reports(log: str) -> Reports:
     """Read what launchers printed; `log` is untrusted."""
-    # torchrun lists the root cause last.
-    codes = [RankExit(int(match["rank"]), int(match["code"])) for match in _TORCHRUN.finditer(log)][::-1]
+    torchrun_exits = [RankExit(int(match["rank"]), int(match["code"])) for match in _TORCHRUN.finditer(log)]
+    codes = list(reversed(torchrun_exits))  # it lists the root cause last
     codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _LOCAL.finditer(log)]
     codes += [RankExit(int(match["rank"]), -int(match["code"])) for match in _MPI_SIGNAL.finditer(log)]
     codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _MPI_EXIT.finditer(log)]

@@ -1,9 +1,9 @@
 """Expected times of a plan's runs: from measurements, else roughly from FLOPs.
 
 From a results folder, a trial whose step was measured has that step; any other is predicted from the nearest of the
-series that train the same. Start-up, evaluations and the end of a run are added where they were measured. Trials that
-no results say anything of get an order of magnitude from the matrix-multiply rate that a stored check of their hosts
-measured.
+series that train the same. Start-up, evaluations and the end of a run are added where they were measured. Trials on
+which no results exist get an order of magnitude: their FLOPs over a third of the matrix-multiply rate that a stored
+`vitscale check` of their hosts measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from vitscale.trial.trial import DeviceName, Precision, Trial
 
 ROUGHLY = "order of magnitude"
 _MATMUL_SHARE = 1 / 3
-"""Share of the matrix-multiply rate that training reaches; the interval is from a ninth to all of it."""
+"""Share of the matrix-multiply rate that training reaches; the interval is from a ninth to all of it.
+
+`_flops_origin` names this third.
+"""
 _NO_EVIDENCE = (
     "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts on its device and "
     "in its precision"
@@ -73,10 +76,12 @@ class Expectations:
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
     ) -> ExpectedTotal | None:
-        """Return the time of all runs together; None where no run's time is known.
+        """Return the time of all certain runs together (`Plan.certain_runs`); None where no run's time is known.
 
-        The runs are those that are certain (`Plan.certain_runs`). Trials `without` and runs (trial, repeat) that are
-        `done` are left out.
+        Args:
+            plan: the study.
+            without: trials to leave out.
+            done: runs to leave out, as (trial, repeat).
         """
         if not self.by_trial:
             return None
@@ -134,33 +139,36 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
     Raises:
         StoreError: `results` was given, and holds no results.
     """
-    default_folder = Path("results") / plan.record.name
-    source = _from_results(plan, default_folder if results is None else results, needed=results is not None)
-    by_trial = dict(source.by_trial)
-    origins = [source.origin]
-    missing = [
-        trial_id for trial_id in plan.record.trials if trial_id not in by_trial or by_trial[trial_id].seconds is None
+    must_exist = results is not None
+    folder = results if results is not None else Path("results") / plan.record.name
+    predicted = _times_from_results(plan, folder, must_exist=must_exist)
+    times = dict(predicted.by_trial)
+    origins = [predicted.origin]
+    without_time = [
+        trial_id for trial_id in plan.record.trials if trial_id not in times or times[trial_id].seconds is None
     ]
-    rough = _from_flops(plan, missing) if missing else None
+    rough = _times_from_flops(plan, without_time) if without_time else None
     if rough is not None:
-        by_trial |= rough.by_trial
+        times |= rough.by_trial
         origins.append(rough.origin)
     unavailable = Expected(None, "", _NO_EVIDENCE)
     return Expectations(
-        {trial_id: by_trial.get(trial_id, unavailable) for trial_id in plan.record.trials},
-        "; ".join(filter(None, origins)),
-        price_per_gpu_hour,
-        source.unread,
+        by_trial={trial_id: times.get(trial_id, unavailable) for trial_id in plan.record.trials},
+        origin="; ".join(filter(None, origins)),
+        price_per_gpu_hour=price_per_gpu_hour,
+        unread=predicted.unread,
     )
 
 
 class _Source(NamedTuple):
-    """Expected times from one source."""
+    """Expected times from one source: a results folder, or checks."""
 
     by_trial: dict[str, Expected]
+    """Trial id -> the time of one run, or why the source has none; trials of which it says nothing are missing."""
     origin: str = ""
     """The source in words; empty where it has no times."""
     unread: tuple[Unread, ...] = ()
+    """Parts of the source that cannot be read."""
 
 
 class _StepTime(NamedTuple):
@@ -171,53 +179,76 @@ class _StepTime(NamedTuple):
     """measured, interpolated, extrapolated or prior-driven."""
 
 
-def _from_results(plan: Plan, results: Path, *, needed: bool) -> _Source:
-    """Return the times that a results folder gives; none where it holds no results, and is not `needed`.
+def _times_from_results(plan: Plan, results: Path, *, must_exist: bool) -> _Source:
+    """Return the expected times that a results folder gives.
+
+    Args:
+        plan: the study.
+        results: the folder.
+        must_exist: refuse a folder that holds no results; else it just gives no times.
 
     Raises:
-        StoreError: it is needed, and holds no results.
+        StoreError: the folder must hold results, and does not.
     """
-    if not needed and not (results / "study.json").is_file():
-        return _Source({})
+    no_times = _Source(by_trial={})
+    if not must_exist and not (results / "study.json").is_file():
+        return no_times
     try:
         analysed = analysis.analyse_folder(results)
     except StoreError:
-        if needed:
+        if must_exist:
             raise
-        return _Source({})
+        return no_times
     evidence = evidence_of(results, analysed)
     if not evidence.series:
-        return _Source({}, unread=analysed.unread)
-    steps = _step_times(plan, evidence, results)
-    points = [point for series in evidence.series for point in series.points]
+        return _Source(by_trial={}, unread=analysed.unread)
+    all_points: list[MeasuredPoint] = []
+    for series in evidence.series:
+        all_points += series.points
     by_trial = {}
-    for trial_id, step in steps.items():
+    for trial_id, step in _step_times(plan, evidence, results).items():
         if isinstance(step, _StepTime):
-            by_trial[trial_id] = _run_time(plan, trial_id, points, step)
+            by_trial[trial_id] = _run_time(plan, trial_id, all_points, step)
         else:
             by_trial[trial_id] = Expected(None, "", reason=step)
     return _Source(by_trial, f"predicted from {results}", analysed.unread)
 
 
 def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _StepTime | str]:
-    """Return the time of a step of each trial, or why it is not known."""
+    """Return the time of one step of each trial, or a clause on why it is not known, by trial id.
+
+    A trial whose configuration was measured has the measured time. Others are predicted, those with the same nearest
+    series together.
+    """
     fitted = fit(evidence)
     steps: dict[str, _StepTime | str] = {}
     trials_by_series: dict[str, list[str]] = {}
     for trial_id, trial in plan.record.trials.items():
-        points = measured_like(evidence.series, trial)
-        same_configuration = [point for point in points if Candidate.of(point.trial) == Candidate.of(trial)]
-        if same_configuration and not trial.train.micro_batches:
-            steps[trial_id] = _StepTime(measured_step(points, same_configuration[0]), "measured")
-            continue
-        nearest = _nearest_series(evidence.series, trial)
-        if nearest is None:
-            steps[trial_id] = f"{results} holds no run of this model, data and training"
-        else:
+        measured = _measured_step_time(evidence.series, trial)
+        nearest = _nearest_series(evidence.series, trial) if measured is None else None
+        if measured is not None:
+            steps[trial_id] = measured
+        elif nearest is not None:
             trials_by_series.setdefault(nearest.name, []).append(trial_id)
+        else:
+            steps[trial_id] = f"{results} holds no run of this model, data and training"
     for series_name, trial_ids in trials_by_series.items():
         steps |= _predicted_steps(plan, fitted, series_name, trial_ids)
     return steps
+
+
+def _measured_step_time(all_series: Sequence[Series], trial: Trial) -> _StepTime | None:
+    """Return the measured time of a step of the trial's own configuration; None where it was not measured.
+
+    Trials whose ranks have different micro-batches are always predicted.
+    """
+    if trial.train.micro_batches:
+        return None
+    points = measured_like(all_series, trial)
+    for point in points:
+        if Candidate.of(point.trial) == Candidate.of(trial):
+            return _StepTime(measured_step(points, point), "measured")
+    return None
 
 
 def _nearest_series(all_series: Sequence[Series], trial: Trial) -> Series | None:
@@ -236,8 +267,8 @@ def _predicted_steps(plan: Plan, fitted: Fitted, series_name: str, trial_ids: li
     except RequestError as error:
         return dict.fromkeys(trial_ids, str(error))
     steps: dict[str, _StepTime | str] = {}
-    for position, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
-        seconds = evaluated.step.at(position)
+    for candidate_index, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
+        seconds = evaluated.step.at(candidate_index)
         if math.isnan(seconds.value):
             steps[trial_id] = "its step cannot be predicted"
         else:
@@ -246,65 +277,94 @@ def _predicted_steps(plan: Plan, fitted: Fitted, series_name: str, trial_ids: li
 
 
 def _run_time(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: _StepTime) -> Expected:
-    """Return the time of one run, with its start-up, of which the first step is part, evaluations and its end.
+    """Return the time of one run: its start-up, steps, evaluations and end.
 
-    `points`: all measured points, from which start-up and evaluations are taken.
+    A measured start-up includes the first step. Where none was measured, only the steps count.
+
+    Args:
+        plan: the study.
+        trial_id: the trial.
+        points: all measured points of the results, from which start-up and evaluations are taken.
+        step: the time of one step.
     """
     trial = plan.record.trials[trial_id]
     steps = plan.steps_of(trial_id)
     start_up_forecast = start_up(points, trial, beside_later_steps)
     if start_up_forecast is None:
-        step_count = steps.per_run
-        evaluations = 0.0
+        start_up_seconds = None
+        later_steps = steps.per_run
+        evaluations_seconds = 0.0
     else:
-        step_count = steps.per_run - 1
-        evaluations = steps.per_run / steps.per_epoch * evaluation_seconds(points, trial)
-    steps_and_evaluations = [
-        step_count * seconds + evaluations for seconds in (step.seconds.value, *step.seconds.future_ends)
-    ]
-    start_up_seconds = start_up_forecast.seconds if start_up_forecast else None
+        start_up_seconds = start_up_forecast.seconds
+        later_steps = steps.per_run - 1
+        epochs = steps.per_run / steps.per_epoch
+        evaluations_seconds = epochs * evaluation_seconds(points, trial)
+
+    def seconds_after_start_up(step_seconds: float) -> float:
+        return later_steps * step_seconds + evaluations_seconds
+
+    shortest_step, longest_step = step.seconds.future_ends
+    run_seconds, shortest, longest = with_start_up(
+        start_up_seconds,
+        seconds_after_start_up(step.seconds.value),
+        seconds_after_start_up(shortest_step),
+        seconds_after_start_up(longest_step),
+    )
     return Expected(
-        of_a_run(*with_start_up(start_up_seconds, *steps_and_evaluations)),
+        of_a_run(run_seconds, shortest, longest),
         step.known_by,
         without_start_up="" if start_up_forecast is not None else trial.launcher,
     )
 
 
 class _Arithmetic(NamedTuple):
-    """The arithmetic of a trial's matrix products: a check says nothing of another one."""
+    """How trials multiply matrices: a check on one device in one precision says nothing about another."""
 
     device: DeviceName
     precision: Precision
 
 
-def _from_flops(plan: Plan, trial_ids: list[str]) -> _Source | None:
-    """Return times at a third of the matrix-multiply rate that a check measured, without transfers and start-up.
+class _CheckedRate(NamedTuple):
+    """The matrix-multiply rate that a check measured."""
 
-    None where no check of the plan's hosts is known.
+    flops_per_second: float
+    """Of one rank; the median over all ranks."""
+    day: str
+    """The day of the check: "2026-11-28"."""
+
+
+def _times_from_flops(plan: Plan, trial_ids: Sequence[str]) -> _Source | None:
+    """Return rough times of these trials, from their FLOPs and the matrix-multiply rates that checks measured.
+
+    Transfers and start-up are left out. Returns None where no check has measured the plan's hosts.
     """
     hosts = _names_in_checks(plan)
     if not hosts:
         return None
-    checks: dict[_Arithmetic, CheckRecord | None] = {}
-    by_trial = {}
+    arithmetic_by_trial = {}
     for trial_id in trial_ids:
-        trial = plan.record.trials[trial_id]
-        arithmetic = _Arithmetic(trial.train.device, trial.train.precision)
-        if arithmetic not in checks:
-            checks[arithmetic] = _check_of(hosts, *arithmetic)
-        check = checks[arithmetic]
-        if check is not None:
-            rate = statistics.median(_rates(check, *arithmetic))
-            by_trial[trial_id] = _rough_time(plan, trial_id, rate)
-    check_times = sorted({check.started_unix_seconds for check in checks.values() if check is not None})
-    if not check_times:
+        train = plan.record.trials[trial_id].train
+        arithmetic_by_trial[trial_id] = _Arithmetic(train.device, train.precision)
+    # To search for a check reads all of them: once for each arithmetic, not for each trial.
+    rates = {arithmetic: _checked_rate(hosts, arithmetic) for arithmetic in set(arithmetic_by_trial.values())}
+    by_trial = {}
+    days = set()
+    for trial_id, arithmetic in arithmetic_by_trial.items():
+        rate = rates[arithmetic]
+        if rate is not None:
+            by_trial[trial_id] = _rough_time(plan, trial_id, rate.flops_per_second)
+            days.add(rate.day)
+    if not by_trial:
         return None
-    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(started)) for started in check_times)
-    origin = (
+    return _Source(by_trial, _flops_origin(sorted(days)))
+
+
+def _flops_origin(days: Sequence[str]) -> str:
+    """Return words on what rough times rest on. Args: days: those of the checks, the first one first."""
+    return (
         f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {' and '.join(days)}, "
         "start-up and transfers left out"
     )
-    return _Source(by_trial, origin)
 
 
 def _names_in_checks(plan: Plan) -> tuple[str, ...]:
@@ -318,8 +378,8 @@ def _names_in_checks(plan: Plan) -> tuple[str, ...]:
     return (socket.gethostname(),)
 
 
-def _rough_time(plan: Plan, trial_id: str, flops_per_second: float) -> Expected:
-    """Return the time of a run whose ranks multiply matrices at this rate, each for itself."""
+def _rough_time(plan: Plan, trial_id: str, matmul_flops_per_second: float) -> Expected:
+    """Return the time of a run on ranks that multiply matrices at this rate at most, each for itself."""
     trial = plan.record.trials[trial_id]
     flops = flops_per_image(trial)
     if isinstance(flops, str):
@@ -327,27 +387,44 @@ def _rough_time(plan: Plan, trial_id: str, flops_per_second: float) -> Expected:
     steps = plan.steps_of(trial_id).per_run
     # Each stage of a pipeline stands still while the pipeline fills and drains.
     working_share = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
-    shortest = steps * trial.global_batch / trial.world.size * flops / flops_per_second / working_share
-    return Expected(of_a_run(shortest / _MATMUL_SHARE, shortest, shortest / _MATMUL_SHARE**2), ROUGHLY)
+    shortest = steps * trial.global_batch / trial.world.size * flops / matmul_flops_per_second / working_share
+    expected = shortest / _MATMUL_SHARE
+    longest = shortest / _MATMUL_SHARE**2
+    return Expected(of_a_run(expected, shortest, longest), ROUGHLY)
 
 
-_PRODUCTS: Mapping[Precision, tuple[str, ...]] = {
+_MATMUL_DTYPES: Mapping[Precision, tuple[str, ...]] = {
     "fp32": ("fp32", "tf32"),
     "bf16": ("bf16",),
     "bf16-params": ("bf16",),
     "fp16": ("fp16",),
 }
-"""Precision -> how a check may say that its matrices are multiplied: TF32 is fp32 as some GPUs compute it."""
+"""Precision -> names that a check may give to the arithmetic of its matrix products.
+
+TF32 is fp32 as some GPUs compute it.
+"""
 
 
-def _check_of(hosts: tuple[str, ...], device: DeviceName, precision: Precision) -> CheckRecord | None:
-    """Return the newest of the user's own checks of these hosts that multiplied matrices as trials of this kind do."""
-    return latest(None, hosts, lambda check: bool(_rates(check, device, precision)))
+def _checked_rate(hosts: tuple[str, ...], arithmetic: _Arithmetic) -> _CheckedRate | None:
+    """Return the rate by the newest of the user's own checks of these hosts that multiplied matrices like this.
+
+    Returns None where there is no such check.
+    """
+
+    def rates_of(check: CheckRecord) -> list[float]:
+        return _matmul_rates(check, arithmetic.device, arithmetic.precision)
+
+    check = latest(None, hosts, is_suitable=lambda candidate: bool(rates_of(candidate)))
+    if check is None:
+        return None
+    day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
+    return _CheckedRate(statistics.median(rates_of(check)), day)
 
 
-def _rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:
-    """Return the FLOP/s of matrix products on its ranks; empty for another device or another arithmetic."""
+def _matmul_rates(check: CheckRecord, device: DeviceName, precision: Precision) -> list[float]:
+    """Return the FLOP/s of matrix products on each rank of a check; empty for another device or another precision."""
     if check.request.device != device:
         return []
     lines = [rank.matmul for rank in check.ranks]
-    return [line.flops_per_second for line in lines if line is not None and line.dtype in _PRODUCTS[precision]]
+    dtypes = _MATMUL_DTYPES[precision]
+    return [line.flops_per_second for line in lines if line is not None and line.dtype in dtypes]

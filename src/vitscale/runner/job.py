@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -84,44 +84,65 @@ def _do_runs(
 ) -> int:
     """Do one run after the other; returns exit code 1 where the remaining ones cannot be done."""
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    def lost() -> Cause | None:
-        return batch_file.patiently(submitter, placement.lost, say)
+    def find_lost_cause() -> Cause | None:
+        return batch_file.patiently(submitter, placement.lost, _say)
 
     first_attempts = _first_attempts(context.results)
     with StudyProgress(Console(width=120, emoji=False)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:
             if batch_file.read_job(context.results, job.name).closed:
-                say("vitscale: this job was given up, and its runs are done elsewhere")
+                _say("vitscale: this job was given up, and its runs are done elsewhere")
                 return 0
             # No step can start while the batch system is silent: the runs wait for it.
-            batch_file.patiently(submitter, lambda: submitter.states([job.name]), say)
-            cause = lost()
+            batch_file.patiently(submitter, lambda: submitter.states([job.name]), _say)
+            cause = find_lost_cause()
             if cause is not None:
-                say(f"vitscale: {cause.reason}")
+                _say(f"vitscale: {cause.reason}")
                 batch_file.write_missing_outcomes(context, tasks, cause)
                 return 1
             if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
                 continue
-            trial = context.record.trials[task.trial_id]
-            outcome = skip_reason(context, task.task, task.attempt, _standing_outcomes(context.results, first_attempts))
+            outcome = _run_or_skip(context, placement, task, first_attempts, progress, find_lost_cause)
             if outcome is None:
-                on_progress = progress.begin(trial, task.repeat)
-                try:
-                    outcome = run_task(context, placement, task.task, task.attempt, on_progress, None, lost)
-                except VitscaleError as error:
-                    # The run cannot be started here, which the login node could not know: a failure like any other.
-                    batch_file.write_missing_outcomes(context, [task], Cause("failed", str(error)))
-                    say(f"vitscale: {error}")
-                    continue
-            progress.end(trial, outcome)
+                continue
+            progress.end(context.record.trials[task.trial_id], outcome)
             if outcome.external:
                 batch_file.write_missing_outcomes(context, tasks, Cause(outcome.kind, outcome.reason))
                 return 1
     return 0
+
+
+def _run_or_skip(
+    context: RunContext,
+    placement: Placement,
+    task: batch_file.BatchTask,
+    first_attempts: Mapping[RunKey, int],
+    progress: StudyProgress,
+    find_lost_cause: Callable[[], Cause | None],
+) -> Outcome | None:
+    """Do one run, unless its trial has run out of memory in another repeat.
+
+    Returns:
+        Its outcome; None where it cannot be started here, which is then recorded.
+    """
+    outcomes = _standing_outcomes(context.results, first_attempts)
+    skipped = skip_reason(context, task.task, task.attempt, outcomes)
+    if skipped is not None:
+        return skipped
+    on_progress = progress.begin(context.record.trials[task.trial_id], task.repeat)
+    try:
+        return run_task(context, placement, task.task, task.attempt, on_progress, None, find_lost_cause)
+    except VitscaleError as error:
+        # The login node could not know that it cannot be started here: a failure like any other.
+        batch_file.write_missing_outcomes(context, [task], Cause("failed", str(error)))
+        _say(f"vitscale: {error}")
+        return None
+
+
+def _say(text: str) -> None:
+    """Print a line to the job's output at once."""
+    print(text, flush=True)
 
 
 def _first_attempts(results: Path) -> dict[RunKey, int]:

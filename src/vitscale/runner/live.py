@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from vitscale.base.files import open_regular
 from vitscale.errors import StoreError, shown
@@ -24,7 +24,7 @@ from vitscale.runner.todo import may_be_added
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
-from vitscale.store.reading import RunKey
+from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.store.records import ModelLine, RankRecord, ResourcesLine, StartLine
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.trial.trial import Trial, samples_used
@@ -37,6 +37,8 @@ _RATE_STEPS = 20
 """Steps from whose median the rate is worked out."""
 _STEADY = 0.05
 """Largest relative change of step time that still counts as steady."""
+
+_Line = TypeVar("_Line")
 
 Driver = Literal["runs", "runs elsewhere", "gone", "none left to do"]
 
@@ -100,70 +102,119 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
         StoreError: it holds no study, or cannot be read.
     """
     folder = folder_of(results)
+    study = _stored_study(folder, results)
+    index = RunIndex(folder)
+    runs = _study_runs(study, index)
+    driver_pid = _lock_holder(folder / "lock")
+    addable_count = _addable_count(folder, study, runs, driver_pid)
+    unfinished = _unfinished_runs(folder, index, study, now_seconds)
+    running = _running_runs(folder, unfinished, driver_pid)
+    last = _last_outcome(study, runs.outcomes)
+    last_seconds_ago = max(0.0, now_seconds - last.end_unix_seconds) if last is not None else None
+    return StudyView(
+        study=study.name,
+        driver=_driver_state(driver_pid, running, has_work=bool(runs.remaining or addable_count)),
+        driver_process=driver_pid,
+        done=len(runs.planned) - len(runs.remaining),
+        runs=len(runs.planned),
+        may_be_added=addable_count,
+        outcomes=dict(Counter(outcome.kind for outcome in runs.outcomes.values())),
+        left_seconds=_remaining_seconds(runs.remaining, runs.outcomes),
+        running=running,
+        interrupted=len(unfinished) - len(running),
+        last=last.words if last is not None else "",
+        last_seconds_ago=last_seconds_ago,
+        damaged=tuple(index.damaged),
+    )
+
+
+def _stored_study(folder: Path, results: Path) -> StudyRecord:
+    """Return the study that is recorded in a folder.
+
+    Args:
+        folder: the folder to read.
+        results: the path that the user gave, for the message.
+
+    Raises:
+        StoreError: the folder holds no study, or cannot be read.
+    """
     study = read_study(folder)
     if study is None:
         raise StoreError(
             f"{shown(str(results))} holds no results of vitscale (study.json is missing)",
             next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` writes to",
         )
-    index = RunIndex(folder)
-    finished = {run: attempt for run, attempt in index.finished.items() if run.trial_id in study.trials}
-    outcomes = {run: attempt.outcome for run, attempt in finished.items()}
-    again = {run for run, outcome in outcomes.items() if outcome.external}
-    runs = _planned_runs(study)
-    remaining = [run for run in runs if run not in outcomes or run in again]
-    lock_holder = _lock_holder(folder / "lock")
-    # Which trials' runs are enough is in their lines, which are read only where nothing else tells what is left.
-    needs_lines = not remaining and lock_holder is None
-    addable = may_be_added(study, finished, again, results=folder if needs_lines else None)
-    open_runs = sorted(_open_runs(folder, index, study, now_seconds), key=lambda run: run.silent_seconds)
-    running = _running_runs(folder, open_runs, lock_holder)
-    last = _last_outcome(study, outcomes)
-    return StudyView(
-        study=study.name,
-        driver=_driver_state(lock_holder, running, has_work=bool(remaining or addable)),
-        driver_process=lock_holder,
-        done=len(runs) - len(remaining),
-        runs=len(runs),
-        may_be_added=len(addable),
-        outcomes=dict(Counter(outcome.kind for outcome in outcomes.values())),
-        left_seconds=_remaining_seconds(remaining, outcomes),
-        running=running,
-        interrupted=len(open_runs) - len(running),
-        last=last.words if last is not None else "",
-        last_seconds_ago=max(0.0, now_seconds - last.end_unix_seconds) if last is not None else None,
-        damaged=tuple(index.damaged),
-    )
+    return study
 
 
-def _planned_runs(study: StudyRecord) -> list[RunKey]:
-    """Return the study's runs without those that `measure.target_ci` may add."""
-    runs: list[RunKey] = []
+class _StudyRuns(NamedTuple):
+    """The runs of a study: those that it plans, and those that have an outcome."""
+
+    planned: list[RunKey]
+    """All runs without those that `measure.target_ci` may add."""
+    remaining: list[RunKey]
+    """The planned runs that are still to be done, for the first time or again."""
+    ended: dict[RunKey, EndedAttempt]
+    """Runs with an outcome, those that `measure.target_ci` added among them."""
+
+    @property
+    def outcomes(self) -> dict[RunKey, Outcome]:
+        """The outcomes of the runs that have ended."""
+        return {run: attempt.outcome for run, attempt in self.ended.items()}
+
+
+def _study_runs(study: StudyRecord, index: RunIndex) -> _StudyRuns:
+    """Return the study's runs, with the outcomes that its folder has of them."""
+    planned: list[RunKey] = []
     for trial_id in study.trials:
-        runs += [RunKey(trial_id, repeat) for repeat in range(study.repeats)]
-    return runs
+        planned += [RunKey(trial_id, repeat) for repeat in range(study.repeats)]
+    ended = {run: attempt for run, attempt in index.finished.items() if run.trial_id in study.trials}
+    remaining = [run for run in planned if run not in ended or _is_done_again(ended[run])]
+    return _StudyRuns(planned, remaining, ended)
 
 
-def _running_runs(folder: Path, open_runs: Sequence[RunningRun], lock_holder: int | None) -> tuple[RunningRun, ...]:
-    """Return the open runs that are alive, or whose driver is.
+def _is_done_again(attempt: EndedAttempt) -> bool:
+    """Whether the next `vitscale run` repeats this run: it failed for a cause outside the trial."""
+    return attempt.outcome.external
+
+
+def _addable_count(folder: Path, study: StudyRecord, runs: _StudyRuns, driver_pid: int | None) -> int:
+    """Return how many runs `measure.target_ci` may still add at most.
+
+    Trials that have enough runs are left out of the count only where all planned runs are done and no driver of this
+    host runs: then the count alone shows whether work is left. To find these trials takes reading all steps of runs.
+    """
+    is_only_sign_of_work = not runs.remaining and driver_pid is None
+    again = [run for run, attempt in runs.ended.items() if _is_done_again(attempt)]
+    return len(may_be_added(study, runs.ended, frozenset(again), results=folder if is_only_sign_of_work else None))
+
+
+def _running_runs(folder: Path, unfinished: Sequence[RunningRun], driver_pid: int | None) -> tuple[RunningRun, ...]:
+    """Return the unfinished runs that are alive, or whose driver is.
 
     Args:
-        folder: of the results.
-        open_runs: runs without an outcome, the newest sign of life first.
-        lock_holder: process id of the driver on this host; None: there is none.
+        folder: folder of the results.
+        unfinished: runs without an outcome; the one whose files changed last comes first.
+        driver_pid: process id of the driver on this host; None: there is none.
     """
-    fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
-    if lock_holder is not None:
+    fresh = tuple(run for run in unfinished if run.silent_seconds <= _FRESH_SECONDS)
+    if driver_pid is not None:
         # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
-        return fresh or tuple(open_runs[:1])
+        return fresh or tuple(unfinished[:1])
     if fresh and _drivers_gone(folder, fresh):
         return ()  # their files are fresh, and their driver is not there any more
     return fresh
 
 
-def _driver_state(lock_holder: int | None, running: Sequence[RunningRun], *, has_work: bool) -> Driver:
-    """Return where the study's driver is. Args: has_work: whether a run is left to do, or may be added."""
-    if lock_holder is not None:
+def _driver_state(driver_pid: int | None, running: Sequence[RunningRun], *, has_work: bool) -> Driver:
+    """Return where the study's driver is.
+
+    Args:
+        driver_pid: process id of the driver on this host; None: there is none.
+        running: the runs under way.
+        has_work: whether a run is left to do, or may be added.
+    """
+    if driver_pid is not None:
         return "runs"
     if running:
         return "runs elsewhere"
@@ -202,8 +253,10 @@ def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     if not own_host_id:  # no /proc, so nothing is known of other processes
         return False
     for launch in launches:
-        is_of_this_host = launch is not None and launch.host_id == own_host_id
-        if launch is None or not is_of_this_host or Path(f"/proc/{launch.driver_pid}").exists():
+        if launch is None or launch.host_id != own_host_id:
+            return False
+        is_alive = Path(f"/proc/{launch.driver_pid}").exists()
+        if is_alive:
             return False
     return True
 
@@ -225,47 +278,63 @@ def _lock_holder(lock: Path) -> int | None:
     return None
 
 
-def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: float) -> Iterator[RunningRun]:
-    """Yield the last attempt of each run that has no outcome."""
-    for name, outcome in index.unpacked.items():
-        match = RUN_FOLDER.fullmatch(name)
+def _unfinished_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: float) -> list[RunningRun]:
+    """Return the state of each run whose last attempt has no outcome; the one whose files changed last comes first."""
+    unfinished: list[RunningRun] = []
+    for folder_name, outcome in index.unpacked.items():
+        match = RUN_FOLDER.fullmatch(folder_name)
         if outcome is not None or match is None or match["trial"] not in study.trials:
             continue
         run = RunKey(match["trial"], int(match["repeat"]))
-        if int(match["attempt"]) == index.attempts[run]:
-            yield _open_run(folder / "runs" / name, study.trials[run.trial_id], run.repeat, now_seconds)
+        is_last_attempt = int(match["attempt"]) == index.attempts[run]
+        if is_last_attempt:
+            trial = study.trials[run.trial_id]
+            unfinished.append(_attempt_state(folder / "runs" / folder_name, trial, run.repeat, now_seconds))
+    return sorted(unfinished, key=lambda run: run.silent_seconds)
 
 
-def _open_run(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
+def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
     """Return the state of one attempt, from the ends of rank 0's record and the times of all its files."""
-    last_change = _last_change(folder)
     rank_lines = _read_ends(folder / "rank-0.jsonl")
-    raw_steps = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
-    steps = parse_steps(b"".join(raw_steps))
+    whole_step_lines = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
+    steps = parse_steps(b"".join(whole_step_lines))
+    # Steps in the light window run without the profiler; those of warm-up do not count.
     measured_seconds = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
-    start: StartLine | None = None
-    model: ModelLine | None = None
-    gpu_utilisation: float | None = None
-    for record in _other_records(rank_lines):
-        if isinstance(record, StartLine) and start is None:
-            start = record
-        if isinstance(record, ModelLine) and model is None:
-            model = record
-        if isinstance(record, ResourcesLine) and record.gpu is not None:
-            gpu_utilisation = record.gpu.utilisation
-    rate, trend = pace(measured_seconds)
+    steps_per_second, trend = pace(measured_seconds)
+    other_records = list(_other_records(rank_lines))
+    start = _first_of_type(StartLine, other_records)
+    model = _first_of_type(ModelLine, other_records)
+    train_samples = model.train_samples if model is not None else None
+    last_change = _last_change(folder)
+    silent_seconds = max(0.0, now_seconds - last_change) if last_change is not None else 0.0
     return RunningRun(
         run=folder.name,
         trial=describe(trial),
         repeat=repeat,
         hosts=(start.environment.host,) if start is not None else (),
         step=steps[-1].step + 1 if steps else None,
-        steps=_total_steps(trial, model.train_samples if model is not None else None),
-        steps_per_second=rate,
+        steps=_total_steps(trial, train_samples),
+        steps_per_second=steps_per_second,
         trend=trend,
-        gpu_utilisation=gpu_utilisation,
-        silent_seconds=max(0.0, now_seconds - last_change) if last_change is not None else 0.0,
+        gpu_utilisation=_last_gpu_utilisation(other_records),
+        silent_seconds=silent_seconds,
     )
+
+
+def _first_of_type(line_type: type[_Line], records: Sequence[Any]) -> _Line | None:
+    """Return the first record of this type; None where there is none."""
+    for record in records:
+        if isinstance(record, line_type):
+            return record
+    return None
+
+
+def _last_gpu_utilisation(records: Sequence[Any]) -> float | None:
+    """Return the GPU utilisation, in [0, 1], that was recorded last; None where none was."""
+    for record in reversed(records):
+        if isinstance(record, ResourcesLine) and record.gpu is not None:
+            return record.gpu.utilisation
+    return None
 
 
 def _last_change(folder: Path) -> float | None:
@@ -284,7 +353,7 @@ def _last_change(folder: Path) -> float | None:
 def _other_records(rank_lines: _FileEnds) -> Iterator[Any]:
     """Yield the records in the lines that are no steps; broken and incomplete lines are passed over."""
     for raw in (*rank_lines.begin, *rank_lines.end):
-        record = None if raw.startswith(STEP_PREFIX) else _parsed(raw)
+        record = None if raw.startswith(STEP_PREFIX) else _parse_record(raw)
         if record is not None:
             yield record
 
@@ -319,32 +388,40 @@ def _total_steps(trial: Trial, train_samples: int | None) -> int | None:
 
 
 class _FileEnds(NamedTuple):
-    """Whole lines at the begin and at the end of a file; a short file's are all in `end`."""
+    """Whole lines from both ends of a file, with their line feeds."""
 
     begin: list[bytes]
+    """Lines at the begin; empty for a file of at most `_PIECE_BYTES`, whose lines are all in `end`."""
     end: list[bytes]
 
 
 def _read_ends(path: Path) -> _FileEnds:
-    """Read `_PIECE_BYTES` from each end of a regular file; no lines where it is none, or cannot be read."""
+    """Return the lines that lie whole in the first or in the last `_PIECE_BYTES` of a regular file.
+
+    Returns no lines where the path is no regular file, or cannot be read.
+    """
+    no_lines = _FileEnds(begin=[], end=[])
     if path.is_symlink() or not path.is_file():
-        return _FileEnds([], [])
+        return no_lines
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            begin = file.read(_PIECE_BYTES)
+            first_piece = file.read(_PIECE_BYTES)
             if size <= _PIECE_BYTES:
-                return _FileEnds([], begin.splitlines(keepends=True))
-            file.seek(max(_PIECE_BYTES, size - _PIECE_BYTES))
-            end = file.read(_PIECE_BYTES)
+                return _FileEnds(begin=[], end=first_piece.splitlines(keepends=True))
+            last_piece_start = max(_PIECE_BYTES, size - _PIECE_BYTES)  # so that the pieces share no byte
+            file.seek(last_piece_start)
+            last_piece = file.read(_PIECE_BYTES)
     except OSError:
-        return _FileEnds([], [])
-    # The last line of the first piece and the first of the last one are parts of lines.
-    return _FileEnds(begin.splitlines(keepends=True)[:-1], end.splitlines(keepends=True)[1:])
+        return no_lines
+    lines_at_begin = first_piece.splitlines(keepends=True)
+    lines_at_end = last_piece.splitlines(keepends=True)
+    # Each piece is cut inside a line: the first one in its last line, the last one in its first line.
+    return _FileEnds(begin=lines_at_begin[:-1], end=lines_at_end[1:])
 
 
-def _parsed(raw: bytes) -> Any:
+def _parse_record(raw: bytes) -> Any:
     """Return the record in a line; None where the line is broken or not yet complete."""
     try:
         return RankRecord.parse(raw)

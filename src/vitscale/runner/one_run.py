@@ -170,33 +170,19 @@ def start_ranks(
         RequestError: a host has no address, or the prepared process is gone.
     """
     settings = _rank_settings(section, environment)
-    spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
-    prepared = _prepared_process(spawn, ready)
-    remote_hosts = _remote_hosts(spawn)
-    heartbeats = HeartbeatServer(spawn.token, "" if remote_hosts else "127.0.0.1")
+    complete_spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
+    prepared = _prepared_process(complete_spawn, ready)
+    remote_hosts = _remote_hosts(complete_spawn)
+    heartbeats = HeartbeatServer(complete_spawn.token, "" if remote_hosts else "127.0.0.1")
     try:
-        for name, text in spawn.files:
-            write_record(spawn.run_folder / name, text)
+        for name, text in complete_spawn.files:
+            write_record(complete_spawn.run_folder / name, text)
         own_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
-        file = LaunchFile(
-            token=spawn.token,
-            commands=spawn.commands,
-            hosts=tuple(host.name for host in spawn.hosts),
-            master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
-            master_port=spawn.master_port,
-            lifeline=f"{own_address}:{heartbeats.port}",
-            environment=settings,
-            study_variables=tuple(section.environment),
-            import_folders=tuple(map(str, import_folders)),
-            prepared_seconds=prepared.waited_seconds,
-            cold=prepared.cold,
-            driver_pid=os.getpid(),
-            host_id=launch_file.host_id(),
-            started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        )
+        lifeline = f"{own_address}:{heartbeats.port}"
+        file = _launch_file(complete_spawn, section, settings, import_folders, prepared, lifeline)
         # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
-        write_record(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
-        return placement.start(spawn, heartbeats, prepared.process)
+        write_record(complete_spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
+        return placement.start(complete_spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()
         raise RequestError(f"the ranks cannot be started: {error}") from None
@@ -205,12 +191,49 @@ def start_ranks(
         raise
 
 
-def _rank_settings(section: LaunchSection, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of every rank: the user's for libraries, the study's, and above all `environment`.
+def _launch_file(
+    spawn: Spawn,
+    section: LaunchSection,
+    settings: Mapping[str, str],
+    import_folders: Sequence[Path],
+    prepared: Ready,
+    lifeline: str,
+) -> LaunchFile:
+    """Return the launch file of a run that starts now.
 
-    The study's search path for modules comes before the one in `environment`, and not in place of it.
+    Args:
+        spawn: the commands, with the run's token.
+        section: the study's section.
+        settings: variables of every rank.
+        import_folders: folders in which ranks look for a user's modules.
+        prepared: how the ranks are started.
+        lifeline: ADDRESS:PORT of the driver.
     """
-    settings = _settings(section) | dict(environment)
+    return LaunchFile(
+        token=spawn.token,
+        commands=spawn.commands,
+        hosts=tuple(host.name for host in spawn.hosts),
+        master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
+        master_port=spawn.master_port,
+        lifeline=lifeline,
+        environment=dict(settings),
+        study_variables=tuple(section.environment),
+        import_folders=tuple(map(str, import_folders)),
+        prepared_seconds=prepared.waited_seconds,
+        cold=prepared.cold,
+        driver_pid=os.getpid(),
+        host_id=launch_file.host_id(),
+        started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+    )
+
+
+def _rank_settings(section: LaunchSection, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of every rank.
+
+    These are the user's for libraries, those of the study, which replace the user's, and `environment`, which replaces
+    both. Only the search path for modules is joined: the study's part comes before that of `environment`.
+    """
+    settings = _library_settings(section) | dict(environment)
     search_paths = [variables.get(_SEARCH_PATH_VARIABLE) for variables in (section.environment, environment)]
     non_empty_paths = [path for path in search_paths if path]
     if non_empty_paths:
@@ -219,7 +242,7 @@ def _rank_settings(section: LaunchSection, environment: Mapping[str, str]) -> di
 
 
 def _prepared_process(spawn: Spawn, ready: FindPrepared | None) -> Ready:
-    """Return the process that the ranks are forked from; the run's log says why, where there is none to be had."""
+    """Return the process that the ranks are forked from. Where there is none, the run's log says why."""
     if not spawn.from_prepared or ready is None:
         return Ready()
     prepared = ready(ranks_environment(spawn.environment, spawn.drop_variables), spawn.cwd, spawn.log)
@@ -234,7 +257,7 @@ def _remote_hosts(spawn: Spawn) -> tuple[str, ...]:
     return tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
 
 
-def _settings(section: LaunchSection) -> dict[str, str]:
+def _library_settings(section: LaunchSection) -> dict[str, str]:
     """Return the user's settings for libraries that are meant for every rank, and those of the study."""
     settings = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
     if section.interface is not None:
@@ -256,14 +279,14 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     It differs by run, attempt and results folder: two drivers may do the same study at the same time.
     """
     folder_hash = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4])
-    first = folder_hash % _PORT_COUNT
+    first_offset = folder_hash % _PORT_COUNT
     # A launcher may put this machine first (mpirun).
     is_elsewhere = bool(hosts) and not any(is_this_machine(host.name) for host in hosts)
     for tries in range(100):
-        port = _FIRST_PORT + (first + tries) % _PORT_COUNT
+        port = _FIRST_PORT + (first_offset + tries) % _PORT_COUNT
         if is_elsewhere or can_bind("", port):
             return port
-    return _FIRST_PORT + first
+    return _FIRST_PORT + first_offset
 
 
 _UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
@@ -353,16 +376,23 @@ def new_attempt(
 
 
 def skip_reason(context: RunContext, task: RunKey, attempt: int, outcomes: Mapping[RunKey, Outcome]) -> Outcome | None:
-    """Skip and record a run whose trial has run out of memory in another repeat; None where it has not.
+    """Skip a run whose trial has run out of memory in another repeat.
 
-    `outcomes`: those of finished runs, by (trial, repeat).
+    Args:
+        context: values that the study's runs share.
+        task: the run.
+        attempt: number of the attempt that would begin.
+        outcomes: those of finished runs.
+
+    Returns:
+        The outcome of the skipped run, which is written; None where the run is not skipped.
     """
-    ran_out_of_memory = any(
-        outcome.kind == "oom"
+    other_outcomes = [
+        outcome
         for (trial_id, repeat), outcome in outcomes.items()
         if trial_id == task.trial_id and repeat != task.repeat
-    )
-    if not ran_out_of_memory:
+    ]
+    if not any(outcome.kind == "oom" for outcome in other_outcomes):
         return None
     outcome = unstarted("skipped", "another repeat of this trial ran out of memory")
     write_outcome(new_attempt(context, task, attempt), outcome)
@@ -378,21 +408,22 @@ def run_task(
     prepared: PreparedProcesses | None = None,
     lost: Callable[[], Cause | None] = lambda: None,
 ) -> Outcome:
-    """Do one run, and repeat it up to `measure.retries` times after transient failures; return the last outcome.
+    """Do one run, and try it again up to `measure.retries` times after transient failures; return the last outcome.
 
     Every attempt keeps its folder.
 
     Args:
         context: values that the study's runs share.
-        placement: where it runs.
-        task: which run.
+        placement: the hosts.
+        task: the run.
         attempt: number of the first attempt.
         on_progress: called with the number of steps that rank 0 has recorded, and with what ranks do before step 1.
         prepared: processes that ranks on this machine are forked from; None: all are started anew.
-        lost: asks `Placement.lost` of a run that did not complete, until there is an answer: what the end of an
-            allocation does to ranks is no failure of theirs.
+        lost: returns why the hosts are gone, None where they are there (`Placement.lost`). It is called after a run
+            that did not complete: what the end of an allocation does to ranks is no failure of theirs.
     """
-    for number in range(attempt, attempt + context.measure.retries + 1):
+    last_attempt = attempt + context.measure.retries
+    for number in range(attempt, last_attempt + 1):
         folder = context.run_folder(task, number)
         outcome = _attempt_outcome(context, placement, task, number, on_progress, prepared)
         cause = lost() if outcome.kind != "completed" else None

@@ -146,19 +146,23 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
 
 
 def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
-    """Return the largest image size that fits, found by halving the interval; None where none does."""
+    """Return the largest image size that fits, in pixels a side; None where none does.
+
+    Sizes are counted in units of patches. Larger images need more memory: the interval between the largest size that
+    fits and the smallest that does not is halved until the two are neighbours.
+    """
     stages = len(trial.model.depths or (1,))
-    unit = (trial.model.patch_size or 1) << (stages - 1)
-    fitting = 0
-    too_large = _LARGEST_IMAGE // unit + 1
-    while too_large - fitting > 1:
-        middle = (fitting + too_large) // 2
-        sized_trial = _with_image_size(trial, middle * unit, checkpointing=checkpointing)
+    unit_pixels = (trial.model.patch_size or 1) << (stages - 1)  # each later stage of a Swin doubles its patches
+    fitting_units = 0
+    too_many_units = _LARGEST_IMAGE // unit_pixels + 1
+    while too_many_units - fitting_units > 1:
+        middle_units = (fitting_units + too_many_units) // 2
+        sized_trial = _with_image_size(trial, middle_units * unit_pixels, checkpointing=checkpointing)
         if _fit(sized_trial, capacity_bytes).unfit:
-            too_large = middle
+            too_many_units = middle_units
         else:
-            fitting = middle
-    return fitting * unit or None
+            fitting_units = middle_units
+    return fitting_units * unit_pixels or None
 
 
 def _with_image_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
@@ -173,6 +177,7 @@ def unfit(fits: Mapping[str, MemoryFit]) -> dict[str, str]:
 
 
 def _fit(trial: Trial, capacity_bytes: int | None) -> MemoryFit:
+    """Return whether a trial fits. Args: capacity_bytes: memory of one rank's device; None: unknown."""
     forecast = forecast_bytes(trial)
     if forecast is None or capacity_bytes is None:
         return MemoryFit(forecast, capacity_bytes, oom_chance=None)
@@ -255,6 +260,7 @@ class PlanEstimate:
         ]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
+        """Return a line on each configuration whose largest image size is worked out, up to `_MOST_LARGEST`."""
         largest = largest_images(plan.record.trials, self.fits)
         lines = [
             f"largest image_size that fits, {trial_name(group.trial)}, micro-batch {group.trial.train.micro_batch}: "
@@ -329,6 +335,7 @@ class PlanEstimate:
         return lines
 
     def _total_line(self, total: ExpectedTotal) -> str:
+        """Return "expected: 6 runs one after another 2.00 h (1.80 h to 2.30 h), ..."."""
         price = self.expected.price_per_gpu_hour
         cost = ""
         if price is not None:
@@ -370,6 +377,7 @@ class PlanEstimate:
         )
 
     def _memory_fields(self, trial_id: str, trial: Trial) -> dict[str, Any]:
+        """Return one trial's memory for the JSON; unavailable values are null."""
         fit = self.fits.get(trial_id)
         if fit is None:
             fit = MemoryFit(forecast_bytes(trial), capacity_bytes=None, oom_chance=None)
@@ -423,6 +431,10 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
 
 
 def _largest_default_buckets(trials: Mapping[str, Trial]) -> _LargestBuckets | None:
+    """Return the largest buckets at their default size that are more than half of what a rank holds.
+
+    None where there are none.
+    """
     with_default = [
         trial
         for trial in trials.values()

@@ -156,10 +156,30 @@ def plan(
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
     expansion = _expansion(file, machine or scheduler.machine(), scheduler, check_data, begun)
-    hosts = _hosts_of_runs(scheduler, measure)
+    host_count = _hosts_side_by_side(scheduler, measure)
     _refuse_impossible_launches(scheduler, file, expansion.trials)
-    alone = _trials_alone(expansion.trials, measure, hosts)
-    record = StudyRecord(
+    alone = _trials_alone(expansion.trials, measure, host_count)
+    context = RunContext(
+        _study_record(file, expansion),
+        measure,
+        file.study.launch,
+        file.study.slurm,
+        folder=file.path.parent.absolute(),
+        results=results,
+    )
+    return Plan(
+        context,
+        scheduler,
+        expansion,
+        tasks=tuple(_tasks_in_order(list(expansion.trials), measure, alone)),
+        alone=alone.runs(measure),
+    )
+
+
+def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
+    """Return the record of a study, as it is written to study.json."""
+    measure = file.study.measure
+    return StudyRecord(
         name=file.study.name,
         text=file.text,
         overrides=file.overrides,
@@ -172,16 +192,6 @@ def plan(
         dataset_fingerprints=expansion.fingerprints,
         factory_digests=expansion.factory_digests,
         vitscale=program.identity(),
-    )
-    context = RunContext(
-        record, measure, file.study.launch, file.study.slurm, folder=file.path.parent.absolute(), results=results
-    )
-    return Plan(
-        context,
-        scheduler,
-        expansion,
-        tasks=tuple(_tasks_in_order(list(expansion.trials), measure, alone)),
-        alone=alone.runs(measure),
     )
 
 
@@ -230,10 +240,11 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
 
 
 def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _TrialsAlone) -> list[RunKey]:
-    """Return all runs of a study in their order: rounds of one run of each trial, each in a random order.
+    """Return all runs of a study in their order: rounds of one run of each trial, each round in a random order.
 
-    Seeded, so that a resumed study keeps its order. Random, so that drift favours no trial. In rounds, so that drift
-    favours no repeat, and one process can fork the ranks of a whole round.
+    The order is random, so that drift favours no trial, and seeded, so that resumed studies keep it. Runs go in rounds,
+    so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone begin the
+    first round, and end the last one.
     """
     tasks: list[RunKey] = []
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
@@ -241,15 +252,15 @@ def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _Trial
     for repeat in range(measure.repeats):
         round_ids = order.sample(trial_ids, len(trial_ids))
         if repeat == 0:
-            round_ids.sort(key=lambda trial_id: trial_id not in alone.first_round)
+            round_ids.sort(key=lambda trial_id: trial_id not in alone.first_round)  # False, which is alone, goes first
         elif repeat == last_repeat:
             round_ids.sort(key=lambda trial_id: trial_id in alone.last_round)
         tasks += [RunKey(trial_id, repeat) for trial_id in round_ids]
     return tasks
 
 
-def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) -> int:
-    """Return the number of hosts for runs side by side; 0 where runs go one after another.
+def _hosts_side_by_side(scheduler: Placement | Submitter, measure: MeasureSection) -> int:
+    """Return the number of hosts on which runs go side by side; 0 where runs go one after another.
 
     Raises:
         RequestError: there is only one host, or two names lead to one.
@@ -271,42 +282,46 @@ _ALONE = 2
 
 
 class _TrialsAlone(NamedTuple):
-    """The trials with a run that has no other beside it: in the first round of runs, and in the last."""
+    """The trials with a run that is alone, that is with no other run beside it on other hosts."""
 
     first_round: frozenset[str]
+    """Those whose run in the first round is alone."""
     last_round: frozenset[str]
 
     def runs(self, measure: MeasureSection) -> frozenset[RunKey]:
-        """Return these runs."""
+        """Return the runs that are alone."""
         first = {RunKey(trial_id, 0) for trial_id in self.first_round}
         last = {RunKey(trial_id, measure.repeats - 1) for trial_id in self.last_round}
         return frozenset(first | last)
 
 
-def _trials_alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> _TrialsAlone:
+def _trials_alone(trials: Mapping[str, Trial], measure: MeasureSection, host_count: int) -> _TrialsAlone:
     """Choose the trials whose run in the first round is alone, and those whose run in the last round is.
 
-    These runs have no other beside them, to be compared with the same trial's other runs. Half come first and half
-    last, so that steady drift of the machines makes no difference between runs alone and side by side. Trials that take
-    so many hosts that no other fits beside them would tell nothing, and are left out.
+    Such a run shows, beside the same trial's other runs, whether runs side by side disturb one another. Half of them
+    come first and half last, so that steady drift of the machines makes no difference between the two kinds. Trials
+    that take so many hosts that no other fits beside them show nothing, and are left out.
 
-    `hosts`: number of hosts for runs side by side; 0: there are none, and no run counts as alone.
+    Args:
+        trials: all trials, by id.
+        measure: the study's section.
+        host_count: hosts for runs side by side; 0: there are none, and no run counts as alone.
     """
+    if measure.repeats <= 1:
+        return _TrialsAlone(frozenset(), frozenset())
+    nodes_by_trial = {trial_id: trial.world.nodes for trial_id, trial in trials.items()}
+    fewest_nodes = min(nodes_by_trial.values(), default=0)
+    candidates = [trial_id for trial_id, nodes in nodes_by_trial.items() if nodes + fewest_nodes <= host_count]
+    within_host = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] == 1]
+    across_hosts = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] > 1]
+    order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
     first: list[str] = []
     last: list[str] = []
-    if measure.repeats > 1:
-        order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
-        fewest_nodes = min((trial.world.nodes for trial in trials.values()), default=0)
-        nodes_by_trial = {
-            name: trial.world.nodes for name, trial in trials.items() if trial.world.nodes + fewest_nodes <= hosts
-        }
-        within_host = [name for name, nodes in nodes_by_trial.items() if nodes == 1]
-        across_hosts = [name for name, nodes in nodes_by_trial.items() if nodes > 1]
-        for group in (within_host, across_hosts):
-            per_round = min(_ALONE, math.ceil(len(group) / 4))
-            selection = order.sample(group, min(2 * per_round, len(group)))
-            first += selection[:per_round]
-            last += selection[per_round:]
+    for trial_ids in (within_host, across_hosts):
+        per_round = min(_ALONE, math.ceil(len(trial_ids) / 4))
+        selection = order.sample(trial_ids, min(2 * per_round, len(trial_ids)))
+        first += selection[:per_round]
+        last += selection[per_round:]
     return _TrialsAlone(frozenset(first), frozenset(last))
 
 
@@ -364,11 +379,11 @@ def _refuse_foreign_entries(results: Path, entries: list[str]) -> None:
 
 def _refuse_changed_versions(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
     """Refuse a folder with finished runs of other versions of packages than the ones installed now."""
-    changed = [
-        f"{name} {stored.versions.get(name) or 'absent'} -> {version or 'absent'}"
-        for name, version in record.versions.items()
-        if name in stored.versions and stored.versions[name] != version
-    ]
+    changed = []
+    for name, version in record.versions.items():
+        stored_version = stored.versions.get(name)
+        if name in stored.versions and stored_version != version:
+            changed.append(f"{name} {stored_version or 'absent'} -> {version or 'absent'}")
     if changed and RunIndex(results).finished:
         raise StoreError(
             f"{shown(str(results))} was begun under other versions: {', '.join(changed)}",

@@ -63,7 +63,11 @@ def plan_document(
 
 
 def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
-    """Return a table of the trials; values that all trials share are no columns, and some stand in a note instead."""
+    """Return a table of the trials.
+
+    Some columns are left out where all trials have the same value (`_HIDDEN_WHERE_SHARED`). Others become a note then
+    (`_NOTED_WHERE_SHARED`).
+    """
     trials = plan.record.trials
     swept_values = _swept_values(plan)
     rows = [
@@ -81,11 +85,14 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
     hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
     columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
-    cells = [tuple(doc.Cell(row[column.name]) for column in columns) for row in rows]
-    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cells)),), tuple(_table_notes(trials, noted)))
+    cell_rows = []
+    for row in rows:
+        cell_rows.append(tuple(doc.Cell(row[column.name]) for column in columns))
+    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(_table_notes(trials, noted)))
 
 
 def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
+    """Return the notes below the table. Args: shared_values: values that all trials have, by column."""
     notes = []
     if shared_values:
         notes.append("in all trials: " + ", ".join(f"{name} {value}" for name, value in shared_values.items()))
@@ -180,7 +187,7 @@ _SHOWN = frozenset(
 
 
 def _swept_values(plan: Plan) -> dict[str, str]:
-    """Return what else the sweep gives each trial: "learning_rate 0.1, workers 0"."""
+    """Return, by trial, the swept values that have no column of their own: "learning_rate 0.1, workers 0"."""
     words_by_trial: dict[str, str] = {}
     for curve in plan.record.curves:
         values = [
@@ -257,26 +264,30 @@ _PUBLISHED_EPOCHS = 5
 
 
 def _saving_lines(plan: Plan) -> list[str]:
-    """Return a line on what `measure.steps = "auto"` saves against `_PUBLISHED_EPOCHS`; empty without that setting.
+    """Return a line on the GPU time that `measure.steps = "auto"` saves against runs of `_PUBLISHED_EPOCHS` epochs.
 
-    Compared is the GPU time of steps.
+    Empty without that setting. Only the time of steps is compared.
     """
     measure = plan.measure
     if measure.steps != AUTO:
         return []
-    published_gpu_steps = 0
-    round_gpu_steps = 0
+    published_gpu_steps = 0  # steps of one published run of each trial, times its GPUs
+    round_gpu_steps = 0  # the same of one run of this study
     for trial_id, trial in plan.record.trials.items():
         steps = plan.steps_of(trial_id)
         published_gpu_steps += _PUBLISHED_EPOCHS * steps.per_epoch * trial.world.size
         round_gpu_steps += steps.per_run * trial.world.size
-    most = measure.repeats if measure.target_ci is None else measure.max_repeats
-    fewest = plan.fewest_repeats
+    most_repeats = measure.repeats if measure.target_ci is None else measure.max_repeats
+    fewest_repeats = plan.fewest_repeats
+    runs = f"{fewest_repeats} to {most_repeats} runs"
+    if fewest_repeats == most_repeats:
+        runs = counted(most_repeats, "run")
     shares = [
-        rough_percent(repeats * round_gpu_steps / published_gpu_steps) for repeats in dict.fromkeys((fewest, most))
+        rough_percent(repeats * round_gpu_steps / published_gpu_steps)
+        for repeats in dict.fromkeys((fewest_repeats, most_repeats))
     ]
-    runs = counted(most, "run") if fewest == most else f"{fewest} to {most} runs"
-    nothing_saved = ": nothing is saved" if fewest * round_gpu_steps >= published_gpu_steps else ""
+    saves_nothing = fewest_repeats * round_gpu_steps >= published_gpu_steps
+    nothing_saved = ": nothing is saved" if saves_nothing else ""
     return [
         f'steps = "auto": {runs} a trial take {" to ".join(shares)} of the GPU time of {_PUBLISHED_EPOCHS} epochs each'
         f"{nothing_saved}; start-up of every run comes on top"
@@ -341,8 +352,9 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     Raises:
         StoreError: the folder holds something else, or a damaged pack.
     """
-    work = _WorkInFolder(tasks=list(plan.tasks))
-    if results is not None:
+    if results is None:
+        work = _WorkInFolder(tasks=list(plan.tasks))
+    else:
         work = _work_in(plan, results, retry_failed=retry_failed)
     tasks = [task for task in work.tasks if task.trial_id not in unfit]
     added = may_be_added(plan.record, work.finished, work.again, results) - work.again

@@ -192,6 +192,7 @@ class _RunProgress:
             self._study.say(f"  {text}")
 
     def _show_start_up(self, phase: str) -> None:
+        """Show that the run is starting, and its phase; as a plain line only where something is compiled."""
         if self._study.is_live:
             self._study.show(f"{self._title}: starting: {phase}" if phase else f"{self._title}: starting")
         elif phase.startswith(COMPILING) and phase not in self._said_phases:

@@ -1,9 +1,10 @@
 """The work that remains for a study in a results folder: outstanding runs, runs to skip, and runs to add.
 
-And which begins next on which hosts: one after another, or side by side on separate hosts (`measure.parallel_runs`;
-docs/decisions/0031-runs-side-by-side.md has the reasons).
+The module also chooses the run that begins next, and its hosts: runs go one after another, or side by side on separate
+hosts (`measure.parallel_runs`; docs/decisions/0031-runs-side-by-side.md has the reasons).
 
-A run is named by its trial and its repeat, counted from 0 (`RunKey`). One repeat of all trials is a round.
+A run is named by its trial and its repeat, counted from 0 (`RunKey`). Its outcome is that of its last attempt. One
+repeat of all trials is a round.
 """
 
 from __future__ import annotations
@@ -28,36 +29,54 @@ from vitscale.store.results import Outcome, Run, StudyRecord
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
-    """Return the runs still to be done.
+    """Return the runs still to be done, in the plan's order; runs that `measure.target_ci` added come last.
 
-    These are runs without an outcome, runs that failed for a cause outside the trial, and runs that failed for a
-    transient cause and have not been tried as often as the study says; with `retry_failed` all that did not complete.
-    Runs that `measure.target_ci` added are among them only to be done again; which to add is not known here.
+    Of the runs that `measure.target_ci` adds, only those are returned that have failed and are tried again. Which runs
+    are added next is decided later, from the outcomes of the others (`AddedRuns`).
+
+    Args:
+        plan: the study.
+        index: index of the runs in the folder.
+        retry_failed: try all runs again that did not complete.
     """
+    candidates = [*plan.tasks, *_added_runs_with_outcome(plan, index)]
+    retries = plan.measure.retries
+    return [
+        run
+        for run in candidates
+        if _is_outstanding(index.finished.get(run), retries=retries, retry_failed=retry_failed)
+    ]
+
+
+def _added_runs_with_outcome(plan: Plan, index: RunIndex) -> list[RunKey]:
+    """Return the runs that `measure.target_ci` added and that have an outcome, sorted."""
     added_repeats = range(plan.record.repeats, plan.record.max_repeats or 0)
-    added = [
+    return [
         RunKey(trial_id, repeat)
         for trial_id, repeat in sorted(index.finished)
         if trial_id in plan.record.trials and repeat in added_repeats
     ]
-    retries = plan.measure.retries
-    return [
-        task for task in (*plan.tasks, *added) if not _is_done(task, index, retries=retries, retry_failed=retry_failed)
-    ]
 
 
-def _is_done(task: RunKey, index: RunIndex, *, retries: int, retry_failed: bool) -> bool:
-    finished = index.finished.get(task)
-    if finished is None:
-        return False
-    outcome = finished.outcome
-    if outcome.kind == "completed":
+def _is_outstanding(last_attempt: EndedAttempt | None, *, retries: int, retry_failed: bool) -> bool:
+    """Whether a run is still to be done: it has no outcome, or has failed and is tried again.
+
+    A failure for a cause outside the trial is always tried again, a transient one as often as the study says.
+
+    Args:
+        last_attempt: the run's last attempt that has ended; None: none has.
+        retries: attempts that may follow the first one after a transient failure (`measure.retries`).
+        retry_failed: try every failure again.
+    """
+    if last_attempt is None:
         return True
-    if outcome.external or retry_failed:
+    outcome = last_attempt.outcome
+    if outcome.kind == "completed":
         return False
-    # A transient failure whose next attempt was interrupted, or never began.
-    is_to_be_tried_again = outcome.transient and attempt_number(finished.folder) < retries
-    return not is_to_be_tried_again
+    if outcome.external or retry_failed:
+        return True
+    # The driver that saw this failure was interrupted before, or during, the next attempt.
+    return outcome.transient and attempt_number(last_attempt.folder) < retries
 
 
 def refuse_damaged(results: Path, index: RunIndex) -> None:
@@ -74,20 +93,20 @@ def refuse_damaged(results: Path, index: RunIndex) -> None:
 
 
 def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
-    """Return the runs, as (trial, repeat), that `vitscale run` would not do; empty for another study's folder.
+    """Return the runs that `vitscale run` would not do any more; empty where the folder does not hold this study.
 
-    They have their outcome, or `measure.target_ci` does not add them any more.
+    They have their outcome, or are runs that `measure.target_ci` does not add any more.
     """
     if begun_study(results, plan.record.name) is None:
         return frozenset()
     index = RunIndex(results)
     study = plan.record
     remaining = frozenset(outstanding(plan, index, retry_failed=False))
+    addable = may_be_added(study, index.finished, remaining, results)
     most_repeats = study.max_repeats or study.repeats
     all_runs: set[RunKey] = set()
     for trial_id in study.trials:
         all_runs.update(RunKey(trial_id, repeat) for repeat in range(most_repeats))
-    addable = may_be_added(study, index.finished, remaining, results)
     return frozenset(all_runs - remaining - addable)
 
 
@@ -97,45 +116,48 @@ def may_be_added(
     again: Collection[tuple[str, int]],
     results: Path | None,
 ) -> frozenset[RunKey]:
-    """Return the runs, as (trial, repeat), that `measure.target_ci` may still add.
+    """Return the runs that `measure.target_ci` may still add.
 
-    There are none of a trial with a run that failed, or whose runs are enough.
+    A trial with a run that failed, or whose runs are enough, gets none.
 
     Args:
         study: the study's record.
         finished: the runs that have an outcome, as in `RunIndex`.
         again: runs that are to be done again, whose outcomes do not count.
-        results: the folder, to read which trials' runs are enough; None: none are taken to be.
+        results: the folder, to read which trials' runs are enough. None: no trial's are taken to be, so that these may
+            be too many.
     """
     if study.target_ci is None or study.max_repeats is None:
         return frozenset()
-    done_repeats: dict[str, set[int]] = {trial_id: set() for trial_id in study.trials}
-    failed_trials: set[str] = set()
+    outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in study.trials}
     for run, attempt in finished.items():
-        if run.trial_id not in done_repeats or run in again:
-            continue
-        done_repeats[run.trial_id].add(run.repeat)
-        if attempt.outcome.kind != "completed":
-            failed_trials.add(run.trial_id)
-    open_trials = set(study.trials) - failed_trials
+        if run.trial_id in outcomes_by_trial and run not in again:
+            outcomes_by_trial[run.trial_id][run.repeat] = attempt.outcome
+    growing = {trial_id: outcomes for trial_id, outcomes in outcomes_by_trial.items() if _all_completed(outcomes)}
     if results is not None:
         judgeable = {
-            trial_id for trial_id in open_trials if study.repeats <= len(done_repeats[trial_id]) < study.max_repeats
+            trial_id for trial_id, outcomes in growing.items() if study.repeats <= len(outcomes) < study.max_repeats
         }
-        open_trials -= _trials_with_enough_runs(study, judgeable, study.target_ci, study.max_repeats, results)
+        for trial_id in _trials_with_enough_runs(study, judgeable, study.target_ci, study.max_repeats, results):
+            del growing[trial_id]
 
     addable: set[RunKey] = set()
-    for trial_id in open_trials:
+    for trial_id, outcomes in growing.items():
         for repeat in range(study.repeats, study.max_repeats):
-            if repeat not in done_repeats[trial_id]:
+            if repeat not in outcomes:
                 addable.add(RunKey(trial_id, repeat))
     return frozenset(addable)
+
+
+def _all_completed(outcomes: Mapping[int, Outcome]) -> bool:
+    """Whether all of a trial's outcomes, by repeat, are of completed runs; True where there is none."""
+    return all(outcome.kind == "completed" for outcome in outcomes.values())
 
 
 def _trials_with_enough_runs(
     study: StudyRecord, trial_ids: set[str], target_ci: float, max_repeats: int, results: Path
 ) -> set[str]:
-    """Return those of the trials that have reached their target, or cannot reach it; reads the lines of their runs."""
+    """Return those of the trials that have reached their target, or cannot reach it; reads all steps of their runs."""
     runs_by_trial: dict[str, list[Run]] = {}
     if trial_ids:
         for run in store.load(results, only=trial_ids).runs:
@@ -149,7 +171,7 @@ def _trials_with_enough_runs(
 
 
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunKey]) -> dict[RunKey, Outcome]:
-    """Return the outcomes of the study's trials that stand: all but those of runs that are to be done again."""
+    """Return the outcomes of the study's runs, except those of `todo`, which are replaced by the runs to come."""
     again = frozenset(todo)
     outcomes = {}
     for run, attempt in index.finished.items():
@@ -182,8 +204,7 @@ def skip_unfit(
             continue
         finished = index.finished.get(task)
         outcome = finished.outcome if finished is not None else None
-        is_skipped_already = outcome is not None and outcome.kind == "skipped" and outcome.external
-        if outcome is None or not is_skipped_already:
+        if outcome is None or not _is_skipped_on_request(outcome):
             # External: the trial itself has not failed, so the next `vitscale run` does it.
             outcome = unstarted("skipped", reason, external=True)
             write_outcome(new_attempt(context, task, next_attempt(index.attempts, task)), outcome)
@@ -191,54 +212,65 @@ def skip_unfit(
     return remaining
 
 
-class GpuHours:
-    """GPU-hours of `measure.max_gpu_hours` that a study has spent: each run's GPUs times its time.
+def _is_skipped_on_request(outcome: Outcome) -> bool:
+    return outcome.kind == "skipped" and outcome.external
 
-    A run that is tried again within this call counts with its last attempt; a later call counts all attempts. A run
-    that was cut off has no outcome, and counts from the first to the last change in its folder.
+
+class GpuHours:
+    """The GPU-hours that a study has spent of `measure.max_gpu_hours`: each run's GPUs times its time.
+
+    Of a run that is tried again within this call of `vitscale run` only the last attempt counts; a later call counts
+    all attempts. A run that was cut off has no outcome: its time is that from the first to the last change in its
+    folder.
     """
 
     def __init__(self, plan: Plan, index: RunIndex, results: Path) -> None:
         self._plan = plan
-        self._spent = 0.0
-        self._longest: dict[str, float] = {}
-        """Trial -> GPU-hours of its longest run."""
+        self._spent_hours = 0.0
+        self._longest_hours: dict[str, float] = {}
+        """Trial id -> GPU-hours of its longest run."""
         for run, attempt in index.finished.items():
             self.add(run.trial_id, attempt.outcome)
         for run, attempts in index.earlier.items():
-            self._spent += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
+            self._spent_hours += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
         if plan.measure.max_gpu_hours is not None:
             self._add_runs_that_were_cut_off(index, results)
 
     def _add_runs_that_were_cut_off(self, index: RunIndex, results: Path) -> None:
+        """Add the runs that have a folder and no outcome."""
         for folder_name, outcome in index.unpacked.items():
             if outcome is None:
                 trial_id, _, _ = folder_name.partition("-")
-                self._spent += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
+                self._spent_hours += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Add a run that has ended."""
         hours = self._hours(trial_id, outcome.wall_seconds)
-        self._spent += hours
-        self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
+        self._spent_hours += hours
+        self._longest_hours[trial_id] = max(hours, self._longest_hours.get(trial_id, 0.0))
 
     def refusal(self, trial_id: str, under_way: Iterable[str] = ()) -> str:
-        """Return why no further run of this trial may begin beside those of the trials `under_way`; empty: one may.
+        """Return why the budget lets no further run of a trial begin; empty where it does.
 
-        Nobody knows how long the first run of a trial takes: it may begin as long as anything is left.
+        Every run is expected to take as long as the longest run of its trial so far. The first run of a trial, whose
+        time nobody knows, may begin as long as anything is left.
+
+        Args:
+            trial_id: the trial of the run that is to begin.
+            under_way: the trials of the runs under way, one for each run.
         """
         limit = self._plan.measure.max_gpu_hours
         if limit is None:
             return ""
-        needed = self._longest.get(trial_id, 0.0)
-        expected = self._spent + sum(self._longest.get(other, 0.0) for other in under_way)
-        if expected < limit and expected + needed <= limit:
+        spent_with_under_way = self._spent_hours + sum(self._longest_hours.get(other, 0.0) for other in under_way)
+        needed = self._longest_hours.get(trial_id, 0.0)
+        if spent_with_under_way < limit and spent_with_under_way + needed <= limit:
             return ""
-        next_run = f", and the next run is expected to take {needed:.3g}" if self._spent < limit else ""
-        return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{next_run}"
+        next_run = f", and the next run is expected to take {needed:.3g}" if self._spent_hours < limit else ""
+        return f"measure.max_gpu_hours = {limit:g}: {self._spent_hours:.3g} GPU-hours are spent{next_run}"
 
     def _hours(self, trial_id: str, seconds: float) -> float:
-        """GPU-hours of a run of this trial; 0 for a trial of an earlier form of the study."""
+        """Return the GPU-hours of a run of this trial; 0 where the study does not have the trial any more."""
         trial = self._plan.record.trials.get(trial_id)
         if trial is None:
             return 0.0
@@ -246,10 +278,12 @@ class GpuHours:
 
 
 class _Judgement(NamedTuple):
-    """A trial's status against its target, and how many outcomes it had when that was worked out."""
+    """A trial's status against its target (`measure.target_ci`)."""
 
-    outcomes: int
+    outcome_count: int
+    """How many outcomes the trial had when the status was worked out: with more of them it is out of date."""
     status: TargetStatus
+    """open: the trial needs another run."""
 
 
 class AddedRuns:
@@ -262,7 +296,14 @@ class AddedRuns:
     def __init__(
         self, plan: Plan, results: Path, outcomes: Mapping[RunKey, Outcome], todo: Collection[RunKey] = ()
     ) -> None:
-        """`outcomes`: those of finished runs, to which the driver adds. `todo`: the runs that it does before."""
+        """Take the state of a study. Which runs are added is decided one after another, as they are iterated over.
+
+        Args:
+            plan: the study.
+            results: its folder.
+            outcomes: the outcomes so far, to which the driver adds those of the runs that it does.
+            todo: the runs that the driver does before the added ones.
+        """
         self._plan = plan
         self._results = results
         self._outcomes = outcomes
@@ -271,15 +312,16 @@ class AddedRuns:
         most_repeats = measure.max_repeats if measure.target_ci is not None else measure.repeats
         self._rounds = range(measure.repeats, most_repeats)
         self._judgements: dict[str, _Judgement] = {}
-        """Trial -> its judgement, which is out of date where the trial has more outcomes by now."""
-        self._read: dict[str, Run] = {}
-        """Runs whose lines were read, by folder."""
+        """Trial id -> its last judgement."""
+        self._loaded_runs: dict[str, Run] = {}
+        """Folder -> the run in it, whose steps were read."""
 
     def __iter__(self) -> Iterator[RunKey]:
+        """Yield each run that is to be added, once its turn comes."""
         if self._rounds:
             self._judge_all_trials()
         for repeat in self._rounds:
-            for trial_id in self._order(repeat):
+            for trial_id in self._trials_in_order(repeat):
                 task = RunKey(trial_id, repeat)
                 # A run in `todo` is done again before these, and side by side it may still be under way.
                 if task in self._todo or task in self._outcomes:
@@ -290,7 +332,7 @@ class AddedRuns:
                     self._status(trial_id)  # worked out at once, for `most`
 
     def wants(self, task: RunKey) -> bool:
-        """Whether a run that was given out is still needed, after what its trial has recorded since."""
+        """Whether a run that was yielded is still needed, after what its trial has recorded since."""
         return task in self._todo or self._status(task.trial_id) == "open"
 
     def most(self) -> int:
@@ -300,16 +342,16 @@ class AddedRuns:
         outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in self._plan.record.trials}
         for run, outcome in self._outcomes.items():
             outcomes_by_trial[run.trial_id][run.repeat] = outcome
-        return sum(self._most_of(trial_id, outcomes) for trial_id, outcomes in outcomes_by_trial.items())
+        return sum(self._most_of_trial(trial_id, outcomes) for trial_id, outcomes in outcomes_by_trial.items())
 
     def _judge_all_trials(self) -> None:
         """Read all runs at once, and work out the status of every trial."""
-        self._read = {run.header.folder: run for run in store.load(self._results).runs}
+        self._loaded_runs = {run.header.folder: run for run in store.load(self._results).runs}
         for trial_id in self._plan.record.trials:
-            self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
+            self._status(trial_id, [run for run in self._loaded_runs.values() if run.header.trial_id == trial_id])
 
-    def _order(self, repeat: int) -> list[str]:
-        """Trials in a random order for each round, so that drift favours none; seeded, to be the same when resumed."""
+    def _trials_in_order(self, repeat: int) -> list[str]:
+        """Return the trials in the order of a round: random, so that drift favours none; seeded, so that it stays."""
         order = list(self._plan.record.trials)
         random.Random(f"{self._plan.measure.order_seed} {repeat}").shuffle(order)  # noqa: S311 - an order, not a secret
         return order
@@ -319,38 +361,51 @@ class AddedRuns:
         earlier_runs = [RunKey(task.trial_id, repeat) for repeat in range(task.repeat)]
         return any(run in self._todo and run not in self._outcomes for run in earlier_runs)
 
-    def _most_of(self, trial_id: str, outcomes: Mapping[int, Outcome]) -> int:
+    def _most_of_trial(self, trial_id: str, outcomes: Mapping[int, Outcome]) -> int:
         """Return how many runs of this trial may still be added. Args: outcomes: those of the trial, by repeat."""
+        if not _all_completed(outcomes):
+            return 0
         judgement = self._judgements.get(trial_id)
-        is_current = judgement is not None and judgement.outcomes == len(outcomes)
-        if judgement is not None and is_current and judgement.status != "open":
-            return 0
-        if any(outcome.kind != "completed" for outcome in outcomes.values()):
-            return 0
-        return sum(
-            1 for repeat in self._rounds if repeat not in outcomes and RunKey(trial_id, repeat) not in self._todo
-        )
+        if judgement is not None:
+            is_current = judgement.outcome_count == len(outcomes)
+            if is_current and judgement.status != "open":
+                return 0
+        addable = [
+            repeat for repeat in self._rounds if repeat not in outcomes and RunKey(trial_id, repeat) not in self._todo
+        ]
+        return len(addable)
 
     def _status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
-        """Return a trial's status against its target, worked out anew where it has more outcomes than at the last time.
+        """Return a trial's status against its target.
 
-        `trial_runs`: its runs; None: those read before, and any that have ended since.
+        It is worked out again only where the trial has more outcomes than at the last time.
+
+        Args:
+            trial_id: the trial.
+            trial_runs: its runs. None: those read before, and any that have ended since.
         """
-        outcomes = sum(run.trial_id == trial_id for run in self._outcomes)
+        outcome_count = sum(run.trial_id == trial_id for run in self._outcomes)
         judgement = self._judgements.get(trial_id)
-        if judgement is None or judgement.outcomes != outcomes:
-            if trial_runs is None:
-                trial_runs = list(store.load(self._results, only={trial_id}, known=self._read).runs)
-                self._read |= {run.header.folder: run for run in trial_runs}
-            judgement = _Judgement(outcomes, self._status_from(trial_id, trial_runs))
-            self._judgements[trial_id] = judgement
-        return judgement.status
+        if judgement is not None and judgement.outcome_count == outcome_count:
+            return judgement.status
+        if trial_runs is None:
+            trial_runs = self._load_runs(trial_id)
+        status = self._status_from(trial_id, trial_runs)
+        self._judgements[trial_id] = _Judgement(outcome_count, status)
+        return status
+
+    def _load_runs(self, trial_id: str) -> list[Run]:
+        """Return a trial's runs; reads the steps only of those that have ended since the last time."""
+        trial_runs = list(store.load(self._results, only={trial_id}, known=self._loaded_runs).runs)
+        self._loaded_runs |= {run.header.folder: run for run in trial_runs}
+        return trial_runs
 
     def _status_from(self, trial_id: str, trial_runs: list[Run]) -> TargetStatus:
+        """Work out a trial's status from its runs."""
         figures = summarise(trial_id, self._plan.record.trials[trial_id], trial_runs, combine_unlike=False)
         target_ci = self._plan.measure.target_ci
         if target_ci is None:
-            return "stopped"
+            return "stopped"  # without a target no run is added
         return target_status(figures, target_ci, self._plan.measure.max_repeats)
 
 
@@ -365,8 +420,9 @@ class Lineup:
     """The outstanding runs in their order, and the hosts of those under way.
 
     Neither a host nor a trial has two runs at a time: what one run of a trial shows (it ran out of memory, or its time
-    is known closely enough) decides on the next. Later runs of the same round may overtake a run that does not fit yet,
-    but no more of them than there are hosts. Runs that must be alone come first or last in their round (`planning`).
+    is known closely enough) decides on the next one. Where a run does not fit yet, later runs of the same round may
+    overtake it, but no more of them than there are hosts. Runs that must be alone come first or last in their round
+    (`planning`).
     """
 
     def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunKey], added: AddedRuns) -> None:
@@ -408,7 +464,8 @@ class Lineup:
                 placement = self._free_placement(task)
                 if placement is not None:
                     return NextRun(task, placement)
-            if self._overtaken[task] >= len(self._hosts):
+            may_be_overtaken = self._overtaken[task] < len(self._hosts)
+            if not may_be_overtaken:
                 return None
             position += 1
         return None
@@ -445,8 +502,8 @@ class Lineup:
     def _free_placement(self, task: RunKey) -> Placement | None:
         """Return a placement on free hosts for this run alone; None where too few are free.
 
-        Hosts are taken in the hostfile's order from a random one on, so that no trial always gets the same host, and
-        runs that are alone do not always get the first.
+        Hosts are taken in the hostfile's order, from a random one on: so that no trial always gets the same host, and
+        runs that are alone do not always get the first one. Hosts on which runs have failed come last.
 
         Raises:
             RequestError: all hosts are free, and are too few or too small.
@@ -457,7 +514,8 @@ class Lineup:
         free = [host for host in self._hosts if host.name not in busy]
         seed = f"{self._plan.measure.order_seed} {task.trial_id} {task.repeat}"
         start = random.Random(seed).randrange(len(free) or 1)  # noqa: S311 - an order, not a secret
-        candidates = sorted(free[start:] + free[:start], key=lambda host: self._failures[host.name])
+        from_start = free[start:] + free[:start]
+        candidates = sorted(from_start, key=lambda host: self._failures[host.name])
         try:
             hosts = self._placement.limited_to(candidates).hosts(self._plan.record.trials[task.trial_id].world)
         except RequestError:

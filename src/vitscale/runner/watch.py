@@ -38,7 +38,7 @@ def is_stopped(pid: int, host: str) -> bool:
 
 
 def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
-    """Return the ranks that are furthest behind; empty where all ranks stand at the same place.
+    """Return the ranks that are furthest behind; empty where all ranks are in the same phase of the same step.
 
     Ranks train in step, so those ahead wait for those behind; a rank that has left waits for none.
     """
@@ -81,9 +81,9 @@ def silence_limit(statuses: Mapping[int, RankStatus], hang_seconds: float) -> fl
 
 
 def start_up_phase(statuses: Mapping[int, RankStatus]) -> str:
-    """Return the phase of ranks before their first step, "engine" say, or "compiling fused_adam" where any compiles.
+    """Return the phase of start-up that ranks are in, such as "engine"; empty where none is before its first step.
 
-    Empty where no rank is in such a phase.
+    While any rank compiles it is "compiling fused_adam".
     """
     phases = [status.phase for _, status in sorted(statuses.items()) if status.step <= 0]
     compiling = [phase for phase in phases if phase.startswith(COMPILING)]
@@ -102,6 +102,7 @@ class _Progress(NamedTuple):
 
 
 def _progress(status: RankStatus) -> _Progress:
+    """Return how far a rank has come."""
     phase = _PHASES.index(status.phase) if status.phase in _PHASES else 0
     return _Progress(status.step, phase)
 
@@ -141,6 +142,7 @@ class StepCounter:
         return has_changed
 
     def _count_new_steps(self) -> None:
+        """Read what rank 0 has recorded since the last look, as far as its lines are whole."""
         with (self.folder / "rank-0.jsonl").open("rb") as file:
             file.seek(self._offset)
             new = file.read()
@@ -180,7 +182,7 @@ def watch(
 
     Args:
         job: the run's processes.
-        folder: of the run.
+        folder: the run's folder.
         hang_seconds: longest silence of all ranks.
         timeout_seconds: longest time of the run; None: any.
         on_progress: called with the steps that rank 0 has recorded and the phase of start-up, when either may have
@@ -191,43 +193,15 @@ def watch(
     Raises:
         KeyboardInterrupt: `interrupted` is set, which passes on Ctrl-C: only a process's first thread gets that.
     """
-    heartbeats = job.heartbeats
     oom_kills_before = kernel_oom_kills()
-    counter = StepCounter(folder, prints=prints)
-    last_sign_seconds = time.monotonic()
-    positions: dict[int, tuple[int, str]] = {}
-    limit: _ReachedLimit | None = None
+    limits = _Limits(hang_seconds=hang_seconds, timeout_seconds=timeout_seconds)
     try:
-        while job.wait(_LOOK_SECONDS) is None:
-            if interrupted is not None and interrupted.is_set():
-                raise KeyboardInterrupt
-            now_seconds = time.monotonic()
-            has_recorded = counter.look()
-            statuses = heartbeats.statuses()
-            # Heartbeats tell progress too: a network file system may show what ranks record a minute late.
-            new_positions = {rank: (status.step, status.phase) for rank, status in statuses.items()}
-            if has_recorded or new_positions != positions:
-                positions = new_positions
-                last_sign_seconds = now_seconds
-                on_progress(counter.steps, start_up_phase(statuses))
-            limit = _reached_limit(
-                job,
-                statuses,
-                now_seconds,
-                silent_seconds=now_seconds - last_sign_seconds,
-                hang_seconds=hang_seconds,
-                timeout_seconds=timeout_seconds,
-            )
-            if limit is not None:
-                if limit.stop == "hang":
-                    heartbeats.ask_for_stacks()
-                    time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
-                break
+        limit = _wait_for_end(job, _SignsOfLife(folder, prints=prints), limits, on_progress, interrupted)
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
         not_begun = job.not_begun
         words = last_words(log_tail(folder / "log.txt")) if not_begun else ""
-        statuses = heartbeats.statuses()
+        statuses = job.heartbeats.statuses()
         stopped_ranks = _stopped_ranks(statuses)
         seen_seconds = time.monotonic()
     finally:
@@ -248,26 +222,99 @@ def watch(
     )
 
 
+class _Limits(NamedTuple):
+    """Limits of a run, from its study."""
+
+    hang_seconds: float
+    """Longest silence of all ranks."""
+    timeout_seconds: float | None
+    """Longest time of the run; None: any."""
+
+
+class _SignsOfLife:
+    """Signs of life of a run's ranks: files that change, and heartbeats with another step or phase.
+
+    Heartbeats are needed beside files: a network file system may show what ranks record a minute late.
+    """
+
+    def __init__(self, folder: Path, *, prints: bool) -> None:
+        self._counter = StepCounter(folder, prints=prints)
+        self._positions: dict[int, tuple[int, str]] = {}
+        """Rank -> the step and the phase of its last heartbeat."""
+        self._last_sign_seconds = time.monotonic()
+
+    @property
+    def steps(self) -> int:
+        """The steps that rank 0 has recorded."""
+        return self._counter.steps
+
+    def look(self, statuses: Mapping[int, RankStatus], now_seconds: float) -> bool:
+        """Whether there was a sign since the last look. Args: statuses: the last heartbeats."""
+        has_recorded = self._counter.look()
+        positions = {rank: (status.step, status.phase) for rank, status in statuses.items()}
+        if not has_recorded and positions == self._positions:
+            return False
+        self._positions = positions
+        self._last_sign_seconds = now_seconds
+        return True
+
+    def silent_seconds(self, now_seconds: float) -> float:
+        """Return how long all ranks have given no sign."""
+        return now_seconds - self._last_sign_seconds
+
+
+def _wait_for_end(
+    job: Job,
+    signs: _SignsOfLife,
+    limits: _Limits,
+    on_progress: Callable[[int, str], None],
+    interrupted: threading.Event | None,
+) -> _ReachedLimit | None:
+    """Wait until a run ends by itself, or has to be ended. Arguments and errors as of `watch`.
+
+    Returns:
+        The limit for which it has to be ended; None where it has ended.
+    """
+    while job.wait(_LOOK_SECONDS) is None:
+        if interrupted is not None and interrupted.is_set():
+            raise KeyboardInterrupt
+        now_seconds = time.monotonic()
+        statuses = job.heartbeats.statuses()
+        if signs.look(statuses, now_seconds):
+            on_progress(signs.steps, start_up_phase(statuses))
+        limit = _reached_limit(job, statuses, now_seconds, limits, silent_seconds=signs.silent_seconds(now_seconds))
+        if limit is not None:
+            if limit.stop == "hang":
+                job.heartbeats.ask_for_stacks()
+                time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
+            return limit
+    return None
+
+
 def _reached_limit(
     job: Job,
     statuses: Mapping[int, RankStatus],
     now_seconds: float,
+    limits: _Limits,
     *,
     silent_seconds: float,
-    hang_seconds: float,
-    timeout_seconds: float | None,
 ) -> _ReachedLimit | None:
-    """Return the first limit that a run has reached: of a lost rank, of silence, of its whole time; None for none.
+    """Return the limit that a run has reached: since a rank was lost, of silence, or of its whole time; None for none.
 
-    `silent_seconds`: how long all ranks have been silent.
+    Args:
+        job: the run's processes.
+        statuses: the last heartbeat of each rank.
+        now_seconds: on the clock of `statuses`.
+        limits: the limits of silence and of the whole time.
+        silent_seconds: how long all ranks have been silent.
     """
     if now_seconds - _first_loss(statuses, default=now_seconds) > LOST_SECONDS:
         return _ReachedLimit("lost", LOST_SECONDS)
-    silence = silence_limit(statuses, hang_seconds)
+    silence = silence_limit(statuses, limits.hang_seconds)
     if silent_seconds > silence:
         return _ReachedLimit("hang", silence)
-    if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
-        return _ReachedLimit("timeout", timeout_seconds)
+    if limits.timeout_seconds is not None and job.wall_seconds > limits.timeout_seconds:
+        return _ReachedLimit("timeout", limits.timeout_seconds)
     return None
 
 

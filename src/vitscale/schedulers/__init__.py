@@ -25,6 +25,11 @@ def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None,
 
 
 def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
+    """Return the hosts of the study's hostfile.
+
+    Raises:
+        RequestError: there is none, or it names localhost beside other hosts.
+    """
     del slurm
     if launch.hostfile is None:
         raise RequestError(

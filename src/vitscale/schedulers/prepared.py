@@ -5,7 +5,7 @@ draws some things once for its life (where libraries lie in memory, the seed of 
 them. So these differ between the runs of a trial, as between processes started anew; see
 `docs/decisions/0016-ranks-as-forks.md`.
 
-A `Job` is a run under way: the process tree started here, what belongs to it elsewhere, and the line to its ranks.
+A `Job` is a run under way: the process tree started here, what belongs to it elsewhere, and its ranks' heartbeats.
 """
 
 from __future__ import annotations
@@ -110,22 +110,25 @@ class Prepared:
             raise
 
     def import_for(self, trial: Trial | None) -> None:
-        """Let it import what the trial, or a check (None), needs.
+        """Ask the process to import what ranks need; does not wait for it.
+
+        Args:
+            trial: the trial of the ranks; None: they do a check.
 
         Raises:
-            PreparedError: it is gone.
+            PreparedError: the process is gone.
         """
         user = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
         self._send({"imports": user})
 
-    def imported(self, seconds: float) -> str | None:
-        """Wait until it has imported, for `seconds` at most.
+    def wait_for_imports(self, seconds: float) -> str | None:
+        """Wait until the process has imported what it was asked for, for `seconds` at most.
 
         Returns:
-            Why it cannot be forked; None where it can.
+            Why the process cannot be forked; None where it can.
 
         Raises:
-            PreparedError: it is gone, or takes too long.
+            PreparedError: the process is gone, or takes too long.
         """
         answer = self._answer(seconds)
         return str(answer["cold"]) if "cold" in answer else None
@@ -134,7 +137,7 @@ class Prepared:
         """Start `python -m vitscale.processes.local_ranks ...` as a fork, with only these variables.
 
         Raises:
-            PreparedError: as `imported`.
+            PreparedError: the process is gone, or takes too long.
         """
         self._send({"arguments": list(command), "environment": dict(environment), "log": str(log)})
         return Fork(self, int(self._answer(_ANSWER_SECONDS)["started"]))
@@ -206,17 +209,18 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ready:
-    """The way in which ranks are to be started: forked from a prepared process, or anew (no process), and why."""
+    """The way in which ranks are to be started: forked from a prepared process, or anew."""
 
     process: Prepared | None = None
+    """The process to fork; None: ranks are started anew."""
     waited_seconds: float | None = None
     """Seconds until it had imported everything; None where it was there already."""
     cold: str | None = None
-    """Why there is no process; None also where nobody asked for one."""
+    """Why there is no process; None where there is one, and where none was asked for."""
 
 
 class ProcessKey(NamedTuple):
-    """All that a ready prepared process has taken from outside; a rank that differs in any of it needs another."""
+    """Everything that a prepared process has taken from outside: ranks that need anything else need another process."""
 
     libraries: tuple[object, ...]
     """The libraries that it has imported."""
@@ -265,10 +269,15 @@ class PreparedProcesses:
     def __init__(
         self, tell: Callable[[str], None] | None = None, upcoming: Callable[[], Iterable[Trial]] = tuple
     ) -> None:
-        """`tell`: called once with each reason why ranks are started anew instead. `upcoming`: trials yet to be run."""
+        """Start no process yet.
+
+        Args:
+            tell: called once with each reason why ranks are started anew, and not as forks.
+            upcoming: returns the trials yet to be run.
+        """
         self._tell = tell
         self._upcoming = upcoming
-        self._reasons_told: set[str] = set()
+        self._reported_reasons: set[str] = set()
         self._processes: dict[ProcessKey, Prepared] = {}
 
     def __enter__(self) -> Self:
@@ -280,10 +289,10 @@ class PreparedProcesses:
         self._processes.clear()
 
     def ready(self, trial_id: str, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
-        """Return a process to fork a run of the trial from: the existing one, unless it has already served this trial.
+        """Return a process from which a run of the trial can be forked.
 
-        A new one is waited for together with those that upcoming trials need anew: they import beside each other, and
-        beside no run.
+        It is the existing one, unless that has already served this trial; else a new one. While a new one imports,
+        those that upcoming trials will need import too: none of them has to import beside a run later.
 
         Args:
             trial_id: id of the trial, or of a check.
@@ -297,7 +306,7 @@ class PreparedProcesses:
         if existing is not None and trial_id not in existing.served:
             with contextlib.suppress(PreparedError):
                 existing.import_for(trial)
-                if existing.imported(_ANSWER_SECONDS) is None:
+                if existing.wait_for_imports(_ANSWER_SECONDS) is None:
                     existing.served.add(trial_id)
                     return Ready(existing)
         self._end_useless_processes(key)
@@ -306,7 +315,7 @@ class PreparedProcesses:
         if reason is None:
             reason = self._import_with_upcoming(key, trial, environment, cwd)
         if reason is not None:
-            return self._cold(reason)
+            return self._report_start_anew(reason)
         process = self._processes[key]
         process.served.add(trial_id)
         return Ready(process, time.monotonic() - began)
@@ -328,18 +337,22 @@ class PreparedProcesses:
         upcoming = self._upcoming_without_process(key, trial) if trial is not None else {}
         for other_key, other_trial in upcoming.items():
             self._start(other_key, other_trial, environment, cwd, Path(os.devnull))
-        reason = self._imported(key)
+        reason = self._wait_for_imports(key)
         for other_key in upcoming:
-            self._imported(other_key)  # where it fails, the run that needs it tries again, and tells
+            self._wait_for_imports(other_key)  # where it fails, the run that needs it tries again, and reports why
         return reason
 
     def _upcoming_without_process(self, key: ProcessKey, trial: Trial) -> dict[ProcessKey, Trial]:
-        """Return upcoming trials, with the same variables of ranks, that no unused process can serve; by their key."""
-        trials_by_key = {
-            key._replace(libraries=_libraries(upcoming)): upcoming
-            for upcoming in self._upcoming()
-            if _has_same_variables(upcoming, trial)
-        }
+        """Return an upcoming trial for each process that has to be started for such trials; by its key.
+
+        Args:
+            key: of the process that is started for the current trial.
+            trial: the current trial. Upcoming trials whose ranks get other variables are left out.
+        """
+        trials_by_key: dict[ProcessKey, Trial] = {}
+        for upcoming in self._upcoming():
+            if _has_same_variables(upcoming, trial):
+                trials_by_key[key._replace(libraries=_libraries(upcoming))] = upcoming
         without_process = {}
         for other_key, upcoming in trials_by_key.items():
             process = self._processes.get(other_key)
@@ -364,24 +377,29 @@ class PreparedProcesses:
         except OSError as error:
             return f"the prepared process cannot be started: {error.strerror}"
         except PreparedError:
-            pass  # it is gone, as who waits for it is told
+            pass  # it is gone: `_wait_for_imports` says why
         return None
 
-    def _imported(self, key: ProcessKey) -> str | None:
-        """Wait for the imports of a process; returns why it cannot be forked, where it is ended, or None."""
+    def _wait_for_imports(self, key: ProcessKey) -> str | None:
+        """Wait for the imports of a process, and end it where it cannot be forked.
+
+        Returns:
+            Why the process cannot be forked; None where it can.
+        """
         if key not in self._processes:
             return None
         try:
-            reason = self._processes[key].imported(_IMPORTS_SECONDS)
+            reason = self._processes[key].wait_for_imports(_IMPORTS_SECONDS)
         except PreparedError as error:
             reason = str(error)
         if reason is not None:
             self._processes.pop(key).close()
         return reason
 
-    def _cold(self, reason: str) -> Ready:
-        if self._tell is not None and reason not in self._reasons_told:
-            self._reasons_told.add(reason)
+    def _report_start_anew(self, reason: str) -> Ready:
+        """Return that ranks are started anew, and report each reason once."""
+        if self._tell is not None and reason not in self._reported_reasons:
+            self._reported_reasons.add(reason)
             self._tell(reason)
         return Ready(cold=reason)
 
@@ -397,14 +415,16 @@ def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -
     """Return the variables of a job's processes.
 
     These are this process's own, those `added`, and the one that keeps the current folder out of every Python's search
-    path, which no launcher may drop. Left out are names that begin with one of `without`, and those by which a launcher
-    around this process tells it its rank.
+    path. Left out are the variables by which a launcher around this process has given it a rank.
+
+    Args:
+        added: further variables.
+        without: prefixes of names; variables that begin with one of them are left out.
     """
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ALL_NAMES and name != _POLARS_VARIABLE
-    }
-    environment |= added
-    environment = {name: value for name, value in environment.items() if not name.startswith(without)}
+    dropped_names = {*ALL_NAMES, _POLARS_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped_names}
+    all_variables = {**inherited, **added}
+    environment = {name: value for name, value in all_variables.items() if not name.startswith(without)}
     return environment | safe_path(environment)
 
 
@@ -428,9 +448,9 @@ class HostExit(NamedTuple):
 class Job:
     """Some commands and everything they start.
 
-    Each command is a session of its own, with what it starts. Those that leave it (torchrun gives each rank a session
-    of its own) are found and ended by the token that they carry in their environment. A fork of a prepared process
-    carries none that the kernel would show, and leaves no session.
+    Each command leads a session of its own, which what it starts belongs to. Processes that leave the session (torchrun
+    gives each rank one of its own) are found and ended by the token in their environment. A fork of a prepared process
+    has no token that the kernel would show, but never leaves its session.
     """
 
     def __init__(
@@ -475,9 +495,10 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """The first failed command's exit code, negative for a signal; 0 where none failed; None while one runs.
+        """Exit code of the commands together; None while one runs.
 
-        After a failure it is given `_OTHERS_SECONDS` later even if other commands still run.
+        It is that of the first command that failed, negative for a signal; 0 where none failed. Once a command has
+        failed, the others have `_OTHERS_SECONDS` to end: then this is no longer None, even if they still run.
         """
         codes = [process.poll() for process in self._processes]
         failures = [code for code in codes if code]
@@ -486,8 +507,10 @@ class Job:
         if not failures:
             return None
         now = time.monotonic()
-        self._failed_seconds = self._failed_seconds or now
-        return failures[0] if now - self._failed_seconds > _OTHERS_SECONDS else None
+        if self._failed_seconds is None:
+            self._failed_seconds = now
+        is_patience_over = now - self._failed_seconds > _OTHERS_SECONDS
+        return failures[0] if is_patience_over else None
 
     @property
     def not_begun(self) -> tuple[HostExit, ...]:
@@ -505,16 +528,18 @@ class Job:
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> int | None:
-        """Wait `seconds` at most for the end; returns `exit_code`."""
-        end = time.monotonic() + seconds
-        while (code := self.exit_code) is None and time.monotonic() < end:
+        """Wait for the end, `seconds` at most, and return `exit_code`."""
+        deadline = time.monotonic() + seconds
+        is_single = len(self._processes) == 1
+        while True:
+            code = self.exit_code
+            if code is not None or time.monotonic() >= deadline:
+                return code
             running = next((process for process in self._processes if process.poll() is None), None)
             if running is not None:
-                try:
-                    running.wait(_LOOK_SECONDS if len(self._processes) > 1 else max(0.0, end - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
-        return code
+                remaining_seconds = max(0.0, deadline - time.monotonic())
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.wait(remaining_seconds if is_single else _LOOK_SECONDS)
 
     def end(self) -> tuple[str, ...]:
         """End every process that is left on every host, wait until all are gone, and close the heartbeat server.
@@ -533,18 +558,20 @@ class Job:
             self.heartbeats.close()
 
     def _end_all_here(self) -> None:
+        """End every process of the run on this host."""
         # With psutil: a plan starts nothing, and need not wait for this import.
         from vitscale.processes.host_agent import end_all
 
         end_all(self.token, self._first_signal, self.sessions)
 
     def _reap(self, process: subprocess.Popen[bytes] | Fork) -> None:
+        """Wait for the end of a command that was killed."""
         try:
             process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
             if self._prepared is None:
                 raise
-            self._prepared.close()  # it is stopped, and cannot tell that what it had started is gone
+            self._prepared.close()  # it is stopped, and cannot report that its forks have ended
 
 
 def _start_anew(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -81,13 +81,14 @@ _EXCLUSIVE_OPTIONS = (
 )
 """Options that say the same in different ways, and contradict each other."""
 _VARIABLES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
-"""Options -> names of their variables after SBATCH_, where these are others ("INPUT ENVIRONMENT VARIABLES")."""
+"""Options -> names of their variables after SBATCH_, where these are not the options' own names (sbatch(1), "INPUT
+ENVIRONMENT VARIABLES")."""
 
 
 def overriding(script: str) -> frozenset[str]:
-    """Return the variables by which sbatch would override what a script sets.
+    """Return the names of variables by which sbatch would override what a script sets: {"SBATCH_TIMELIMIT", ...}.
 
-    Variables for other options (SBATCH_ACCOUNT) are the user's defaults, and stay.
+    Variables for options that the script does not set (SBATCH_ACCOUNT) are the user's defaults, and are not returned.
     """
     options = set(_DIRECTIVE.findall(script))
     for exclusive in _EXCLUSIVE_OPTIONS:
@@ -115,9 +116,10 @@ def kill_steps(steps: Sequence[str]) -> None:
 
 
 def silent_nodes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of these nodes that slurmctld knows not to answer, sorted; their states have a star (sinfo(1)).
+    """Return the nodes that do not answer slurmctld, of those with these names, sorted.
 
-    It looks for them thrice in its `SlurmdTimeout`, so that it knows a minute or two late.
+    slurmctld asks each node three times in its `SlurmdTimeout`, so that it knows a minute or two late. sinfo(1) prints
+    a star behind the state of such a node.
     """
     silent = set()
     for line in ask("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(names)}").splitlines():
@@ -133,7 +135,10 @@ def host_names(compact: str) -> tuple[str, ...]:
 
 
 def job_fields(job_id: str) -> dict[str, str]:
-    """Return the `KEY=value` words of `scontrol show job` for one job; of values with spaces only the first word."""
+    """Return the fields that `scontrol show job` prints of a job, such as {"JobState": "RUNNING"}.
+
+    Of a value with spaces it has only the first word.
+    """
     fields = {}
     for word in ask("scontrol", "--oneliner", "show", "job", job_id).split():
         key, _, value = word.partition("=")
@@ -160,7 +165,9 @@ _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 
 
 def takes_steps(job_id: str) -> bool:
-    """Whether a job is neither over, nor unknown, nor being ended. True also where Slurm refuses to say.
+    """Whether new steps can be started in a job: it is neither over, nor unknown, nor being ended.
+
+    True also where Slurm refuses to say.
 
     Raises:
         SchedulerSilentError: slurmctld does not answer.
@@ -177,7 +184,8 @@ def takes_steps(job_id: str) -> bool:
 def preempted(fields: Mapping[str, str]) -> bool:
     """Whether a job of higher priority has taken a job's nodes, or takes them after a grace time.
 
-    Meanwhile its state is RUNNING, though its steps have had SIGTERM. A job that was requeued has begun anew since.
+    During the grace time the job's state is RUNNING, though its steps have had SIGTERM. A job that was preempted, put
+    back into the queue and started again is not preempted any more: it has started since.
 
     Args:
         fields: those of `job_fields`.
@@ -234,23 +242,34 @@ class SlurmAllocation(Placement):
         return host_names(os.environ["SLURM_JOB_NODELIST"])
 
     def machine(self) -> Machine:
-        """Return the machine that [node] describes, else this one; with the cores that the job has on a node.
+        """Return one node of the job, with the cores that the job has on it.
+
+        It is the machine that [node] describes, else this machine.
 
         Raises:
             RequestError: this is none of the nodes (salloc on a login node), and the study does not describe them.
         """
         machine = described(self._node)
         if machine is None:
-            is_node = os.environ.get("SLURMD_NODENAME") in self._names or any(map(is_this_machine, self._names))
-            if not is_node:
-                raise RequestError(
-                    f"this machine is none of the nodes of job {self._job_id} ({', '.join(self._names[:8])})",
-                    next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, in the study or in "
-                    "the file given with --site",
-                )
+            self._require_node()
             machine = this_machine()
         cores = self._fewest_cores()
-        return machine if cores is None else machine.limited_to(cores)
+        return machine.limited_to(cores) if cores is not None else machine
+
+    def _require_node(self) -> None:
+        """Refuse to take this machine for a node of the job where it is none.
+
+        Raises:
+            RequestError: it is none.
+        """
+        is_node_by_slurm = os.environ.get("SLURMD_NODENAME") in self._names
+        if is_node_by_slurm or any(map(is_this_machine, self._names)):
+            return
+        raise RequestError(
+            f"this machine is none of the nodes of job {self._job_id} ({', '.join(self._names[:8])})",
+            next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, in the study or in "
+            "the file given with --site",
+        )
 
     def slots(self) -> int | None:
         """Return the tasks per node where the allocation was asked for by tasks; else None: cores and GPUs decide."""
@@ -290,38 +309,46 @@ class SlurmAllocation(Placement):
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """Leave srun and mpirun as they are, and wrap each host's command in an srun and a host agent.
+        """Return the commands as they are started here: each is a job step, or starts job steps.
 
-        Whatever these start is a job step with the run's name, by which it is ended.
+        srun and mpirun start job steps by themselves. The command of each host of another launcher is wrapped in an
+        srun and a host agent. All these steps have the run's name, by which they are ended.
         """
         step_name = spawn.run_folder.name
-        commands = list(spawn.commands)
-        if spawn.per_host:
-            agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
-            commands = [
-                _srun_on_host(host.name, step_name, (*agent, *command))
-                for host, command in zip(spawn.hosts, spawn.commands, strict=True)
-            ]
+        commands = self._wrapped_commands(spawn, step_name) if spawn.per_host else spawn.commands
         results = spawn.run_folder.parents[1]
-        for position, command in enumerate(commands):
-            if command[0] == "srun":
-                commands[position] = contained(command, self._slurm, folders=(results,), cwd=spawn.cwd)
+        in_container = [
+            contained(command, self._slurm, folders=(results,), cwd=spawn.cwd) if command[0] == "srun" else command
+            for command in commands
+        ]
         users_options = os.environ.get(_MPIRUN_OPTIONS)
         mpirun_options = " ".join(filter(None, [users_options, f"--job-name={step_name}", "--overlap"]))
         return replace(
             spawn,
-            commands=tuple(commands),
+            commands=tuple(in_container),
             environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun_options},
         )
 
+    def _wrapped_commands(self, spawn: Spawn, step_name: str) -> tuple[tuple[str, ...], ...]:
+        """Return the command of each host, wrapped in an srun and a host agent."""
+        agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
+        return tuple(
+            _srun_on_host(host.name, step_name, (*agent, *command))
+            for host, command in zip(spawn.hosts, spawn.commands, strict=True)
+        )
+
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """End the run's steps, which outlive a killed srun; where one does not end, returns the silent hosts."""
+        """End the run's steps, which outlive a killed srun.
+
+        Returns:
+            The hosts that do not answer, where a step does not end within `_END_SECONDS`; else none.
+        """
         if exit_code == 0:
             return ()
         with contextlib.suppress(SchedulerError):  # what Slurm does not say of a host is unknown
-            end = time.monotonic() + _END_SECONDS
+            deadline = time.monotonic() + _END_SECONDS
             while steps := steps_named(self._job_id, spawn.run_folder.name):
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     return silent_nodes([host.name for host in spawn.hosts])
                 kill_steps(steps)
                 time.sleep(_LOOK_SECONDS)
@@ -365,17 +392,24 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
         return tuple(srun)
     own_mounts = dict.fromkeys(_mount(str(path)) for path in (*folders, cwd))
     mounts = [*own_mounts, *map(_checked_mount, slurm.container_mounts)]
+    # ["srun", "--nodes=1", "python", "-m", ...]: the program begins at the first word that is no option.
     program_start = next(position for position in range(1, len(srun)) if not srun[position].startswith("--"))
-    options = srun[:program_start]
+    srun_and_options = srun[:program_start]
     program = srun[program_start:]
     if slurm.container_runtime == "pyxis":
-        image = [f"--container-image={slurm.container}", f"--container-mounts={','.join(mounts)}"]
-        return (*options, *image, f"--container-workdir={cwd}", *program)
-    binds: list[str] = []
+        container_options = (
+            f"--container-image={slurm.container}",
+            f"--container-mounts={','.join(mounts)}",
+            f"--container-workdir={cwd}",
+        )
+        return (*srun_and_options, *container_options, *program)
+    apptainer = ["apptainer", "exec"]
+    if slurm.gpus != "none":
+        apptainer.append("--nv")
     for mount in mounts:
-        binds += ["--bind", mount]
-    gpus = ["--nv"] if slurm.gpus != "none" else []
-    return (*options, "apptainer", "exec", *gpus, *binds, "--pwd", str(cwd), slurm.container, *program)
+        apptainer += ["--bind", mount]
+    apptainer += ["--pwd", str(cwd), slurm.container]
+    return (*srun_and_options, *apptainer, *program)
 
 
 def _mount(path: str) -> str:

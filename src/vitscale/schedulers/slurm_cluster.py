@@ -93,12 +93,14 @@ def _options(slurm: SlurmSection, job: BatchJob) -> list[str]:
 
 
 def _driver_command(slurm: SlurmSection, job: BatchJob) -> Sequence[str]:
+    """Return the command that does the job's runs."""
     # In a container only the ranks run: the job's driver needs srun.
     python = sys.executable if slurm.container is not None else slurm.python or sys.executable
     return python_module("vitscale.runner.job", str(job.results), job.name, interpreter=python)
 
 
 def _gpu_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
+    """Return the options that ask for a GPU for each rank: ["--gres=gpu:a100:4"]; none for ranks on CPUs."""
     if not job.on_gpus or slurm.gpus == "none":
         return []
     count = str(job.world.ranks_per_node)
@@ -168,7 +170,10 @@ def _refuse_options(slurm: SlurmSection) -> None:
 
 
 def _warning_seconds(limit: str | None) -> int:
-    """Return the seconds before the time limit at which to warn; fewer for short jobs, not warned as they begin."""
+    """Return the seconds before a job's time limit at which to warn it.
+
+    Short jobs are warned later, so that no job is warned as it begins. Args: limit: in Slurm's notation; None: none.
+    """
     if limit is None:
         return WARNING_SECONDS
     return max(1, min(WARNING_SECONDS, seconds_of(limit) // 4))
@@ -179,11 +184,12 @@ def seconds_of(limit: str) -> int:
 
     Example: `90` is 90 minutes, `1:30` a minute and a half, `1-2` a day and two hours.
     """
-    days, dash, clock = limit.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    begins_with_hours = bool(dash) or len(parts) == 3
-    units = (3600, 60, 1) if begins_with_hours else (60, 1)
-    return int(days or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    days, dash, clock = limit.rpartition("-")  # "1-02:30" has days, "90" has none
+    counts = [int(count) for count in clock.split(":")]
+    begins_with_hours = bool(dash) or len(counts) == 3
+    unit_seconds = (3600, 60, 1) if begins_with_hours else (60, 1)
+    clock_seconds = sum(count * seconds for count, seconds in zip(counts, unit_seconds, strict=False))
+    return int(days or 0) * 86_400 + clock_seconds
 
 
 _SPAN = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
@@ -278,7 +284,9 @@ class SlurmCluster(Submitter):
         return batch_script(self._slurm, job)
 
     def submit(self, script: Path) -> str:
-        """Submit by sbatch, which prints JOB or JOB;CLUSTER; a site's plugins may print lines before that.
+        """Submit a script by sbatch and return the job's number.
+
+        sbatch prints JOB or JOB;CLUSTER; a site's plugins may print lines before that.
 
         Raises:
             SchedulerError: sbatch refuses the script, or does not say the job's number.
@@ -313,9 +321,11 @@ class SlurmCluster(Submitter):
         return states
 
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
-        """Return why a job ended, from Slurm, which drops failed nodes from the job's list.
+        """Return why a job ended; where Slurm has forgotten the job, that nobody knows.
 
-        Says so where Slurm has forgotten the job.
+        Args:
+            job_id: 12, or 12_3 for element 3 of array 12.
+            nodes: nodes of the job, as far as known: Slurm drops failed ones from its own list.
         """
         try:
             return _cause_of_end(job_id, job_fields(job_id), ",".join(nodes))
@@ -375,7 +385,8 @@ def _at_its_limit(fields: Mapping[str, str]) -> bool:
     are_spans = _SPAN.fullmatch(limit) and _SPAN.fullmatch(run_time)
     if not are_spans:
         return False  # UNLIMITED
-    return seconds_of(limit) - seconds_of(run_time) <= WARNING_SECONDS + _EARLY_SECONDS
+    remaining_seconds = seconds_of(limit) - seconds_of(run_time)
+    return remaining_seconds <= WARNING_SECONDS + _EARLY_SECONDS
 
 
 def _node_failure(job_id: str, nodes: str) -> Cause:

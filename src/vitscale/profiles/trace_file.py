@@ -128,9 +128,9 @@ def _convolved_sizes(
     for size, kernel, stride, padding, dilation in zip(
         image_sizes,
         kernel_sizes,
-        _for_each_axis(settings.strides, axes),
-        _for_each_axis(settings.paddings, axes),
-        _for_each_axis(settings.dilations, axes),
+        _one_per_axis(settings.strides, axes),
+        _one_per_axis(settings.paddings, axes),
+        _one_per_axis(settings.dilations, axes),
         strict=True,
     ):
         output_sizes.append((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
@@ -166,7 +166,7 @@ def _numbers(text: object) -> list[int]:
     return [int(number) for number in str(text).strip("[]").split(",")]
 
 
-def _for_each_axis(values: Sequence[int], axes: int) -> list[int]:
+def _one_per_axis(values: Sequence[int], axes: int) -> list[int]:
     """Return one value for each axis: a single one holds for all."""
     return list(values) * axes if len(values) == 1 else list(values)
 

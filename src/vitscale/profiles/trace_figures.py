@@ -268,15 +268,13 @@ def _ends_of_updates(trace: Trace) -> list[int]:
     updates = [update for update in _ranges_named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
     forward = _ranges_named(trace, _FORWARD)
     pass_starts = sorted(start for start, _ in (*backward, *forward))
+    if not updates:
+        return []
+    next_starts = [*(start for start, _ in updates[1:]), math.inf]  # of the update that follows each one
     ends = []
-    for index, (_, end) in enumerate(updates):
-        is_last = index == len(updates) - 1
-        if is_last or not pass_starts:
-            ends_step = True
-        else:
-            next_start, _ = updates[index + 1]
-            ends_step = _is_any_between(pass_starts, end, next_start)
-        if ends_step:
+    for (_, end), next_start in zip(updates, next_starts, strict=True):
+        is_last = next_start == math.inf
+        if is_last or not pass_starts or _is_any_between(pass_starts, end, next_start):
             ends.append(math.ceil(end))
     return ends
 
@@ -321,32 +319,35 @@ def _steps(
 
 
 def _repeats(events: Sequence[Event]) -> list[int]:
-    """Return the indices at which a repeating pattern of kernels begins; empty where nothing repeats.
+    """Return the indices at which a series of kernels begins that repeats step by step; empty where nothing repeats.
 
-    The rarest kernels occur once a step, so the distance between two of the same name is tried as the period of all.
-    But what is done every few steps is rarer still: where the rest repeats several times within such a period, and
-    next to nothing is done but once in it, it is of several steps. A model's layers repeat within a step too, beside
-    kernels that take time, update or exchange.
+    The rarest kernels occur once a step. So names are tried from the rarest on: the distance, in events, between two
+    kernels of the same name is the period if all kernels repeat by it.
+
+    That period may be of several steps, since some kernels run only every few steps. So a shorter period replaces it
+    if it fits into it at most `_MOST_IN_ONE` times, and the kernels that it has not each time take next to no time and
+    neither update nor exchange. Otherwise the shorter period is that of a model's layers, which repeat within a step.
     """
     count_by_name = Counter(event.name for event in events)
     id_by_name = {name: index for index, name in enumerate(count_by_name)}
     ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)  # [events]
     counts_to_try = sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS})
     starts: list[int] = []
-    count_of_longest_period = 0
+    longest_period_count = 0  # how often the longest period occurs
     for count in counts_to_try:
         rarer_names: list[str] = []
-        if starts:  # a period is known, and a shorter one is taken only if that one is of several steps
+        if starts:
             rarer_names = [name for name, other_count in count_by_name.items() if other_count < count]
-            are_too_many = count > _MOST_IN_ONE * count_of_longest_period
-            if are_too_many or not _is_little(events, rarer_names):
+            fits_too_often = count > _MOST_IN_ONE * longest_period_count
+            if fits_too_often or not _is_little(events, rarer_names):
                 break
-        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))  # of events but the rarer
+        # Positions are among the events without the rarer ones, indices among all events.
+        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))
         candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
-        pattern = _first_period(ids[indices], candidates)
-        if pattern:
-            starts = [int(indices[position]) for position in pattern]
-            count_of_longest_period = count_of_longest_period or count
+        positions = _first_period(ids[indices], candidates)
+        if positions:
+            starts = [int(indices[position]) for position in positions]
+            longest_period_count = longest_period_count or count
     return starts
 
 
@@ -663,21 +664,21 @@ class DeviceTime:
         compute = intersection(self._compute, [within])
         communication = intersection(self._communication, [within])
         copies = intersection(self._copies, [within])
-        working = union([*compute, *communication])
-        busy = union([*working, *copies])
+        without_copies = union([*compute, *communication])
+        busy = union([*without_copies, *copies])
         start, end = within
-        total = end - start
-        communicating = length(communication)
-        overlapped = length(intersection(compute, communication))
+        total_ns = end - start
+        communication_ns = length(communication)
+        overlapped_ns = length(intersection(compute, communication))
         return TimeShares(
-            total_seconds=total / 1e9,
+            total_seconds=total_ns / 1e9,
             compute_seconds=length(compute) / 1e9,
-            exposed_communication_seconds=(communicating - overlapped) / 1e9,
-            copy_seconds=(length(busy) - length(working)) / 1e9,
-            idle_seconds=(total - length(busy)) / 1e9,
-            communication_seconds=communicating / 1e9,
+            exposed_communication_seconds=(communication_ns - overlapped_ns) / 1e9,
+            copy_seconds=(length(busy) - length(without_copies)) / 1e9,
+            idle_seconds=(total_ns - length(busy)) / 1e9,
+            communication_seconds=communication_ns / 1e9,
             copying_seconds=length(copies) / 1e9,
-            communication_overlap_share=overlapped / communicating if communicating else None,
+            communication_overlap_share=overlapped_ns / communication_ns if communication_ns else None,
         )
 
 

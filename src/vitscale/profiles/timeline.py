@@ -227,11 +227,16 @@ def launches_of(events: Iterable[Event]) -> list[Launched]:
     for event in events:
         if event.kind not in ("kernel", "copy"):
             continue
-        was_launched_earlier = 0 < event.correlation < first_correlation
-        launch_ns = launch_times.get(event.correlation, 0 if was_launched_earlier else event.start_ns)
+        unrecorded_launch_ns = 0 if _was_launched_earlier(event, first_correlation) else event.start_ns
+        launch_ns = launch_times.get(event.correlation, unrecorded_launch_ns)
         if event.start_ns > 0 and event.start_ns >= launch_ns - _CLOCKS_APART_NS:
             launches.append(Launched(launch_ns, event))
     return sorted(launches)
+
+
+def _was_launched_earlier(event: Event, first_correlation: int) -> bool:
+    """Whether work was launched before the first recorded launch: correlations count up, and 0 is none."""
+    return 0 < event.correlation < first_correlation
 
 
 def _launch_times(events: Iterable[Event]) -> dict[int, int]:
@@ -516,8 +521,8 @@ def _unknown_in_block(
     first_correlation = min(launch_times, default=0)
     without_launch = 0
     for _, event in work.launches:
-        was_launched_earlier = 0 < event.correlation < first_correlation
-        if event.correlation not in launch_times and not was_launched_earlier:
+        is_recorded = event.correlation in launch_times
+        if not is_recorded and not _was_launched_earlier(event, first_correlation):
             without_launch += 1
     unknown: dict[str, str] = {}
     if world_size > 1 and not work.collectives:
@@ -539,19 +544,20 @@ def _unknown_for_lost_work(
         exposed_parts: the parts of its exposed communication.
     """
     calls_in_step = _begun_in(step, calls, lambda call: call.start_ns)
-    lost = [call.start_ns for call in calls_in_step if not call.was_seen]
-    if not lost:
+    lost_launches_ns = [call.start_ns for call in calls_in_step if not call.was_seen]
+    lost = len(lost_launches_ns)
+    if lost == 0:
         return {}
-    if len(lost) > _MOST_LOST * len(calls_in_step):
-        template = NO_KERNELS if len(lost) == len(calls_in_step) else LOST_KERNELS
-        return _all_parts_unknown(template, len(lost), len(calls_in_step))
+    if lost > _MOST_LOST * len(calls_in_step):
+        template = NO_KERNELS if lost == len(calls_in_step) else LOST_KERNELS
+        return _all_parts_unknown(template, lost, len(calls_in_step))
     parts = []
     for phase in phases:
-        if any(phase.start_ns <= launch_ns < phase.end_ns for launch_ns in lost):
+        if any(phase.start_ns <= launch_ns < phase.end_ns for launch_ns in lost_launches_ns):
             parts.append(_PART_OF_PHASE[_phase_name(phase)])
     # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
     parts += [*exposed_parts, COMMUNICATION, "launch_gaps"]
-    return dict.fromkeys(parts, _loss_in_words(LOST_KERNELS, len(lost), len(calls_in_step)))
+    return dict.fromkeys(parts, _loss_in_words(LOST_KERNELS, lost, len(calls_in_step)))
 
 
 def _all_parts_unknown(template: str, lost: int, total: int) -> dict[str, str]:

@@ -22,7 +22,8 @@ StrPath: TypeAlias = str | Path
 MOST_RANKS = 100_000
 MOST_COUNTS = 1000
 """Most rank counts in one question."""
-_SIZE = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[KMGTkmgt])(?P<binary>[Ii]?)[Bb]\s*")
+"""Without IGNORECASE, by which other letters pass too: a k may then be the sign of kelvin."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,11 @@ def test_what_is_no_size_is_named(text: str) -> None:
         size_bytes(text, "--gpu-memory")
 
 
+def test_the_kelvin_sign_is_no_kilo() -> None:
+    with pytest.raises(RequestError, match="is no size"):
+        size_bytes("80\u212aB", "--gpu-memory")
+
+
 @pytest.mark.parametrize(
     ("text", "amount", "currency"),
     [

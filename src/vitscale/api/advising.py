@@ -36,7 +36,7 @@ _LONGEST_STUDY_NAME = 90
 
 @dataclass(frozen=True)
 class AdviceLimits:
-    """Limits that an answer is to meet. None: no such limit."""
+    """Limits that an answer must meet. None: no such limit."""
 
     deadline_seconds: float | None = None
     """Seconds within which the training is to be done, start-up included."""
@@ -101,9 +101,9 @@ class AdviseResult(VerbResult):
         first_answer = self.advice.chosen
         if first_answer is None:
             return "no answer"
-        looked_at = counted(self.advice.looked_at, "configuration")
-        which = "first answer" if self.met else "nothing meets the limits, nearest"
-        return f"{which} {in_short(first_answer)}, {looked_at} looked at"
+        configurations = counted(self.advice.looked_at, "configuration")
+        beginning = "first answer" if self.met else "nothing meets the limits, nearest"
+        return f"{beginning} {in_short(first_answer)}, {configurations} looked at"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def advise(
         price: price of one GPU for an hour, in any currency.
         network: the link between hosts, such as "25GbE"; None: as measured.
         images: images of an epoch, where the results do not say.
-        series: the curve to advise from; None: the one with most to tell.
+        series: the curve to advise from; None: the one with the most information.
         parameters: the number of parameters of a model that has no name here, as text: "110M".
         gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as recorded, or found here.
         output: a new file for the first answer.
@@ -167,10 +167,12 @@ def advise(
     choices = choices or AdviceChoices()
     training = training or TrainingPlan()
     _check_counts(choices, training, images)
-    request = _request(limits or AdviceLimits(), choices, training, price, series)
-    if choices.devices is not None:
+    measured_request = _request(limits or AdviceLimits(), choices, training, price, series)
+    if choices.devices is None:
+        request = measured_request
+    else:
         _refuse_options_of_measured_hosts(choices, gpu_memory, price)
-        request = _with_instances(request, path_of(choices.devices), say)
+        request = _with_instances(measured_request, path_of(choices.devices), say)
     options = {
         "--nodes-of": choices.nodes_of,
         "--network": network,
@@ -191,23 +193,28 @@ def advise(
     advice = question.answer(options)
     remarks = question.remarks(advice, options)
     without_study = AdviseResult(advice, study=None, launch=(), remarks=remarks, analysis=analysed)
-    result = _with_study(without_study, analysed, must_be_written=files.output is not None)
-    return _write_files(result, analysed, files)
+    with_study = _with_study(without_study, must_be_written=files.output is not None)
+    return _write_files(with_study, files)
 
 
 class _AdviceFiles(NamedTuple):
-    """Files that are asked for. None: not asked for."""
+    """Files to write. None: not asked for."""
 
     output: Path | None
     """For the first answer."""
     output_format: str
+    """"study", or one of `JOB_FORMATS`."""
     chart: Path | None
 
 
 def _request(
     limits: AdviceLimits, choices: AdviceChoices, training: TrainingPlan, price: float | None, series: str | None
 ) -> Request:
-    """Return the limits and choices, checked, without the instances of a table."""
+    """Return the limits and choices, checked. They are for hosts like the measured ones, without a table of instances.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
     return Request(
         deadline_seconds=positive(limits.deadline_seconds, "--deadline"),
         budget=positive(limits.budget, "--budget"),
@@ -221,6 +228,11 @@ def _request(
 
 
 def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | None) -> None:
+    """Refuse counts below 1 or above a billion.
+
+    Raises:
+        RequestError: a count is out of range.
+    """
     counts = {
         "--max-gpus": choices.max_gpus,
         "--nodes-of": choices.nodes_of,
@@ -235,10 +247,12 @@ def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | 
 def _refuse_options_of_measured_hosts(
     choices: AdviceChoices, gpu_memory: str | int | None, price: float | None
 ) -> None:
-    """Refuse options of hosts like the measured ones where there are none: these need a price to stand in the answer.
+    """Refuse options that are only about hosts like the measured ones, where the answer has no such hosts.
+
+    Beside a table of instances it has them only where their price is given.
 
     Raises:
-        RequestError: one is given beside a table of instances, without a price.
+        RequestError: such an option is given without a price.
     """
     if price is not None:
         return
@@ -263,7 +277,11 @@ def _with_instances(request: Request, devices: Path, say: Callable[[str], None] 
 
 
 def _check_files(files: _AdviceFiles) -> None:
-    """Refuse files that cannot be meant, before anything is computed."""
+    """Refuse formats that are unknown or go with no file, before anything is computed.
+
+    Raises:
+        RequestError: a format is.
+    """
     if files.chart is not None:
         from vitscale.pages.charts.advice import check_format
 
@@ -276,20 +294,20 @@ def _check_files(files: _AdviceFiles) -> None:
         raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
 
 
-def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bool) -> AdviseResult:
+def _with_study(result: AdviseResult, *, must_be_written: bool) -> AdviseResult:
     """Return the result with its first answer as a study, and the commands that would start it.
 
     Args:
         result: the advice.
-        analysed: the results, for the study's name.
-        must_be_written: whether an answer that cannot be written as a study is an error.
+        must_be_written: whether an answer that cannot be written as a study is an error; else the reason stands in
+            place of the commands.
     """
     advice = result.advice
     first_answer = advice.chosen
     if first_answer is None:
         return result
     trial = advice.trials[first_answer.series]
-    name = f"{analysed.study.name[:_LONGEST_STUDY_NAME]}-advised"
+    name = f"{result.analysis.study.name[:_LONGEST_STUDY_NAME]}-advised"
     try:
         text = study_text(name, first_answer, trial, advice.work)
         launch = launch_lines(advised_trial(first_answer, trial, advice.work))
@@ -300,18 +318,17 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bo
     return replace(result, study=text, launch=tuple(launch))
 
 
-def _write_files(result: AdviseResult, analysed: Analysis, files: _AdviceFiles) -> AdviseResult:
+def _write_files(result: AdviseResult, files: _AdviceFiles) -> AdviseResult:
     """Write the files that are asked for; return the result with the command that starts the first answer."""
-    if files.output is not None:
-        result = replace(result, start=_write_answer(result, analysed, files.output, files.output_format))
+    start = None if files.output is None else _write_answer(result, files.output, files.output_format)
     if files.chart is not None:
         from vitscale.pages.charts.advice import write_advice_chart
 
         write_advice_chart(result.advice, files.chart)
-    return result
+    return replace(result, start=start)
 
 
-def _write_answer(result: AdviseResult, analysed: Analysis, output: Path, output_format: str) -> str:
+def _write_answer(result: AdviseResult, output: Path, output_format: str) -> str:
     """Write the first answer as a study, or as the job that starts it; return the command that starts the file.
 
     The job installs this vitscale from a wheel, which is written beside the file.
@@ -324,7 +341,7 @@ def _write_answer(result: AdviseResult, analysed: Analysis, output: Path, output
         write_new(output, result.study)
         return start_line(output, first_answer, trial, None)
     wheel = write_wheel(output.absolute().parent)
-    job = job_text(output_format, result.study, first_answer, trial, _gpu_types(analysed), wheel)
+    job = job_text(output_format, result.study, first_answer, trial, _gpu_types(result.analysis), wheel)
     write_new(output, job)
     return start_line(output, first_answer, trial, JOB_FORMATS[output_format].start)
 

@@ -22,7 +22,8 @@ StrPath: TypeAlias = str | Path
 MOST_RANKS = 100_000
 MOST_COUNTS = 1000
 """Most rank counts in one question."""
-_SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[KMGTkmgt])(?P<binary>[Ii]?)[Bb]\s*")
+"""Without IGNORECASE, by which other letters pass too: a k may then be the sign of kelvin."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def size_bytes(text: str, option: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise RequestError(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"')
-    base = 1024 if match[2].lower().endswith("i") else 1000
-    power = "KMGT".index(match[2][0].upper()) + 1
-    size = int(float(match[1]) * base**power)
+    base = 1024 if match["binary"] else 1000
+    power = "KMGT".index(match["prefix"].upper()) + 1
+    size = int(float(match["number"]) * base**power)
     if size < 1:
         raise RequestError(f"{option}: {shown(text)} is nothing", next_step='Write "80GB" or "75.5GiB"')
     return size
@@ -113,12 +114,15 @@ def memory_bytes(gpu_memory: str | int | None) -> int | None:
 
 
 def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
-    """Return `value`, checked to be above 0 and at most `most`, or not given.
+    """Return `value`, checked to be above 0 and at most `most`; None stays None.
 
     Raises:
         RequestError: it is given and out of range.
     """
-    if value is not None and not (0 < value <= most and math.isfinite(value)):
+    if value is None:
+        return None
+    is_valid = 0 < value <= most and math.isfinite(value)
+    if not is_valid:
         upper = "" if math.isinf(most) else f" and at most {most:g}"
         raise RequestError(f"{option}: {value:g} cannot be", valid=[f"numbers above 0{upper}"])
     return value

@@ -55,7 +55,7 @@ class CheckResult(VerbResult):
 
 @dataclass(frozen=True, repr=False)
 class TrainingCheckResult(VerbResult):
-    """Claims on what is measured, proved by tiny runs of each engine."""
+    """Claims about how each engine measures, each tested by tiny runs of it."""
 
     results: Path
     """The results folder of these runs."""
@@ -131,9 +131,11 @@ def check(
     target = preflight.check_target(path_or_none(study), overlay_of(launch), overrides)
     request = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     progress = progress_console(console)
-    record, stored = preflight.run_check(
-        target, request, path_or_none(output), lambda line: progress.print(line, highlight=False)
-    )
+
+    def say(line: str) -> None:
+        progress.print(line, highlight=False)
+
+    record, stored = preflight.run_check(target, request, path_or_none(output), say)
     return CheckResult(record, preflight.judged(record), stored)
 
 

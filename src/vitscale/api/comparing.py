@@ -49,8 +49,11 @@ class CompareResult(VerbResult):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the answer is open: a trial is neither slower than the limit for certain nor within it, or has no
-        counterpart, or runs that cannot be read could change it."""
+        """Whether the answer is open for some trial.
+
+        It is where the trial is neither slower than the limit for certain nor within it, has no counterpart, or has
+        runs that cannot be read and could change the answer.
+        """
         return self.compared.is_undecided
 
     @property
@@ -135,13 +138,14 @@ def compare(
         True
     """
     folders = [path_of(path) for path in results]
-    _check_number(folders, "folder")
-    limit = _limit(fail_if_slower, strict=strict)
+    _refuse_fewer_than_two(folders, noun="folder")
+    limit = _checked_limit(fail_if_slower, strict=strict)
     _refuse_studies(folders)
     page = path_or_none(output)
     if page is not None:
         check_page(page)
-    result = CompareResult(_compared(folders, limit, combine_unlike=combine_unlike), strict=strict)
+    compared = _read_and_compare(folders, limit, combine_unlike=combine_unlike)
+    result = CompareResult(compared, strict=strict)
     return result if page is None else result.write(page)
 
 
@@ -173,10 +177,10 @@ def compare_studies(
         VitscaleError: as `run` does.
     """
     files = [path_of(path) for path in studies]
-    _check_number(files, "study")
-    limit = _limit(fail_if_slower, strict=strict)
+    _refuse_fewer_than_two(files, noun="study")
+    limit = _checked_limit(fail_if_slower, strict=strict)
     in_turn = run_in_turn(files, repeats, path_or_none(output) or DEFAULT_FOLDER, progress_console(console))
-    compared = _compared(in_turn.folders, limit, combine_unlike=combine_unlike)
+    compared = _read_and_compare(in_turn.folders, limit, combine_unlike=combine_unlike)
     return CompareResult(compared, failed_runs=in_turn.failures, strict=strict)
 
 
@@ -202,7 +206,7 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     from vitscale.runner.preview import finding_lines
 
     sides = alternating.sides_of(studies, folder, repeats)
-    for side in sides:
+    for side in sides:  # the results of one study, with the plan to fill them
         notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
         note_lines = [f"note: {side.name}: {note}" for note in notes]
         file_findings = findings_of(side.plan.record.trials)
@@ -211,10 +215,13 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)
     if failures:
-        verb = "is" if failures == 1 else "are"
-        failed = f"{counted(failures, 'run')} did not complete, and {verb} not compared"
-        console.print(f"{failed}: vitscale report says why", markup=False)
+        console.print(_sentence_on_failures(failures), markup=False)
     return RunsInTurn(tuple(side.results for side in sides), failures)
+
+
+def _sentence_on_failures(failures: int) -> str:
+    verb = "is" if failures == 1 else "are"
+    return f"{counted(failures, 'run')} did not complete, and {verb} not compared: vitscale report says why"
 
 
 def check_page(page: Path) -> None:
@@ -227,14 +234,19 @@ def check_page(page: Path) -> None:
         raise RequestError(f"-o names {shown(page.name)}", valid=["FILE.html", "FILE.md"])
 
 
-def _check_number(paths: Sequence[Path], what: str) -> None:
+def _refuse_fewer_than_two(paths: Sequence[Path], noun: str) -> None:
     if not paths:
         raise RequestError("compare needs two or more, and none is given", next_step="Give two")
     if len(paths) == 1:
-        raise RequestError(f"compare needs two or more, and one {what} is given", next_step="Give two")
+        raise RequestError(f"compare needs two or more, and one {noun} is given", next_step="Give two")
 
 
-def _limit(fail_if_slower: float | None, *, strict: bool) -> float | None:
+def _checked_limit(fail_if_slower: float | None, *, strict: bool) -> float | None:
+    """Return the share by which a trial may be slower; None: no limit.
+
+    Raises:
+        RequestError: the share is out of range, or `strict` is given without one.
+    """
     if strict and fail_if_slower is None:
         raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
     return positive(fail_if_slower, "--fail-if-slower", most=_MOST_LIMIT)
@@ -255,8 +267,13 @@ def _refuse_studies(paths: Sequence[Path]) -> None:
             )
 
 
-def _compared(folders: Sequence[Path], limit: float | None, *, combine_unlike: bool) -> Compared:
-    """Read and compare results.
+def _read_and_compare(folders: Sequence[Path], limit: float | None, *, combine_unlike: bool) -> Compared:
+    """Read results, and compare all others with the first.
+
+    Args:
+        folders: the results folders.
+        limit: share by which a trial may be slower; None: no limit.
+        combine_unlike: whether to combine runs of unlike hardware or library versions.
 
     Raises:
         RequestError: no trial has a counterpart.
@@ -275,6 +292,6 @@ def _compared(folders: Sequence[Path], limit: float | None, *, combine_unlike: b
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the name of each folder; its path where another has that name."""
+    """Return the name of each folder; its path where another folder has that name."""
     names = [path.name for path in paths]
     return [path.name if names.count(path.name) == 1 else str(path) for path in paths]

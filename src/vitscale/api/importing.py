@@ -172,15 +172,14 @@ def import_results(
     paths = [path_of(logs)] if isinstance(logs, str | Path) else [path_of(log) for log in logs]
     if not paths:
         raise RequestError("no log is given", next_step="Give one file or more")
-    counts = _gpus_of_files(gpus, len(paths))
+    rank_counts = _rank_counts_of_files(gpus, len(paths))
     is_guessed = log_format == _GUESSED
-    file_format = guess(paths, cells, counts) if is_guessed else log_format
-    if file_format not in (*FORMATS, *OF_LINKS) and plugins.target("importer", file_format) is None:
-        raise unknown("format", log_format, (_GUESSED, *FORMATS, *OF_LINKS, *plugins.names("importer")))
+    file_format = guess(paths, cells, rank_counts) if is_guessed else log_format
+    _refuse_unknown_format(file_format)
     results = path_or_none(output) or Path("results") / (name or paths[0].stem)
-    for link_format in OF_LINKS:
-        if link_format == file_format:
-            return _import_links(paths, link_format, results)
+    link_format = _link_format(file_format)
+    if link_format is not None:
+        return _import_links(paths, link_format, results)
     options = ImportOptions(
         model=model,
         image_size=image_size,
@@ -189,19 +188,38 @@ def import_results(
         precision=precision,
         micro_batch=micro_batch,
         train_samples=train_samples,
-        gpus=counts[0] if len(counts) == 1 else None,
+        gpus=rank_counts[0] if len(rank_counts) == 1 else None,
         name=name,
         parameters=parameters,
         cells=cells,
-        each_gpus=counts if len(counts) > 1 else None,
+        each_gpus=rank_counts if len(rank_counts) > 1 else None,
         as_repeats=as_repeats or None,
     )
     done = import_logs(paths, file_format, options, results)
     return ImportResult(results, done, guessed_format=file_format if is_guessed else "")
 
 
-def _gpus_of_files(gpus: int | str | Sequence[int] | None, files: int) -> tuple[int, ...]:
-    """Return the ranks of all files, or of each in turn; empty where they are not given."""
+def _refuse_unknown_format(file_format: str) -> None:
+    """Refuse a format that neither vitscale nor an installed package reads.
+
+    Raises:
+        RequestError: it is none of theirs.
+    """
+    is_own = file_format in (*FORMATS, *OF_LINKS)
+    if not is_own and plugins.target("importer", file_format) is None:
+        raise unknown("format", file_format, (_GUESSED, *FORMATS, *OF_LINKS, *plugins.names("importer")))
+
+
+def _link_format(file_format: str) -> LinkFormat | None:
+    """Return a format of measurements of the network; None for all other formats."""
+    for link_format in OF_LINKS:
+        if link_format == file_format:
+            return link_format
+    return None
+
+
+def _rank_counts_of_files(gpus: int | str | Sequence[int] | None, files: int) -> tuple[int, ...]:
+    """Return one rank count for all files, or one for each in turn; empty where none is given."""
     if gpus is None:
         return ()
     if isinstance(gpus, str):

@@ -33,7 +33,8 @@ class LabResult(VerbResult):
     @property
     @override
     def summary(self) -> str:
-        return f"{counted(len(self.labs), 'lab')}, {counted(sum(len(lab.names) for lab in self.labs), 'host')}"
+        hosts = sum(len(lab.names) for lab in self.labs)
+        return f"{counted(len(self.labs), 'lab')}, {counted(hosts, 'host')}"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -43,7 +44,9 @@ class LabResult(VerbResult):
     def _answer_document(self) -> Document:
         """Return a table with a row for each host."""
         columns = [Column(name, words=name in _WORDS) for name in _COLUMNS]
-        rows = [list(map(_cell, fields.values())) for fields in self._rows()]
+        rows = []
+        for fields in self._rows():
+            rows.append([_cell(value) for value in fields.values()])
         return Document("", (table(columns, rows),))
 
     def _rows(self) -> list[dict[str, Any]]:

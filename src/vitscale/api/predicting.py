@@ -28,10 +28,10 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A whole training, whose time to finish is asked for, failures and checkpoints included."""
+    """A whole training, to find the time to finish it, failures and checkpoints included."""
 
     epochs: int | None = None
-    """Epochs to finish. None: `predict` tells no time to finish, `advise` takes those of the study."""
+    """Epochs to finish. None: `predict` gives no time to finish, `advise` takes those of the study."""
     checkpoint_seconds: float | None = None
     """Seconds to save one checkpoint; None: as recorded, else assumed."""
     node_mtbf_hours: float | None = None
@@ -99,7 +99,7 @@ def predict(
         changes: what is to differ from what was measured: model, image size, engine, batch, GPU.
         price: price of one GPU for an hour, in any currency.
         gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as recorded, or found here.
-        training: epochs, whose time to finish is told too.
+        training: epochs, to predict the time to finish them too.
 
     Returns:
         A prediction for each series and rank count; times in seconds.

@@ -1,6 +1,9 @@
 """Answers of `predict` and `advise` to all their options, with remarks on options that change nothing.
 
-To find such options, each answer is computed again without each option, and only its figures are compared.
+To find such options, the answer is computed again without each option, and only its figures are compared.
+
+Evidence is what the results hold, as predictions need it. An import may leave facts of its runs open (their engine,
+model, precision): an option that states such a fact changes the evidence, not the question.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from vitscale.prediction.evidence import Evidence, Series, evidence_of
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.labels import WHAT_IS_SENT
+from vitscale.prediction.predicting import Question
 from vitscale.prediction.remarks import Options, OptionWithoutEffect, Remarks, options_without_effect, unstable_runs
 from vitscale.prediction.results import Assumption, Forecast
 from vitscale.present import units
@@ -45,12 +49,13 @@ class PredictAnswer:
 
 
 class _Question:
-    """A question to one results folder, which is fitted once for each evidence that options make of it."""
+    """A question to one results folder, which is answered for one set of options after the other."""
 
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results = results
         self.analysed = analysed
         self._fits: list[Fitted] = []
+        """A fit takes most of an answer's time, and most options leave the evidence as it is."""
 
     def _fitted(self, evidence: Evidence) -> Fitted:
         """Return the fit to this evidence, which is computed once."""
@@ -82,7 +87,8 @@ class PredictQuestion(_Question):
 
         Args:
             options: an option -> its value, for all of `OPTIONS`.
-            scored: whether to find how well predictions of these results did, which takes longer.
+            scored: whether to test predictions on these results, for the answer to state how well they did. It takes
+                longer.
 
         Raises:
             RequestError: it cannot be answered.
@@ -100,11 +106,7 @@ class PredictQuestion(_Question):
             memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
         )
         fitted = self._fitted(evidence)
-        if scored:
-            forecast = answering.answer(fitted, questions)
-        else:
-            predictions, left_out = answering.predictions(fitted, questions)
-            forecast = Forecast(evidence, predictions, (), left_out)
+        forecast = answering.answer(fitted, questions) if scored else _unscored_forecast(fitted, questions)
         finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
         return PredictAnswer(forecast, finishes, recorded)
 
@@ -124,23 +126,32 @@ class PredictQuestion(_Question):
         sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
         effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
         if effective_options & {"--engine", "--model", "--parameters"}:
-            sentences.append(self._what_facts_change(answered))
+            sentences.append(self._sentence_on_traffic(answered))
         without_effect = [
             OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
             for option in idle_options
         ]
         return _remarks(self.analysed, sentences, without_effect)
 
-    def _what_facts_change(self, answered: PredictAnswer) -> str:
-        """Return what the answer rests on since an option named the engine or model of an import; empty on one rank."""
+    def _sentence_on_traffic(self, answered: PredictAnswer) -> str:
+        """Return a sentence on what a step sends, where an option stated an import's engine or model.
+
+        It is empty where all predictions are of one rank, which sends nothing.
+        """
         predictions = answered.forecast.predictions
-        on_several_ranks = [prediction for prediction in predictions if prediction.gpus > 1]
-        if not on_several_ranks:
+        distributed = [prediction for prediction in predictions if prediction.gpus > 1]
+        if not distributed:
             return ""
         fitted = self._fitted(answered.forecast.evidence)
-        first = on_several_ranks[0]
+        first = distributed[0]
         has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
-        return _what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
+        return _sentence_on_what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
+
+
+def _unscored_forecast(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
+    """Return the predictions without a test of how well such predictions did on these results."""
+    predictions, left_out = answering.predictions(fitted, questions)
+    return Forecast(fitted.evidence, predictions, (), left_out)
 
 
 def _remarks(
@@ -161,6 +172,7 @@ def _remarks(
 
 
 def _changes_of_training(options: Options) -> answering.Changes:
+    """Return what is to differ from what was measured, by the options of `predict`."""
     return answering.Changes(
         model=options["--model"],
         image_size=options["--image-size"],
@@ -174,8 +186,10 @@ def _changes_of_training(options: Options) -> answering.Changes:
     )
 
 
-def _what_is_sent(fitted: Fitted, series: str, trial: Trial, *, has_several_hosts: bool) -> str:
-    """ "In each step, ddp sends what 110,000,000 parameters need, over a link that is not known."
+def _sentence_on_what_is_sent(fitted: Fitted, series: str, trial: Trial, *, has_several_hosts: bool) -> str:
+    """Return a sentence on what a step sends, for an answer that did not know it before an option stated a fact.
+
+    Example: "In each step, ddp sends what 110,000,000 parameters need, over a link that is not known."
 
     Args:
         fitted: the fit that an answer is from.
@@ -207,7 +221,7 @@ _TRANSFER_OPTIONS = ("--network", "--check", "--engine", "--model", "--parameter
 
 
 def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
-    """Return why an option of `predict` changes no figure; empty where that is not known."""
+    """Return why an option of `predict` changes no figure, as a clause; empty where that is not known."""
     predictions = answered.forecast.predictions
     why_not_converted = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
     if why_not_converted:
@@ -215,7 +229,8 @@ def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
     if option in _FIGURE_BY_OPTION:
         return predictions[0].reasons.get(_FIGURE_BY_OPTION[option], "")
     if option in _FINISH_OPTIONS:
-        return next((finish.reason for finish in answered.finishes if finish.reason), "")
+        reasons = [finish.reason for finish in answered.finishes if finish.reason]
+        return reasons[0] if reasons else ""
     if option in _FIELD_BY_OPTION and _is_measured(option, value, answered):
         return "that is what was measured"
     assumptions: list[Assumption] = []
@@ -226,9 +241,10 @@ def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
 
 
 def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidence) -> str:
-    """Return why an option that states what an import left open changes no figure; empty for all others.
+    """Return why an option that states a fact which an import left open changes no figure, as a clause.
 
-    What is sent is another matter: it is to change the answer, and says itself what is missing for that.
+    It is empty for all other options, and for those that decide what is sent in a step: these do change the answer
+    where enough is known, and `_why_transfers_are_the_same` says what is missing.
     """
     fact = answering.facts_taken(recorded, evidence).get(option)
     if fact is None or option in _TRANSFER_OPTIONS:
@@ -240,7 +256,7 @@ def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidenc
 
 
 def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
-    """Whether an option's value is the recorded one, not an assumed one, at the last point of every series."""
+    """Whether an option's value is what was recorded, not assumed, at the most ranks of every series."""
     field = _FIELD_BY_OPTION[option]
     for series in answered.recorded_series:
         last_point = series.points[-1]
@@ -251,7 +267,7 @@ def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
 
 
 class _RanksOnHosts(NamedTuple):
-    """Where an answer runs."""
+    """How many ranks an answer has, on how many hosts."""
 
     ranks: int
     hosts: int
@@ -260,7 +276,7 @@ class _RanksOnHosts(NamedTuple):
 def _why_transfers_are_the_same(
     option: str, assumptions: Iterable[Assumption], placements: Sequence[_RanksOnHosts]
 ) -> str:
-    """Return why an option changes no time of communication; empty where that is not known.
+    """Return why an option changes no time of communication, as a clause; empty where that is not known.
 
     Args:
         option: the option without effect.
@@ -312,16 +328,18 @@ class AdviseQuestion(_Question):
             checkpoint_seconds=horizon.checkpoint_seconds,
             node_mtbf_seconds=horizon.node_mtbf_seconds,
         )
-        return advised_from(self._fitted(self._evidence(options)), self.analysed, request)
+        fitted = self._fitted(self._evidence_with_facts(options))
+        return advised_from(fitted, self.analysed, request)
 
-    def _recorded(self, options: Options) -> Evidence:
+    def _recorded_evidence(self, options: Options) -> Evidence:
         """Return the evidence as recorded: without facts of measured runs that options state."""
         return evidence_of(self.results, self.analysed, declared=options["--network"])
 
-    def _evidence(self, options: Options) -> Evidence:
+    def _evidence_with_facts(self, options: Options) -> Evidence:
         """Return the evidence with the facts of measured runs that options state."""
         changes = answering.Changes(parameters=options["--parameters"])
-        return answering.with_stated_facts(self._recorded(options), changes, options["--nodes-of"]).evidence
+        recorded = self._recorded_evidence(options)
+        return answering.with_stated_facts(recorded, changes, options["--nodes-of"]).evidence
 
     def figures(self, options: Options) -> object:
         """Return all figures of the advice with these options, to be compared by `==`."""
@@ -330,27 +348,31 @@ class AdviseQuestion(_Question):
     def remarks(self, advice: Advice, options: Options) -> Remarks:
         """Return the remarks that stand before the advice with these options."""
         idle_options = options_without_effect(options, self.figures)
-        recorded = self._recorded(options)
-        evidence = self._evidence(options)
+        recorded = self._recorded_evidence(options)
+        evidence = self._evidence_with_facts(options)
         sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
         effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
         if "--parameters" in effective_options:
-            sentences.append(self._what_parameters_change(advice, evidence))
+            sentences.append(self._sentence_on_traffic(advice, evidence))
         without_effect = []
         for option in idle_options:
             reason = _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice)
             without_effect.append(OptionWithoutEffect(option, options[option], reason))
         return _remarks(self.analysed, sentences, without_effect)
 
-    def _what_parameters_change(self, advice: Advice, evidence: Evidence) -> str:
-        """Return what the first answer rests on since an option named its parameters; empty on one rank."""
-        option = advice.chosen
-        if option is None or option.gpus == 1:
+    def _sentence_on_traffic(self, advice: Advice, evidence: Evidence) -> str:
+        """Return a sentence on what a step of the first answer sends, where an option stated an import's parameters.
+
+        It is empty without an answer, and for one rank, which sends nothing.
+        """
+        first_answer = advice.chosen
+        if first_answer is None or first_answer.gpus == 1:
             return ""
-        series_trial = advice.trials[option.series]
-        train = series_trial.train.model_copy(update={"engine": option.candidate.engine})
-        trial = series_trial.model_copy(update={"train": train})
-        return _what_is_sent(self._fitted(evidence), option.series, trial, has_several_hosts=option.nodes > 1)
+        measured_trial = advice.trials[first_answer.series]
+        train = measured_trial.train.model_copy(update={"engine": first_answer.candidate.engine})
+        trial = measured_trial.model_copy(update={"train": train})
+        fitted = self._fitted(evidence)
+        return _sentence_on_what_is_sent(fitted, first_answer.series, trial, has_several_hosts=first_answer.nodes > 1)
 
 
 _WHY_NO_BETTER = {
@@ -376,7 +398,7 @@ _NO_FIGURES = (
     "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu",
     "memory_capacity_bytes", "limits", "price_per_gpu_hour",
 )  # fmt: skip
-"""Fields of an answer that are words, say how much was looked at, or repeat the question."""
+"""Fields of an answer that are no figures: words, numbers of what was looked at, and what repeats the question."""
 
 
 def _figures(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -399,7 +421,10 @@ def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return the value with every number to six digits, at any depth: answers that differ further on are the same."""
+    """Return the value with all of its floats as text of six digits, at any depth, so that rounding errors are equal.
+
+    Example: {"seconds": [0.1234567, 3]} gives {"seconds": ["0.123457", 3]}.
+    """
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):

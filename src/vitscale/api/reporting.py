@@ -114,10 +114,14 @@ class ReportResult(VerbResult):
         )
 
     def _reported(self, formats: Collection[str]) -> outputs.Reported:
-        """Return what a report in these forms is made of, with the charts of other packages."""
-        forecast = self.forecast if set(formats) - {*WITHOUT_PREDICTIONS} else None
-        # Data formats have no advice, which takes as long as all predictions.
-        advice = self.advice if set(formats) - {*OF_DATA} else None
+        """Return the contents of a report in these forms, with the charts of other packages.
+
+        Predictions and advice are only worked out where a form has them: advice takes as long as all predictions.
+        """
+        has_predictions = bool(set(formats) - {*WITHOUT_PREDICTIONS})
+        has_advice = bool(set(formats) - {*OF_DATA})
+        forecast = self.forecast if has_predictions else None
+        advice = self.advice if has_advice else None
         reported = outputs.Reported(self.analysis, forecast, advice, self.results)
         return replace(reported, package_figures=outputs.package_figures(self.charts, reported))
 
@@ -204,7 +208,7 @@ def report_like(
 
 
 def folder_for(results: Path) -> Path:
-    """Return the folder for files that no output names: the results folder; for a bundle, a folder beside it.
+    """Return the folder to write to where no output is named: the results folder; for a bundle, a folder beside it.
 
     Example: the folder of "lab/bundle.tar.gz" is "lab/bundle". It is "lab/bundle-report" where "lab/bundle" holds
     results of its own, or is the bundle itself, which has no suffix then.

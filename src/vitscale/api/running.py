@@ -26,6 +26,7 @@ from vitscale.study.file import StudyFile
 
 if TYPE_CHECKING:  # with readers of results, for which the first run need not wait
     from vitscale.analysis import Analysis
+    from vitscale.study.file import Overlay
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,7 +173,7 @@ def train(
         root: the folder of these images.
         engine: ddp, fsdp2, deepspeed, ...; None: by what this machine has.
         gpus: ranks in all; None: all there are, on CPU up to 4.
-        output: the results folder; None: results/NAME, named by what is asked for.
+        output: the results folder; None: results/NAME, where the name is a digest of these arguments.
         launch: how ranks are started and where; None: as the study says.
         console: where notes and progress go; None: standard error.
 
@@ -190,22 +191,18 @@ def train(
         >>> len(done.report.outcomes)
         1
     """
-    import hashlib
-
     from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
 
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     hostfile = path_or_none(launch.hostfile) if launch is not None else None
     machines = look_around(hostfile, Path.cwd())
-    ranks = rank_counts_for(machines)[-1] if gpus is None else gpus
-    wishes = Wishes(model, data, root, engine, (ranks,))
+    *_, all_ranks = rank_counts_for(machines)
+    wishes = Wishes(model, data, root, engine, (all_ranks if gpus is None else gpus,))
     check_images(wishes)
     overlay = overlay_of(launch)
-    # Named by the request: the same call finds its folder again, and another call has its own.
     nameless_study = first_study("", machines, wishes, repeats=1)
-    request = repr((nameless_study, overlay, [*overrides] or None))
-    name = f"train-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
+    name = _name_by_request(nameless_study, overlay, overrides)
     study_text = first_study(name, machines, wishes, repeats=1)
     results = path_or_none(output)
     planned = runner.plan(StudyFile.checked(Path("train.toml"), study_text, overlay, overrides), results=results)
@@ -214,6 +211,22 @@ def train(
         raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
     folder = results or default_folder(planned)
     return carry_out(planned, folder, runner.RunOptions(), progress_console(console), verb="train")
+
+
+def _name_by_request(nameless_study: str, overlay: Overlay, overrides: Sequence[str]) -> str:
+    """Return a study's name by a digest of what is asked for, such as "train-1f0c9a3e".
+
+    So the same call finds its results folder again, and another call has its own.
+
+    Args:
+        nameless_study: the text of the study, with an empty name.
+        overlay: sections that are put over it.
+        overrides: values that are put over it.
+    """
+    import hashlib
+
+    request = repr((nameless_study, overlay, [*overrides] or None))
+    return f"train-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
 
 
 def carry_out(
@@ -257,7 +270,7 @@ def _planned(
 
 
 def _sentences(report: Report) -> list[str]:
-    """Return what is to be known of the runs, and what to do: empty where all that was to do has completed."""
+    """Return sentences on runs that did not complete, and what to do; empty where all that was to do has completed."""
     runs = len(report.outcomes)
     sentences = []
     has_nothing_to_do = not report.done_now and not report.ended and not report.skipped

@@ -66,9 +66,9 @@ class ExportResult(VerbResult):
     @override
     def _answer_document(self) -> Document:
         files = counted(len(self.files), "file")
-        what = f"{self.bundle}: {files} of {self.study}, {size(self.size_bytes)}, SHA-256 {self.sha256}"
+        description = f"{self.bundle}: {files} of {self.study}, {size(self.size_bytes)}, SHA-256 {self.sha256}"
         warning = "Its texts may still tell of you in words: look into it, then send it."
-        return Document("", (Paragraph(what),), (warning,) if self.redacted else ())
+        return Document("", (Paragraph(description),), (warning,) if self.redacted else ())
 
 
 def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool = False) -> ExportResult:
@@ -76,7 +76,7 @@ def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool 
 
     Args:
         results: a results folder, or a bundle of it.
-        output: the bundle; one of before is replaced.
+        output: the bundle; an older bundle there is replaced.
         redact: leave out names of hosts and users, paths, addresses and values of variables.
 
     Raises:
@@ -90,16 +90,26 @@ def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool 
     """
     bundle = path_of(output)
     folder = path_of(results)
-    if store.is_stream(bundle) or str(bundle) == "-":
-        raise RequestError(f"{shown(str(bundle))} is no file", next_step="Name a file with -o, and send that")
-    if bundle.exists() and bundle.stat().st_size and not bundles.is_bundle(bundle):
-        next_step = "Name another file with -o; a bundle of before is replaced"
-        raise RequestError(f"{shown(str(bundle))} is there already, and is no bundle", next_step=next_step)
+    _refuse_output(bundle)
     stored = store.load(folder)  # refuses what no verb could read again
     files = bundles.write_bundle(store.folder_of(folder), bundle, redact=redact, unread=stored.unread)
     with bundle.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ExportResult(bundle, bundle.stat().st_size, digest, stored.study.name, files, redact, stored.unread)
+
+
+def _refuse_output(bundle: Path) -> None:
+    """Refuse to write a bundle to what is no file, or over a file with other contents.
+
+    Raises:
+        RequestError: it is one of these.
+    """
+    if store.is_stream(bundle) or str(bundle) == "-":
+        raise RequestError(f"{shown(str(bundle))} is no file", next_step="Name a file with -o, and send that")
+    has_contents = bundle.exists() and bundle.stat().st_size > 0
+    if has_contents and not bundles.is_bundle(bundle):
+        next_step = "Name another file with -o; a bundle of before is replaced"
+        raise RequestError(f"{shown(str(bundle))} is there already, and is no bundle", next_step=next_step)
 
 
 @dataclass(frozen=True)

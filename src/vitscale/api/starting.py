@@ -76,17 +76,18 @@ def init(
         3
     """
     file = path_of(output)
-    where = machines_for(file, hostfile) if where is None else where
+    machines = machines_for(file, hostfile) if where is None else where
     check_images(Wishes(data=data, root=root))
-    counts = rank_counts(gpus) or usual_counts(where)
-    wishes = Wishes(model, data, None if root is None else _root_in_study(root, file), engine, counts)
-    text = f"#:schema {_SCHEMA}\n{first_study(_study_name(file), where, wishes)}"
+    counts = rank_counts(gpus) or usual_counts(machines)
+    root_in_study = None if root is None else _root_in_study(root, file)
+    wishes = Wishes(model, data, root_in_study, engine, counts)
+    text = f"#:schema {_SCHEMA}\n{first_study(_study_name(file), machines, wishes)}"
     planned = runner.plan(StudyFile.checked(file, text))
     write_new(file, text)
     schema = file.parent / _SCHEMA
     if not schema.exists():
         write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
-    return InitResult(file, where.description, len(planned.tasks))
+    return InitResult(file, machines.description, len(planned.tasks))
 
 
 def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachines:
@@ -101,9 +102,9 @@ def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachi
     return look_around(path_or_none(hostfile), Path.cwd(), study_folder=file.parent)
 
 
-def usual_counts(where: StudyMachines) -> tuple[int, ...]:
+def usual_counts(machines: StudyMachines) -> tuple[int, ...]:
     """Return rank counts that suit these machines: doublings up to all there are."""
-    return rank_counts_for(where)
+    return rank_counts_for(machines)
 
 
 def _root_in_study(root: str, study: Path) -> str:
@@ -116,7 +117,7 @@ def _root_in_study(root: str, study: Path) -> str:
 
 
 def _study_name(study: Path) -> str:
-    """Return the name of a study by that of its file: of "my study.toml" it is "my-study"."""
+    """Return the name of a study by that of its file: "my study.toml" gives "my-study"."""
     letters = [letter if _is_allowed_in_name(letter) else "-" for letter in study.stem]
     return "".join(letters).lstrip("._-")[:_LONGEST_NAME] or "study"
 

@@ -36,21 +36,23 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def _program(verb: str = "") -> typer.Typer:
-    """Return the program with one verb alone: to import and build all takes a twentieth of a second.
+    """Return the program with one verb alone, because it takes a twentieth of a second to import and build all.
 
-    Where `verb` is none (an option, a mistake, nothing), the whole program.
+    Args:
+        verb: the verb; anything else (an option, a mistake, nothing) stands for the whole program.
     """
     if verb not in base.VERBS:
         for module in dict.fromkeys(base.VERBS.values()):
             import_module(f"vitscale.cli.{module}")
         return base.app
     import_module(f"vitscale.cli.{base.VERBS[verb]}")
+    commands = []
+    for command in base.app.registered_commands:
+        function_name = getattr(command.callback, "__name__", "")
+        if verb in (command.name, function_name):
+            commands.append(command)
     program_of_verb = copy.copy(base.app)
-    program_of_verb.registered_commands = [
-        command
-        for command in base.app.registered_commands
-        if verb in (command.name, getattr(command.callback, "__name__", ""))
-    ]
+    program_of_verb.registered_commands = commands
     program_of_verb.registered_groups = [group for group in base.app.registered_groups if group.name == verb]
     return program_of_verb
 
@@ -63,8 +65,13 @@ def _adapt_to_terminal() -> None:
         del os.environ["COLUMNS"]  # else every line would be laid out in no columns at all
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None and stream.encoding.lower().replace("-", "").replace("_", "") != "utf8":
+        if reconfigure is not None and not _is_utf8(stream.encoding):
             reconfigure(errors="replace")
+
+
+def _is_utf8(encoding: str) -> bool:
+    """Whether an encoding is UTF-8, as "utf-8", "UTF8" or "utf_8"."""
+    return encoding.lower().replace("-", "").replace("_", "") == "utf8"
 
 
 def main() -> None:
@@ -74,7 +81,7 @@ def main() -> None:
         try:
             _run_program()
         finally:
-            sys.stdout.flush()  # here, where a full disk behind it can still be told
+            sys.stdout.flush()  # here, where an error (a full disk) still gets its message
     except VitscaleError as error:
         base.ProgramConsole(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

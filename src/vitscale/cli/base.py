@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TextIO
+from typing import Annotated, Any, NamedTuple, Self, TextIO
 
 import typer
 from rich.console import Console
@@ -37,8 +37,11 @@ COMPLETE = "_VITSCALE_COMPLETE"
 
 
 class _Program(TyperGroup):
+    """The group of all verbs."""
+
     @override
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in the order of `VERBS`, for `--help`."""
         return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
     @override
@@ -58,10 +61,14 @@ class _Program(TyperGroup):
 
 
 def _refusal_of_field(error: Exception) -> RequestError | None:
-    """Return the refusal of an unknown option that names a study's field, where the verb takes KEY=VALUE; else None."""
+    """Return the refusal of an unknown option that names a study's field, where the verb takes KEY=VALUE; else None.
+
+    Example: of `vitscale run study.toml --lr 0.1` it says to write `train.lr=...`.
+    """
     option_name = str(getattr(error, "option_name", ""))
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    takes_overrides = any(parameter.name == "overrides" for parameter in getattr(command, "params", ()))
+    context = getattr(error, "ctx", None)
+    parameters = getattr(getattr(context, "command", None), "params", ())
+    takes_overrides = any(parameter.name == "overrides" for parameter in parameters)
     if not option_name or not takes_overrides:
         return None
     from vitscale.study.file import likely_overrides
@@ -80,14 +87,14 @@ _NUMBER_KINDS = {"int_": "whole number", "float_": "number"}
 def _refusal_of_text(error: Exception) -> RequestError | None:
     """Return the refusal of an option's text that is no number; None where an error is about something else.
 
-    The library that converts options says it in words of its own, without the text.
+    The library that converts options has a message of its own, which lacks the text.
     """
-    details = getattr(error.__cause__, "errors", None)
+    list_details = getattr(error.__cause__, "errors", None)
     option_names = getattr(getattr(error, "param", None), "opts", ())
-    if details is None or not option_names:
+    if list_details is None or not option_names:
         return None
     longest_name = max(option_names, key=len)
-    for detail in details():
+    for detail in list_details():
         for beginning, kind in _NUMBER_KINDS.items():
             if str(detail["type"]).startswith(beginning):
                 return RequestError(f"{longest_name}: {shown(str(detail['input']))} is no {kind}")
@@ -123,23 +130,23 @@ def option(names: str, metavar: str, words: str, parse: Callable[[str, str], Any
         names: its names, the longest last: "-o --output".
         metavar: a word for its value; empty: it is a switch.
         words: its help.
-        parse: makes the value of its text and its longest name, where the type alone does not say how it may be
-            written; None: the type does.
+        parse: a function of the text and the option's longest name that returns the value; None: typer converts the
+            text by the option's type.
     """
     *_, longest_name = names.split()
-    parser = None if parse is None else partial(_parsed, parse, longest_name)
-    return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable, parser=parser)
+    parser = None if parse is None else partial(_parse_value, parse, longest_name)
+    return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_check_path, parser=parser)
 
 
-def _parsed(parse: Callable[[str, str], Any], option_name: str, text: str) -> Any:
+def _parse_value(parse: Callable[[str, str], Any], option_name: str, text: str) -> Any:
     return parse(text, option_name)
 
 
-def _usable(value: Any) -> Any:
-    """Return an option's value; a path is one that the system takes: no name too long, no folder it may not enter.
+def _check_path(value: Any) -> Any:
+    """Return an option's value, after a check of those that are paths.
 
     Raises:
-        RequestError: it does not.
+        RequestError: the system cannot look the path up: a name is too long, or a folder may not be entered.
     """
     if isinstance(value, Path):
         try:
@@ -162,9 +169,10 @@ def hours(text: str, option: str) -> float:
 
 
 class Money(float):
-    """An amount, with the currency that stood beside it; empty: none did."""
+    """An amount of money."""
 
     currency: str
+    """The sign or code beside the amount ("$", "EUR"); empty where none stands there."""
 
     def __new__(cls, amount: float, currency: str = "") -> Self:
         """An amount of this currency."""
@@ -175,7 +183,7 @@ class Money(float):
 
 _AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
 _CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
-_MONEY = re.compile(rf"(?:({_CURRENCY}) ?)?({_AMOUNT})(?: ?({_CURRENCY}))?")
+_MONEY = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
 _THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?:,|\.|$))")
 """The comma of "1,500", which is 1500; that of "2,5" is a point."""
 
@@ -188,7 +196,7 @@ def money(text: str, option: str) -> Money:
     """
     match = None if text in ("nan", "inf") else _MONEY.fullmatch(text.strip())
     if match is not None:
-        return Money(float(match[2]), match[1] or match[3] or "")
+        return Money(float(match["amount"]), match["before"] or match["behind"] or "")
     number = _plain_number(text)
     if number is not None:
         return Money(number)
@@ -256,9 +264,9 @@ def compute_on_one_core() -> None:
     """Make OpenBLAS use one thread and the garbage collector run less often, for verbs that start no ranks.
 
     Only time depends on either. A fit's matrix products are so small that OpenBLAS's threads spend more processor time
-    on waiting for each other than the fit takes. A variable is all that keeps it from starting them; ranks would
-    inherit it, and a process that loaded numpy before has its threads already. Cycles of objects are looked for only
-    after every 100,000 new ones, for an answer needs none.
+    on waiting for each other than the fit takes. Only a variable keeps OpenBLAS from starting them, and only before
+    numpy is loaded; ranks would inherit it. The collector looks for cycles of objects after every 100,000 new ones,
+    and answers need none.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)
@@ -292,10 +300,10 @@ def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
         show(ProgramConsole(), result.document(), verbose)
 
 
-_COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+_COUNT = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
 _EXAMPLE = 'Write "16,32,1024" or "1-8"'
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})([smhd])")
+_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
@@ -306,19 +314,29 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
     """
     counts: set[int] = set()
     for part in text.split(","):
-        match = _COUNT.fullmatch(part)
-        if match is None:
-            raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
-        first = int(match[1])
-        last = int(match[2]) if match[2] is not None else first
-        for count in (first, last):
-            check_rank_count(count, option)
-        if last < first:
-            raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
-        if len(counts) + last - first + 1 > MOST_COUNTS:
+        part_counts = _count_range(part, option)
+        if len(counts) + len(part_counts) > MOST_COUNTS:
             raise too_many_counts(option)
-        counts.update(range(first, last + 1))
+        counts.update(part_counts)
     return tuple(sorted(counts))
+
+
+def _count_range(part: str, option: str) -> range:
+    """Return the counts of "8" or "1-3".
+
+    Raises:
+        RequestError: it is no count, runs backwards, or a count is 0 or too large.
+    """
+    match = _COUNT.fullmatch(part)
+    if match is None:
+        raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
+    first = int(match["first"])
+    last = int(match["last"]) if match["last"] is not None else first
+    for count in (first, last):
+        check_rank_count(count, option)
+    if last < first:
+        raise RequestError(f"{option}: {shown(part.strip())} runs backwards", next_step=f'Write "{last}-{first}"')
+    return range(first, last + 1)
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -332,19 +350,41 @@ def seconds_of(text: str, option: str) -> float:
         RequestError: it is no duration, or not above 0.
     """
     match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
     if seconds <= 0.0:
         raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds
 
 
-_SHARE = re.compile(r"(\d{0,3}(?:\.\d{1,9})?)\s*(%?)")
+_SHARE = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
+
+
+class _WrittenShare(NamedTuple):
+    """A share as a user wrote it."""
+
+    number: float
+    """NaN for a text that is no share."""
+    is_percent: bool
+
+    @property
+    def share(self) -> float:
+        """The share as a part of 1."""
+        return self.number / 100 if self.is_percent else self.number
+
+
+def _written_share(text: str) -> _WrittenShare:
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        return _WrittenShare(math.nan, is_percent=False)
+    has_digits = match["number"] not in ("", ".")
+    number = float(match["number"]) if has_digits else math.nan
+    return _WrittenShare(number, is_percent=match["percent"] == "%")
 
 
 def share_of(text: str, option: str, most: float = 10.0) -> float:
     """Return the share in "5%" or "0.05": 0.05.
 
-    Where it may be more than the whole, that must be told in percent ("150%"): "5" may stand for "5%", and is refused.
+    A share of more than the whole must be written in percent ("150%"): "5" may stand for "5%", and is refused.
 
     Args:
         text: the value as the user gave it.
@@ -354,16 +394,13 @@ def share_of(text: str, option: str, most: float = 10.0) -> float:
     Raises:
         RequestError: it is no share above 0 and up to `most`.
     """
-    match = _SHARE.fullmatch(text.strip())
-    is_percent = match is not None and match[2] == "%"
-    number = float(match[1]) if match is not None and match[1] not in ("", ".") else math.nan
-    share = number / 100 if is_percent else number
-    looks_like_percent = number > 1 or (number == 1 and most > 1)
-    lacks_percent_sign = not is_percent and looks_like_percent
-    if 0 < share <= most and not lacks_percent_sign:
-        return share
+    written = _written_share(text)
+    looks_like_percent = written.number > 1 or (written.number == 1 and most > 1)
+    lacks_percent_sign = looks_like_percent and not written.is_percent
+    if 0 < written.share <= most and not lacks_percent_sign:
+        return written.share
     next_step = ""
-    if lacks_percent_sign and number <= 100 * most:
+    if lacks_percent_sign and written.number <= 100 * most:
         next_step = f"Write {text.strip()}% if percent are meant"
     if most <= 1:
         valid = [f"numbers above 0 and at most {most:g}", "80%"]

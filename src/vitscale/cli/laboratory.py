@@ -116,7 +116,7 @@ def _this_program() -> str:
 
 
 def _limits(lab: Laboratory) -> str:
-    """ "100 Mbit/s to and from each, 0.4 cores for each"."""
+    """Return the limits of a lab's hosts in words: "100 Mbit/s to and from each, 0.4 cores for each"."""
     megabits = lab.state.bandwidth_mbit
     links = "links as fast as they are" if megabits is None else f"{megabits:g} Mbit/s to and from each"
     cores = lab.cores(0)

@@ -57,26 +57,33 @@ def report(
     from vitscale.pages import forms
     from vitscale.present import drawing
 
-    if json and formats is not None:
-        raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
-    if json and forms.means_another_form(output, "json"):
-        what = f"--json and -o {shown(str(output))} are of two formats"
-        raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
-    like = "paper" if like_paper else like
-    requested: list[str] = []
-    if json:
-        requested = ["json"]
-    elif formats is not None:
-        requested = formats.split(",")
-    files = forms.report_files(requested, output)
-    if "html" in files.formats and like is None:
+    study = "paper" if like_paper else like
+    named_files = forms.report_files(_requested_formats(formats, output, json=json), output)
+    if "html" in named_files.formats and study is None:
         drawing.draw_beside()
-    if str(output) == "-":
-        files = _to_standard_output(files)
-    if like is not None:
-        _show_like(results, like, files, combine_unlike=combine_unlike, verbose=verbose)
+    files = _to_standard_output(named_files) if str(output) == "-" else named_files
+    if study is not None:
+        _show_like(results, study, files, combine_unlike=combine_unlike, verbose=verbose)
     else:
         _show_report(results, files, charts or (), combine_unlike=combine_unlike, verbose=verbose)
+
+
+def _requested_formats(formats: str | None, output: Path | None, *, json: bool) -> list[str]:
+    """Return the formats that --format or --json names; empty where neither does.
+
+    Raises:
+        RequestError: --json is given beside --format, or beside an output whose name ends in another format.
+    """
+    if not json:
+        return [] if formats is None else formats.split(",")
+    from vitscale.pages import forms
+
+    if formats is not None:
+        raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
+    if forms.means_another_form(output, "json"):
+        what = f"--json and -o {shown(str(output))} are of two formats"
+        raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
+    return ["json"]
 
 
 def _to_standard_output(files: ReportFiles) -> ReportFiles:
@@ -110,7 +117,10 @@ def _show_like(results: Path, study: str, files: ReportFiles, *, combine_unlike:
 def _show_report(
     results: Path, files: ReportFiles, charts: Sequence[str], *, combine_unlike: bool, verbose: bool
 ) -> None:
-    """Write the report's files and print their paths; of a page alone also the tables, which need no file."""
+    """Write the report's files and print their paths.
+
+    Where a page is all that is written, its tables are shown too, and even if the page cannot be written.
+    """
     from vitscale.base.files import is_stream
     from vitscale.pages import forms
 

@@ -40,12 +40,22 @@ def export(
         show_result(result, json=json, verbose=verbose)
         return
     if redact or json:
-        option_given = "--redact" if redact else "--json"
-        raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
-    folder = output or Path("runs")
-    runs = vitscale.send(results, to, folder)
-    in_folder = f" in {folder}" if to == "tensorboard" else ""
-    sentence = f"{counted(runs.sent, 'run')} sent to {to}{in_folder}"
+        bundle_option = "--redact" if redact else "--json"
+        raise RequestError(f"{bundle_option} is of a bundle, and --to makes none", next_step="Leave one of them out")
+    _send(results, to, folder=output or Path("runs"))
+
+
+def _send(results: Path, tracker: str, folder: Path) -> None:
+    """Send every run to a tracker, and print how many were sent.
+
+    Args:
+        results: the results folder.
+        tracker: tensorboard, mlflow or wandb.
+        folder: where TensorBoard's files go.
+    """
+    runs = vitscale.send(results, tracker, folder)
+    in_folder = f" in {folder}" if tracker == "tensorboard" else ""
+    sentence = f"{counted(runs.sent, 'run')} sent to {tracker}{in_folder}"
     if runs.present_before:
         sentence += f"; {counted(runs.present_before, 'run')} there already"
     show(ProgramConsole(), beginning_with_unread(Document("", (Paragraph(sentence),)), runs.unread))

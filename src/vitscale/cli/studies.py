@@ -150,7 +150,7 @@ def check(
     launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     console = base.ProgramConsole(stderr=True)
     if training:
-        _refuse_options_of_a_check(study, quick=quick)
+        _refuse_options_beside_training(study, quick=quick)
         proved = vitscale.check_training(output=output, ranks_per_node=ranks_per_node, launch=launch, console=console)
         base.show_result(proved, json=json, verbose=verbose)
         raise typer.Exit(int(proved.has_errors))
@@ -168,11 +168,11 @@ def check(
         raise typer.Exit(1)
 
 
-def _refuse_options_of_a_check(study: Path | None, *, quick: bool) -> None:
-    """Refuse what only the other check reads.
+def _refuse_options_beside_training(study: Path | None, *, quick: bool) -> None:
+    """Refuse options beside --training that are for the check without it.
 
     Raises:
-        RequestError: it is given beside --training.
+        RequestError: one is given.
     """
     if quick:
         what = "--training brings runs of its own, and --quick is of the other check"

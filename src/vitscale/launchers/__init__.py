@@ -21,7 +21,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def find_launcher(name: str) -> Launcher:
-    """The launcher called `name`, whether or not it can be used here: a built-in one, else an installed package's.
+    """Return the launcher called `name`, a built-in one or an installed package's, whether or not it can be used here.
 
     Raises:
         RequestError: there is none, or the package that offers it is broken.
@@ -31,7 +31,7 @@ def find_launcher(name: str) -> Launcher:
 
 
 def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:
-    """The launcher called `name`, checked for this world on these hosts.
+    """Return the launcher called `name`, which can start this world (a number of ranks) on these hosts.
 
     Raises:
         RequestError: it is unknown, not available here, or cannot start this many ranks on these hosts.
@@ -46,7 +46,7 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
 
 
 def launched(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn:
-    """`spawn` with the commands of `launcher`, which is called `name`.
+    """Return `spawn` with the commands that `launcher`, which is called `name`, starts all ranks by.
 
     Raises:
         RequestError: a package's launcher failed.

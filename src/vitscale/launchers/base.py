@@ -1,4 +1,4 @@
-"""What a launcher is: it turns a world and its hosts into the commands that start the ranks; and shared helpers."""
+"""The protocol of launchers, which turn ranks and their hosts into the commands that start them; and helpers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOPBACK = ("localhost", "127.", "::1")
 
 @dataclass(frozen=True)
 class Spawn:
-    """The processes of one run, before they are started.
+    """The processes of one run, before they are started: commands, and what these need.
 
     A launcher gets it with the one command that every rank runs, and returns it with the commands that start all ranks.
     The scheduler adapts these to where they are started, and the driver adds the token and the ranks' variables.
@@ -50,7 +50,7 @@ class Spawn:
 
     @property
     def rank_command(self) -> tuple[str, ...]:
-        """What every rank runs, before a launcher has changed the commands."""
+        """The command of every rank. It is only there until a launcher has changed the commands."""
         return self.commands[0]
 
     @property
@@ -60,22 +60,22 @@ class Spawn:
 
 
 class Launcher(Protocol):
-    """Turns a world into the commands that start its ranks."""
+    """Turns a world (a number of ranks on a number of nodes) into the commands that start its ranks."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """`spawn` with the exact argvs, and what these need. No shell is involved."""
+        """Return `spawn` with the exact argvs that start all ranks, and what these need. No shell is involved."""
 
     def unavailable(self) -> str | None:
-        """Why the launcher cannot be used on this machine, and what to do instead; None where it can."""
+        """Return why the launcher cannot be used on this machine, and what to do instead; None where it can."""
         return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Why the launcher cannot start this world on these hosts, and what to do instead; None where it can."""
+        """Return why the launcher cannot start this world on these hosts, and what to do instead; None where it can."""
         return lacking(world, hosts)
 
 
 def lacking(world: World, hosts: Sequence[Host]) -> str | None:
-    """Why a world cannot start on these hosts, and what to do; None where it can."""
+    """Return why a world cannot start on these hosts, and what to do; None where it can."""
     if world.nodes == 1 and not hosts:
         return None
     if len(hosts) != world.nodes:
@@ -93,10 +93,10 @@ def lacking(world: World, hosts: Sequence[Host]) -> str | None:
 
 
 def hostfile(world: World, names: Sequence[str]) -> str:
-    """`NAME slots=4` lines, as DeepSpeed and Open MPI read them: as many slots as a node has ranks."""
+    """Return the text of a hostfile for DeepSpeed and Open MPI: lines `NAME slots=4`, with as many slots as ranks."""
     return "".join(f"{name} slots={world.ranks_per_node}\n" for name in names)
 
 
 def this_machine_first(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """`hosts` with this machine, where it is among them, before the others; these keep their order."""
+    """Return the hosts with this machine, if it is among them, before the others, which keep their order."""
     return tuple(sorted(hosts, key=lambda host: not is_this_machine(host.name)))

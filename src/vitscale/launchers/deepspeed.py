@@ -30,7 +30,9 @@ class DeepSpeed(Launcher):
     """`python -m deepspeed.launcher.runner`, which is what `deepspeed` runs, under the ranks' own interpreter."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One runner, which starts a launcher of its own on each host: here as a child, elsewhere by pdsh over ssh.
+        """Return the command of one runner, which starts a launcher of its own on each host.
+
+        On this machine it starts it as a child, on other hosts by pdsh over ssh.
 
         Raises:
             RequestError: remote shells would change the interpreter, the run's folder or an argument.
@@ -70,7 +72,10 @@ class DeepSpeed(Launcher):
         )
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Named hosts are reached by pdsh, and everything passed to it must survive their shells unquoted."""
+        """Return why DeepSpeed's launcher cannot start this world; None where it can.
+
+        Named hosts are reached by pdsh, and everything passed to it must survive their shells unquoted.
+        """
         if reason := lacking(world, hosts) or _other_gpus(world):
             return reason
         if _is_here(hosts):
@@ -88,7 +93,10 @@ def _is_here(hosts: tuple[Host, ...]) -> bool:
 
 
 def _other_gpus(world: World) -> str | None:
-    """Refuses a CUDA_VISIBLE_DEVICES that DeepSpeed would replace: it always numbers its ranks' GPUs from 0."""
+    """Return why CUDA_VISIBLE_DEVICES is in the way; None where it is not.
+
+    DeepSpeed always numbers its ranks' GPUs from 0, and would replace it.
+    """
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     given = ",".join(map(str, range(world.ranks_per_node)))
     if not seen or f"{seen},".startswith(f"{given},"):
@@ -100,7 +108,11 @@ def _other_gpus(world: World) -> str | None:
 
 
 def first_unfit(values: Iterable[tuple[str, str]]) -> str | None:
-    """A message on the first of `values` (name, text) that a shell would change; None where there is none."""
+    """Return a message on the first text that a shell would change; None where no text is changed.
+
+    Args:
+        values: (the text's name in the message, the text).
+    """
     for what, text in values:
         if not _PLAIN.fullmatch(text):
             return f"{what} {shown(text)} has characters other than letters, digits and _@+=:,./-"

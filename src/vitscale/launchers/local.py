@@ -18,7 +18,7 @@ class Local(Launcher):
     """
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
+        """Return the command `python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
         rank = parse_module_command(spawn.rank_command)
         ranks = python_module(
             "vitscale.processes.local_ranks",
@@ -28,7 +28,7 @@ class Local(Launcher):
         return replace(spawn, commands=(ranks,), from_prepared=True)
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Refuses named hosts, even this one: all ranks start on this machine."""
+        """Return why the world cannot start: hosts are named, if only this one, or it has several nodes; else None."""
         if hosts:
             return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
         return lacking(world, hosts)

@@ -21,7 +21,9 @@ class Mpirun(Launcher):
     """Open MPI numbers the ranks: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One mpirun for all hosts. It binds nothing, for ranks pin themselves; a rank that fails ends all.
+        """Return the command of one mpirun for all hosts.
+
+        It binds nothing, for ranks pin themselves. A rank that fails ends all.
 
         A hostfile is written for this machine too: without it mpirun refuses more ranks than cores, which is for the
         study to decide (`launch.oversubscribe`).
@@ -47,7 +49,7 @@ class Mpirun(Launcher):
         return replace(spawn, commands=((*command, *spawn.rank_command),), hosts=hosts, files=files)
 
     def unavailable(self) -> str | None:
-        """Refuses unless mpirun is Open MPI's; other MPIs have an mpirun with other options."""
+        """Return why mpirun cannot be used: it is missing, or not Open MPI's, and has other options; else None."""
         program = shutil.which("mpirun")
         if program is None:
             return "mpirun not found: install Open MPI, or use launcher = 'torchrun'"
@@ -56,7 +58,7 @@ class Mpirun(Launcher):
 
 @functools.cache
 def _not_open_mpi(program: str) -> str | None:
-    """Why an mpirun is not Open MPI's; None where it is. Cached, because every trial asks."""
+    """Return why an mpirun cannot be used as Open MPI's; None where it is. Cached, because every trial asks."""
     try:
         answer = answer_to([program, "--version"], _ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:

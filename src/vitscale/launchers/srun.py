@@ -14,7 +14,10 @@ class Srun(Launcher):
     """Slurm numbers the ranks: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One job step; each option is one word. Ranks pin themselves: Slurm binds nothing. A failed rank ends all."""
+        """Return the command of one job step.
+
+        Each option is one word. Slurm binds nothing, for ranks pin themselves. A rank that fails ends all.
+        """
         named = [f"--nodelist={','.join(host.name for host in spawn.hosts)}"] if spawn.hosts else []
         command = [
             "srun",
@@ -39,12 +42,12 @@ class Srun(Launcher):
         return replace(spawn, commands=(tuple(command),))
 
     def unavailable(self) -> str | None:
-        """Refuses where Slurm's programs are missing."""
+        """Return why srun cannot be used, where Slurm's programs are missing; else None."""
         if shutil.which("srun") is None:
             return "srun not found: use it on a Slurm cluster, or use launcher = 'torchrun'"
         return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Refuses nothing: the scheduler knows whether the allocation is large enough."""
+        """Return None: the scheduler knows whether the allocation is large enough."""
         del world, hosts
         return None

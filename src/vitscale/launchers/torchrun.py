@@ -19,15 +19,16 @@ class Torchrun(Launcher):
     """
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One agent for each node; on a single node the agent picks a free port by itself."""
+        """Return the command of an agent for each node; on a single node the agent picks a free port by itself."""
         agents = tuple(self._agent(world, spawn, node) for node in range(world.nodes))
         return replace(spawn, commands=agents, per_host=bool(spawn.hosts))
 
     def _agent(self, world: World, spawn: Spawn, node: int) -> tuple[str, ...]:
-        """A node's agent, by static rendezvous: node 0's agent is the store, node K's ranks follow those of node K-1.
+        """Return the command of a node's agent. Several nodes meet by static rendezvous.
 
-        torch's other rendezvous (c10d) ignores `--node-rank`, and each agent compares names to find out whether it is
-        the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
+        In a static rendezvous node 0's agent is the store, and node K's ranks follow those of node K-1. torch's other
+        rendezvous (c10d) ignores `--node-rank`, and each agent compares names to find out whether it is the store's
+        host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
         rank = parse_module_command(spawn.rank_command)
         if world.nodes == 1:

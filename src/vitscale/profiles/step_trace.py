@@ -64,36 +64,60 @@ class _StepEvent(NamedTuple):
 
 
 def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) -> bytes:
-    """The trace, as JSON.
+    """Return the trace, as JSON.
 
     Args:
-        about: what is known of the run.
+        about: facts about the run.
         steps: all ranks of each step. Steps follow one another without a pause: what lay between was not explained.
     """
-    events: list[dict[str, Any]] = []
-    lane_ends_by_rank: dict[int, list[int]] = {}
+    writer = _TraceWriter()
     step_begin_ns = _PAUSE_NS
     for ranks in steps:
-        most_ahead_seconds = max(rank_step.ahead_seconds for rank_step in ranks)
-        step_end_ns = step_begin_ns
-        for rank_step in ranks:
-            origin_ns = step_begin_ns + round((most_ahead_seconds - rank_step.ahead_seconds) * 1e9)
-            lane_ends = lane_ends_by_rank.setdefault(rank_step.rank, [])
-            for event in _step_events(rank_step):
-                start_ns = origin_ns + round(event.seconds[0] * 1e9)
-                end_ns = origin_ns + round(event.seconds[1] * 1e9)
-                position = _TRACKS.index(event.track)
-                if event.track == "collective":
-                    position += _take_lane(lane_ends, start_ns, end_ns)
-                    step_end_ns = max(step_end_ns, end_ns)
-                events.append(_json_event(rank_step.rank, position, event, start_ns, end_ns))
-            step_end_ns = max(step_end_ns, origin_ns + round(rank_step.line.seconds * 1e9))
+        step_end_ns = writer.add_step(ranks, step_begin_ns)
         step_begin_ns = step_end_ns + _PAUSE_NS
-    names: list[dict[str, Any]] = []
-    for rank, lane_ends in lane_ends_by_rank.items():
-        names += _names(rank, lanes=len(lane_ends))
-    trace = {"displayTimeUnit": "ms", ABOUT: {"form": _FORM, **about}, "traceEvents": [*names, *events]}
+    events = [*writer.track_names(), *writer.events]
+    trace = {"displayTimeUnit": "ms", ABOUT: {"form": _FORM, **about}, "traceEvents": events}
     return json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
+
+
+class _TraceWriter:
+    """Collects the events of steps in Chrome's format, and gives each collective a lane that is free."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._lane_ends_by_rank: dict[int, list[int]] = {}
+        """Rank -> until when each of its lanes of collectives is used, in nanoseconds of the trace's clock."""
+
+    def add_step(self, ranks: Sequence[RankStep], begin_ns: int) -> int:
+        """Adds a step of all ranks that begins at `begin_ns`, and returns its end, both on the trace's clock."""
+        most_ahead_seconds = max(rank_step.ahead_seconds for rank_step in ranks)
+        end_ns = begin_ns
+        for rank_step in ranks:
+            # The rank whose clock is furthest ahead began the step first.
+            delay_ns = round((most_ahead_seconds - rank_step.ahead_seconds) * 1e9)
+            rank_end_ns = self._add_rank_step(rank_step, origin_ns=begin_ns + delay_ns)
+            end_ns = max(end_ns, rank_end_ns)
+        return end_ns
+
+    def _add_rank_step(self, rank_step: RankStep, origin_ns: int) -> int:
+        """Adds a step of one rank that begins at `origin_ns`, and returns its end or that of its last collective."""
+        rank_end_ns = origin_ns + round(rank_step.line.seconds * 1e9)
+        lane_ends = self._lane_ends_by_rank.setdefault(rank_step.rank, [])
+        for event in _step_events(rank_step):
+            start, end = event.seconds
+            start_ns = origin_ns + round(start * 1e9)
+            end_ns = origin_ns + round(end * 1e9)
+            position = _TRACKS.index(event.track)
+            if event.track == "collective":
+                position += _take_lane(lane_ends, start_ns, end_ns)
+                rank_end_ns = max(rank_end_ns, end_ns)
+            self.events.append(_json_event(rank_step.rank, position, event, start_ns, end_ns))
+        return rank_end_ns
+
+    def track_names(self) -> Iterator[dict[str, Any]]:
+        """Yields the entries that name and order the tracks of all ranks, once all steps are added."""
+        for rank, lane_ends in self._lane_ends_by_rank.items():
+            yield from _names(rank, lanes=len(lane_ends))
 
 
 def _step_events(rank_step: RankStep) -> Iterator[_StepEvent]:
@@ -120,10 +144,10 @@ def _step_events(rank_step: RankStep) -> Iterator[_StepEvent]:
 
 
 def _take_lane(lane_ends: list[int], start_ns: int, end_ns: int) -> int:
-    """Finds the first lane that is free for a collective, or a new one, and marks it as used until its end.
+    """Takes the first lane that is free for a collective, or a new one, and returns its number.
 
     Args:
-        lane_ends: until when each lane is used; changed.
+        lane_ends: until when each lane is used; the lane that is taken is then used until `end_ns`.
         start_ns: beginning of the collective.
         end_ns: its end.
     """
@@ -136,7 +160,7 @@ def _take_lane(lane_ends: list[int], start_ns: int, end_ns: int) -> int:
 
 
 def _json_event(rank: int, position: int, event: _StepEvent, start_ns: int, end_ns: int) -> dict[str, Any]:
-    """The event in Chrome's format, with times in microseconds.
+    """Return the event in Chrome's format, with times in microseconds.
 
     Args:
         rank: the rank.
@@ -192,7 +216,7 @@ class StepTrace(NamedTuple):
     """A trace that was read again."""
 
     about: dict[str, Any]
-    """What is known of the run."""
+    """Facts about the run."""
     lines_by_rank: dict[int, list[ExplainedLine]]
     """The explained steps of each rank, in order."""
 
@@ -229,19 +253,8 @@ def read_step_trace(path: Path) -> StepTrace:
         StoreError: the file cannot be read, or is no such trace.
     """
     text = TraceText(path)
-    tracks: dict[_TrackKey, list[_ReadEvent]] = {}
-    events = 0
-    for raw_events in text.lists():
-        events += len(raw_events)
-        if events > _MOST_EVENTS:
-            raise StoreError(f"{shown(path.name)} has more than {_MOST_EVENTS:,} events")
-        for raw in raw_events:
-            rank = integer(raw.pid)
-            event = _read_event(raw)
-            if rank is not None and event is not None:
-                track = raw.cat if isinstance(raw.cat, str) else ""
-                tracks.setdefault(_TrackKey(rank, track), []).append(event)
-    about = text.about.get(ABOUT)
+    tracks = _read_tracks(text, path)
+    about = text.about.get(ABOUT)  # complete once all events are read
     if not isinstance(about, dict) or about.get("form") != _FORM:
         raise StoreError(
             f"{shown(path.name)} has another form of vitscale's traces than {_FORM}", next_step="Write it again"
@@ -258,18 +271,44 @@ def read_step_trace(path: Path) -> StepTrace:
     return StepTrace(about, lines_by_rank)
 
 
+def _read_tracks(text: TraceText, path: Path) -> dict[_TrackKey, list[_ReadEvent]]:
+    """Return the events of each track, in the order of the file.
+
+    Raises:
+        StoreError: the file cannot be read, is no trace, or has too many events.
+    """
+    tracks: dict[_TrackKey, list[_ReadEvent]] = {}
+    events = 0
+    for raw_events in text.lists():
+        events += len(raw_events)
+        if events > _MOST_EVENTS:
+            raise StoreError(f"{shown(path.name)} has more than {_MOST_EVENTS:,} events")
+        for raw in raw_events:
+            rank = integer(raw.pid)
+            event = _read_event(raw)
+            if rank is not None and event is not None:
+                track = raw.cat if isinstance(raw.cat, str) else ""
+                tracks.setdefault(_TrackKey(rank, track), []).append(event)
+    return tracks
+
+
 def _read_event(raw: Any) -> _ReadEvent | None:
-    """The event of the file's entry; None where it has no time or no name."""
+    """Return the event of the file's entry; None where it has no time or no name."""
     start_ns = nanoseconds(raw.ts)
     duration_ns = nanoseconds(raw.dur)
-    if raw.ph != "X" or start_ns is None or duration_ns is None or not isinstance(raw.name, str):
+    if raw.ph != "X" or not isinstance(raw.name, str):
         return None
-    facts = raw.args.own if raw.args is not None and isinstance(raw.args.own, dict) else {}
-    return _ReadEvent(start_ns, start_ns + duration_ns, raw.name, facts)
+    if start_ns is None or duration_ns is None:
+        return None
+    facts = raw.args.own if raw.args is not None else None
+    return _ReadEvent(start_ns, start_ns + duration_ns, raw.name, facts if isinstance(facts, dict) else {})
 
 
 def _lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
-    """The steps of a rank; an event belongs to the last step that began before it.
+    """Return the steps of a rank; an event belongs to the last step that began before it.
+
+    Args:
+        tracks: name of a track -> its events, for each of `_TRACKS`.
 
     Raises:
         ValueError: two steps begin at once, or one cannot be.
@@ -277,19 +316,23 @@ def _lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
     begins_ns = sorted(event.start_ns for event in tracks["step"])
     if len(set(begins_ns)) < len(begins_ns):
         raise ValueError("two steps of a rank begin at once")
-    steps: list[dict[str, list[_ReadStepEvent]]] = [{track: [] for track in _TRACKS} for _ in begins_ns]
+    events_by_step = [_empty_tracks() for _ in begins_ns]
     for track, events in tracks.items():
         for event in events:
             step = bisect.bisect_right(begins_ns, event.start_ns) - 1
             if step >= 0:
                 start = (event.start_ns - begins_ns[step]) / 1e9
                 end = (event.end_ns - begins_ns[step]) / 1e9
-                steps[step][track].append(_ReadStepEvent(event.name, start, end, event.facts))
-    return [_line(tracks_of_step) for tracks_of_step in steps]
+                events_by_step[step][track].append(_ReadStepEvent(event.name, start, end, event.facts))
+    return [_line(tracks_of_step) for tracks_of_step in events_by_step]
+
+
+def _empty_tracks() -> dict[str, list[_ReadStepEvent]]:
+    return {track: [] for track in _TRACKS}
 
 
 def _line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
-    """The step of a rank from its events by track."""
+    """Return a step of a rank from the events of its tracks; the first event of track "step" is the step."""
     step = tracks["step"][0]
     collectives = tracks["collective"]
     return ExplainedLine(
@@ -298,12 +341,16 @@ def _line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
         device=step.facts["device"],
         seconds=step.end,
         phases=tuple((event.facts.get("phase", event.name), event.start, event.end) for event in tracks["phase"]),
-        idle=tuple((event.start, event.end) for event in tracks["idle"]),
+        idle=_intervals(tracks["idle"]),
         collectives=tuple(
             (str(event.facts["communicator"]), event.name, event.start, event.end) for event in collectives
         ),
         norms=tuple(index for index, event in enumerate(collectives) if event.facts.get("norm")),
-        copies=tuple((event.start, event.end) for event in tracks["copy"]),
-        host_data=tuple((event.start, event.end) for event in tracks["loader"]),
+        copies=_intervals(tracks["copy"]),
+        host_data=_intervals(tracks["loader"]),
         unknown=step.facts["unknown"],
     )
+
+
+def _intervals(events: Iterable[_ReadStepEvent]) -> tuple[Interval, ...]:
+    return tuple((event.start, event.end) for event in events)

@@ -1,4 +1,4 @@
-"""Makes each explained step's intervals from a profile's events: phases, idle time, collectives, copies.
+"""Makes the line of each explained step from a profile's events: its phases, idle time, collectives, copies.
 
 On a host that computes, an operator is computing while it runs, and the phases are those the training loop is in. On a
 GPU the host runs ahead, so everything is read off the device: a phase lasts from the end of the last kernel launched
@@ -95,8 +95,13 @@ NO_LAUNCH = (
 )
 
 
+_RecordedPhases = tuple[tuple[PhaseName, float, float], ...]
+_RecordedCollectives = tuple[tuple[str, str, float, float], ...]
+"""Types of `ExplainedLine.phases` and `ExplainedLine.collectives`."""
+
+
 def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> list[ExplainedLine]:
-    """Return the lines of one block on a host that computes.
+    """Return the explained lines of one block, which are the steps of one profile, on a host that computes.
 
     Args:
         events: events of the block's profile.
@@ -108,25 +113,16 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
     annotations = _Annotations(events)
     lines = []
     for step, span in zip(steps, annotations.steps, strict=True):
-        collectives = [
-            event for event in events if event.kind == "collective" and span.start_ns <= event.start_ns < span.end_ns
-        ]
-        collectives.sort(key=lambda event: event.start_ns)
+        collectives = _host_collectives(events, span)
         lines.append(
             ExplainedLine(
                 step=step,
                 block=block,
                 device="cpu",
                 seconds=(span.end_ns - span.start_ns) / 1e9,
-                phases=tuple(
-                    (_phase_name(phase), *_seconds(phase.start_ns, phase.end_ns, origin_ns=span.start_ns))
-                    for phase in annotations.phases(span)
-                ),
+                phases=_host_phases(annotations.phases(span), span),
                 idle=_exposed_waits(computing, collectives, span),
-                collectives=tuple(
-                    ("gloo", event.name.removeprefix(GLOO), *_seconds(event.start_ns, event.end_ns, span.start_ns))
-                    for event in collectives
-                ),
+                collectives=_recorded_host_collectives(collectives, span),
                 norms=norms.positions(event.start_ns for event in collectives),
                 unknown={"h2d": NO_TRANSFER, "launch_gaps": NO_GAPS},
             )
@@ -134,8 +130,34 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
     return lines
 
 
+def _host_collectives(events: Iterable[Event], step: Event) -> list[Event]:
+    """Return the collectives that begin in a step on the host, in order of time."""
+    collectives = []
+    for event in events:
+        if event.kind == "collective" and step.start_ns <= event.start_ns < step.end_ns:
+            collectives.append(event)
+    return sorted(collectives, key=lambda event: event.start_ns)
+
+
+def _recorded_host_collectives(collectives: Iterable[Event], step: Event) -> _RecordedCollectives:
+    """Return collectives of the host as a record has them; gloo does not name communicators."""
+    recorded = []
+    for event in collectives:
+        operation_name = event.name.removeprefix(GLOO)
+        recorded.append(("gloo", operation_name, *_seconds(event.start_ns, event.end_ns, step.start_ns)))
+    return tuple(recorded)
+
+
+def _host_phases(phases: Iterable[Event], step: Event) -> _RecordedPhases:
+    """Return the phases of a step on the host as a record has them."""
+    return tuple((_phase_name(phase), *_seconds(phase.start_ns, phase.end_ns, step.start_ns)) for phase in phases)
+
+
 def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
-    """When an operator of any thread computed on the host; short gaps between operators count as computing."""
+    """Return when an operator of any thread computed on the host: disjoint and in order.
+
+    Short gaps between operators count as computing.
+    """
     calls = _collective_calls(events)
     operators: list[Interval] = []
     for event in events:
@@ -147,9 +169,9 @@ def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
 
 
 def _exposed_waits(computing: Sequence[Interval], collectives: Sequence[Event], step: Event) -> tuple[Interval, ...]:
-    """The seconds of a step in which nothing computed and that may be exposed communication, on the step's axis.
+    """Return when nothing computed while a collective was in flight, in seconds since the step's beginning.
 
-    Other gaps are the host's own work.
+    Gaps without a collective are the host's own work.
 
     Args:
         computing: when operators computed; disjoint and in order.
@@ -173,7 +195,7 @@ class _Call(NamedTuple):
 
 
 def _collective_calls(events: Iterable[Event]) -> dict[int, list[_Call]]:
-    """Thread -> its calls of collectives, in order of time."""
+    """Return thread -> its calls of collectives, in order of time."""
     calls_by_thread: dict[int, list[_Call]] = {}
     for event in events:
         if event.kind == "operator" and event.name.startswith("c10d::"):
@@ -192,10 +214,11 @@ def _calls_a_collective(event: Event, calls_by_thread: Mapping[int, Sequence[_Ca
 
 
 def launches_of(events: Iterable[Event]) -> list[Launched]:
-    """The device's work with possible times, in the order of launch.
+    """Return the device's work in the order of launch, without events whose times are impossible.
 
-    Correlations count up: work with one below those of all recorded launches was launched before the profile began, and
-    its launch stands at 0. Work without a launch for another reason stands at its own start.
+    The launch of some work is not among the events. Correlations count up, so that work with a correlation below those
+    of all recorded launches was launched before the profile began: its launch stands at 0. Work without a launch for
+    another reason counts as launched at its own start.
     """
     events = list(events)
     launch_times = _launch_times(events)
@@ -204,15 +227,20 @@ def launches_of(events: Iterable[Event]) -> list[Launched]:
     for event in events:
         if event.kind not in ("kernel", "copy"):
             continue
-        was_launched_earlier = 0 < event.correlation < first_correlation
-        launch_ns = launch_times.get(event.correlation, 0 if was_launched_earlier else event.start_ns)
+        unrecorded_launch_ns = 0 if _was_launched_earlier(event, first_correlation) else event.start_ns
+        launch_ns = launch_times.get(event.correlation, unrecorded_launch_ns)
         if event.start_ns > 0 and event.start_ns >= launch_ns - _CLOCKS_APART_NS:
             launches.append(Launched(launch_ns, event))
     return sorted(launches)
 
 
+def _was_launched_earlier(event: Event, first_correlation: int) -> bool:
+    """Whether work was launched before the first recorded launch: correlations count up, and 0 is none."""
+    return 0 < event.correlation < first_correlation
+
+
 def _launch_times(events: Iterable[Event]) -> dict[int, int]:
-    """Correlation -> when the host made the call that launched the work with this correlation, in nanoseconds."""
+    """Return correlation -> when the host launched the work with this correlation, in nanoseconds."""
     return {event.correlation: event.start_ns for event in events if event.kind == "launch" and event.correlation}
 
 
@@ -225,67 +253,121 @@ def steps_on_cuda(
     first_is_whole: bool = False,
     first_begin_ns: int | None = None,
 ) -> list[ExplainedLine]:
-    """Return the lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
+    """Return the explained lines of one block, which are the steps of one profile, on a GPU and in its time.
 
-    The block's first step has no line unless it is whole: it began on a device that had been waited for. Parts with
-    lost events are unknown, and so are those that they would be mistaken for: without its kernel a device looks idle.
+    A step ends with the last kernel launched in it. The block's first step has no line unless it is whole: unless the
+    device had been waited for before it, its beginning is unknown. Parts with lost events are unknown, and so are
+    those that they would be mistaken for: without its kernel a device looks idle.
 
     Args:
-        events: what was recorded.
-        steps: numbers of the steps, one for each that is marked.
+        events: events of the block's profile.
+        steps: numbers of the steps, one for each that is annotated.
         block: number of the block.
-        world_size: ranks of the run.
+        world_size: number of ranks.
         first_is_whole: whether it is known when the first step began on the device.
         first_begin_ns: when that was, where nothing was launched before it; None: with the first event on the device.
     """
-    launch_times = _launch_times(events)
-    work = _DeviceWork.of(events)
-    annotations = _Annotations(events)
-    norms = _Norms(events)
-    calls = _launch_calls(events, work.launches)
-    communicator_names = _communicator_names(work.collectives, annotations.first_ns)
-    unknown_in_block = _unknown_in_block(work, launch_times, norms, world_size)
-    if first_begin_ns is None:
-        first_begin_ns = min((launch.event.start_ns for launch in work.launches), default=None)
-    progress = _DeviceProgress(work.launches, first_begin_ns if first_is_whole else None)
+    profiled = _DeviceBlock.of(events, block, world_size, first_begin_ns, first_is_whole=first_is_whole)
+    annotated_steps = list(zip(steps, profiled.annotations.steps, strict=True))
+    whole_steps = annotated_steps if first_is_whole else annotated_steps[1:]
+    return [profiled.line(step, span) for step, span in whole_steps]
 
-    lines = []
-    marked_steps = list(zip(steps, annotations.steps, strict=True))
-    for step, mark in marked_steps if first_is_whole else marked_steps[1:]:
-        begin_ns = progress.begin(mark.start_ns)
-        end_ns = progress.finished(mark.end_ns, at_least=begin_ns)
-        inside: Interval = (begin_ns, end_ns)
-        phase_marks = annotations.phases(mark)
-        # Those that the step launched, as on every rank: on a stream of its own one may begin before the step does.
-        launched_in_step = _begun_in(mark, work.collectives, lambda launch: launch.launch_ns)
-        collectives = sorted(launched_in_step, key=lambda launch: launch.event.start_ns)
-        loader_waits = union(progress.on_device(phase) for phase in phase_marks if _phase_name(phase) == "data")
-        lines.append(
-            ExplainedLine(
-                step=step,
-                block=block,
-                device="cuda",
-                # As far as the profiler knows nothing ran, so the host's time is all that is known.
-                seconds=(end_ns - begin_ns if end_ns > begin_ns else mark.end_ns - mark.start_ns) / 1e9,
-                phases=_device_phases(phase_marks, progress, begin_ns, end_ns),
-                idle=_all_in_seconds(complement(_near(work.working, inside), inside), begin_ns),
-                collectives=tuple(
-                    (
-                        communicator_names[_communicator(kernel)],
-                        _operation(kernel),
-                        *_seconds(max(kernel.start_ns, begin_ns), max(kernel.end_ns, begin_ns), begin_ns),
-                    )
-                    for _, kernel in collectives
-                ),
-                norms=norms.positions(launch_times.get(kernel.correlation, 0) for _, kernel in collectives),
-                copies=_all_in_seconds(intersection(_near(work.copies_from_host, inside), [inside]), begin_ns),
-                host_data=_all_in_seconds(intersection(loader_waits, [inside]), begin_ns),
-                unknown=annotations.unknown_parts(mark)
-                | unknown_in_block
-                | _unknown_for_lost_work(calls, mark, phase_marks, norms.exposed_parts),
-            )
+
+@dataclass(frozen=True)
+class _DeviceBlock:
+    """The events of a block on a GPU, sorted by their use for its lines."""
+
+    number: int
+    annotations: _Annotations
+    norms: _Norms
+    work: _DeviceWork
+    progress: _DeviceProgress
+    launch_ns_by_correlation: Mapping[int, int]
+    launch_calls: Sequence[_LaunchCall]
+    """The host's calls after which something runs on the device, in order of time."""
+    communicator_names: Mapping[str, str]
+    """A communicator's name in the profile -> its name in the lines."""
+    unknown_in_all_steps: Mapping[str, str]
+    """Part -> why it is unknown."""
+
+    @classmethod
+    def of(
+        cls, events: Sequence[Event], number: int, world_size: int, first_begin_ns: int | None, *, first_is_whole: bool
+    ) -> _DeviceBlock:
+        """Sorts the events of a block; the arguments are those of `steps_on_cuda`."""
+        launch_ns_by_correlation = _launch_times(events)
+        work = _DeviceWork.of(events)
+        annotations = _Annotations(events)
+        norms = _Norms(events)
+        if first_begin_ns is None:
+            first_begin_ns = min((launch.event.start_ns for launch in work.launches), default=None)
+        return cls(
+            number=number,
+            annotations=annotations,
+            norms=norms,
+            work=work,
+            progress=_DeviceProgress(work.launches, first_begin_ns if first_is_whole else None),
+            launch_ns_by_correlation=launch_ns_by_correlation,
+            launch_calls=_launch_calls(events, work.launches),
+            communicator_names=_communicator_names(work.collectives, annotations.first_ns),
+            unknown_in_all_steps=_unknown_in_block(work, launch_ns_by_correlation, norms, world_size),
         )
-    return lines
+
+    def line(self, step: int, span: Event) -> ExplainedLine:
+        """Return the line of one step.
+
+        Args:
+            step: the number of the step.
+            span: the step on the host.
+        """
+        begin_ns = self.progress.begin(span.start_ns)
+        end_ns = self.progress.finished(span.end_ns, at_least=begin_ns)
+        on_device: Interval = (begin_ns, end_ns)
+        has_work = end_ns > begin_ns
+        # Without work, as far as the profiler knows, the host's time is all that is known.
+        duration_ns = end_ns - begin_ns if has_work else span.end_ns - span.start_ns
+        phases = self.annotations.phases(span)
+        loader_waits = union(self.progress.on_device(phase) for phase in phases if _phase_name(phase) == "data")
+        collectives = self._collectives(span)
+        return ExplainedLine(
+            step=step,
+            block=self.number,
+            device="cuda",
+            seconds=duration_ns / 1e9,
+            phases=_device_phases(phases, self.progress, begin_ns, end_ns),
+            idle=_all_in_seconds(complement(_near(self.work.working, on_device), on_device), begin_ns),
+            collectives=self._recorded_collectives(collectives, begin_ns),
+            norms=self.norms.positions(
+                self.launch_ns_by_correlation.get(kernel.correlation, 0) for kernel in collectives
+            ),
+            copies=_all_in_seconds(intersection(_near(self.work.copies_from_host, on_device), [on_device]), begin_ns),
+            host_data=_all_in_seconds(intersection(loader_waits, [on_device]), begin_ns),
+            unknown=self._unknown_parts(span, phases),
+        )
+
+    def _collectives(self, step: Event) -> list[Event]:
+        """Return the kernels of collectives that a step launched, in the order in which they ran.
+
+        They are those of the launch on every rank: on a stream of its own a kernel may begin before its step does.
+        """
+        launches = _begun_in(step, self.work.collectives, start_ns=lambda launch: launch.launch_ns)
+        return sorted((launch.event for launch in launches), key=lambda kernel: kernel.start_ns)
+
+    def _recorded_collectives(self, kernels: Iterable[Event], begin_ns: int) -> _RecordedCollectives:
+        """Return kernels of collectives as a record has them, cut at the step's beginning on the device."""
+        recorded = []
+        for kernel in kernels:
+            communicator = self.communicator_names[_communicator(kernel)]
+            start_ns = max(kernel.start_ns, begin_ns)
+            end_ns = max(kernel.end_ns, begin_ns)
+            recorded.append((communicator, _operation(kernel), *_seconds(start_ns, end_ns, begin_ns)))
+        return tuple(recorded)
+
+    def _unknown_parts(self, step: Event, phases: Sequence[Event]) -> dict[str, str]:
+        """Return part -> why it is unknown in a step; of several reasons the last one counts."""
+        annotated = self.annotations.unknown_parts(step)
+        lost = _unknown_for_lost_work(self.launch_calls, step, phases, self.norms.exposed_parts)
+        return {**annotated, **self.unknown_in_all_steps, **lost}
 
 
 @dataclass(frozen=True)
@@ -321,12 +403,14 @@ class _DeviceWork:
 
 def _device_phases(
     phase_marks: Sequence[Event], progress: _DeviceProgress, begin_ns: int, end_ns: int
-) -> tuple[tuple[PhaseName, float, float], ...]:
-    """The phases of a step on the device, on the step's axis: each ends with the last kernel launched in it.
+) -> _RecordedPhases:
+    """Return the phases of a step on the device, in seconds since its beginning there.
+
+    A phase ends with the last kernel launched in it; one in which nothing ran is left out.
 
     Args:
         phase_marks: the phases on the host, in order.
-        progress: how far the device had come.
+        progress: how far the device had come when the host was at some moment.
         begin_ns: beginning of the step on the device.
         end_ns: its end there.
     """
@@ -341,7 +425,7 @@ def _device_phases(
 
 
 def _near(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
-    """Those of many intervals, disjoint and in order, that may overlap with `inside`."""
+    """Return those of many intervals, which are disjoint and in order, that may overlap with `inside`."""
     begin, end = inside
     first = bisect.bisect_left(disjoint, begin, key=lambda interval: interval[1])
     behind_last = bisect.bisect_left(disjoint, end, first, key=lambda interval: interval[0])
@@ -349,7 +433,7 @@ def _near(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
 
 
 def _begun_in(span: Event, items: Sequence[_Item], start_ns: Callable[[_Item], int]) -> Sequence[_Item]:
-    """Those of many items that fall into a span.
+    """Return those of many items whose time falls into a span.
 
     Args:
         span: the span.
@@ -370,7 +454,7 @@ class _LaunchCall(NamedTuple):
 
 
 def _launch_calls(events: Sequence[Event], launches: Sequence[Launched]) -> list[_LaunchCall]:
-    """The calls of a profile after which something runs on the device, in order of time.
+    """Return the host's calls after which something runs on the device, in order of time.
 
     Calls while a CUDA graph is recorded are left out, unless their work was seen.
     """
@@ -385,45 +469,60 @@ def _launch_calls(events: Sequence[Event], launches: Sequence[Launched]) -> list
     return sorted(calls)
 
 
+class _CaptureCall(NamedTuple):
+    """A call that begins or ends the recording of a CUDA graph."""
+
+    event: Event
+    is_begin: bool
+
+
 def _captures(events: Iterable[Event]) -> list[Interval]:
-    """When CUDA graphs were recorded, by any thread: autograd's record backward. Disjoint and in order."""
+    """Return when CUDA graphs were recorded by any thread: disjoint and in order.
+
+    Each thread begins and ends its own: those of backward are recorded by autograd's.
+    """
     calls = []
     for event in events:
         match = _CAPTURE.match(event.name) if event.kind == "launch" else None
         if match is not None:
-            calls.append((event, match[1]))
-    spans: list[Interval] = []
+            calls.append(_CaptureCall(event, is_begin=match[1] == "Begin"))
+    calls.sort(key=lambda call: call.event.start_ns)
+    recordings: list[Interval] = []
     begin_by_thread: dict[int, int] = {}
-    for event, verb in sorted(calls, key=lambda call: call[0].start_ns):
-        if verb == "Begin":
-            begin_by_thread[event.lane] = event.start_ns
-        elif event.lane in begin_by_thread:
-            spans.append((float(begin_by_thread.pop(event.lane)), float(event.end_ns)))
-    return union(spans)
+    for event, is_begin in calls:
+        thread = event.lane
+        if is_begin:
+            begin_by_thread[thread] = event.start_ns
+        elif thread in begin_by_thread:
+            recordings.append((float(begin_by_thread.pop(thread)), float(event.end_ns)))
+    return union(recordings)
 
 
 def _is_inside(spans: Sequence[Interval], moment_ns: int) -> bool:
     """Whether a moment lies in one of the spans, which are in order."""
-    next_span = bisect.bisect_right(spans, (moment_ns, float("inf")))
-    return next_span > 0 and moment_ns < spans[next_span - 1][1]
+    spans_begun = bisect.bisect_right(spans, (moment_ns, float("inf")))  # number of spans that begin by then
+    if spans_begun == 0:
+        return False
+    _, last_end_ns = spans[spans_begun - 1]
+    return moment_ns < last_end_ns
 
 
 def _unknown_in_block(
     work: _DeviceWork, launch_times: Mapping[int, int], norms: _Norms, world_size: int
 ) -> dict[str, str]:
-    """Part -> why it is unknown in all steps of a block.
+    """Return part -> why it is unknown in all steps of a block.
 
     Args:
         work: what ran on the device.
-        launch_times: the recorded launches by their correlation.
+        launch_times: correlation -> time of the recorded launch.
         norms: whether synchronised norms exchange.
-        world_size: ranks of the run.
+        world_size: number of ranks.
     """
     first_correlation = min(launch_times, default=0)
     without_launch = 0
     for _, event in work.launches:
-        was_launched_earlier = 0 < event.correlation < first_correlation
-        if event.correlation not in launch_times and not was_launched_earlier:
+        is_recorded = event.correlation in launch_times
+        if not is_recorded and not _was_launched_earlier(event, first_correlation):
             without_launch += 1
     unknown: dict[str, str] = {}
     if world_size > 1 and not work.collectives:
@@ -436,7 +535,7 @@ def _unknown_in_block(
 def _unknown_for_lost_work(
     calls: Sequence[_LaunchCall], step: Event, phases: Sequence[Event], exposed_parts: Sequence[str]
 ) -> dict[str, str]:
-    """Part -> why it is unknown, where something was launched in a step and never seen to run.
+    """Return part -> why it is unknown, where something was launched in a step and never seen to run.
 
     Args:
         calls: the launching calls of the block, in order.
@@ -445,57 +544,64 @@ def _unknown_for_lost_work(
         exposed_parts: the parts of its exposed communication.
     """
     calls_in_step = _begun_in(step, calls, lambda call: call.start_ns)
-    lost = [call.start_ns for call in calls_in_step if not call.was_seen]
-    if not lost:
+    lost_launches_ns = [call.start_ns for call in calls_in_step if not call.was_seen]
+    lost = len(lost_launches_ns)
+    if lost == 0:
         return {}
-    if len(lost) > _MOST_LOST * len(calls_in_step):
-        template = NO_KERNELS if len(lost) == len(calls_in_step) else LOST_KERNELS
-        return _all_parts_unknown(template, len(lost), len(calls_in_step))
+    if lost > _MOST_LOST * len(calls_in_step):
+        template = NO_KERNELS if lost == len(calls_in_step) else LOST_KERNELS
+        return _all_parts_unknown(template, lost, len(calls_in_step))
     parts = []
     for phase in phases:
-        if any(phase.start_ns <= launch_ns < phase.end_ns for launch_ns in lost):
+        if any(phase.start_ns <= launch_ns < phase.end_ns for launch_ns in lost_launches_ns):
             parts.append(_PART_OF_PHASE[_phase_name(phase)])
     # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
     parts += [*exposed_parts, COMMUNICATION, "launch_gaps"]
-    return dict.fromkeys(parts, _loss_in_words(LOST_KERNELS, len(lost), len(calls_in_step)))
+    return dict.fromkeys(parts, _loss_in_words(LOST_KERNELS, lost, len(calls_in_step)))
 
 
 def _all_parts_unknown(template: str, lost: int, total: int) -> dict[str, str]:
-    """All parts of a step with one reason; the arguments are those of `_loss_in_words`."""
+    """Return all parts of a step with one reason; the arguments are those of `_loss_in_words`."""
     return dict.fromkeys((*PARTS, COMMUNICATION), _loss_in_words(template, lost, total))
 
 
 def _loss_in_words(template: str, lost: int, total: int) -> str:
-    """A reason such as `LOST_KERNELS`, with how much was lost of how much, and that as a share in percent."""
+    """Return a reason in words: a template such as `LOST_KERNELS`, filled with counts and their share in percent."""
     share = float(f"{100 * lost / max(1, total):.2g}")
     return template.format(lost=lost, of=total, share=f"{share:g}")  # never "1e+02"
 
 
 def _communicator(kernel: Event) -> str:
-    """The name of the kernel's communicator; where the profiler links none, its stream stands for one."""
+    """Return the name of the kernel's communicator; where the profiler links none, its stream stands for one."""
     return kernel.communicator or f"stream {kernel.lane}"
 
 
 def _communicator_names(collectives: Sequence[Launched], since_ns: int) -> dict[str, str]:
-    """Communicator -> a name that is the same on all ranks, by first launch.
+    """Return communicator -> a name that is the same on all ranks.
 
-    c10d's names of groups of some ranks are not the same. A communicator may use several streams.
+    Names that begin with `ALIKE` are so already. Others, as c10d's of groups of some ranks, are numbered by their first
+    launch: {"stream 7": "nccl-0", "stream 20": "nccl-1"}. A communicator may use several streams.
 
     Args:
         collectives: the kernels of collectives, in the order of launch.
-        since_ns: beginning of the first step; what one rank recorded before it another may not have.
+        since_ns: beginning of the first step. Communicators that are used after it come first: what one rank recorded
+            before it, another may not have.
     """
     since_first_step = [event for launch_ns, event in collectives if launch_ns >= since_ns]
     all_kernels = [event for _, event in collectives]
     communicators = list(dict.fromkeys(_communicator(kernel) for kernel in (*since_first_step, *all_kernels)))
-    unlike = [name for name in communicators if not name.startswith(ALIKE)]
-    prefix = ALIKE if len(unlike) == len(communicators) else f"{ALIKE}unnamed-"
-    new_names = {name: f"{prefix}{index}" for index, name in enumerate(unlike)}
-    return {name: new_names.get(name, name) for name in communicators}
+    local_names = [name for name in communicators if not name.startswith(ALIKE)]
+    has_common_names = len(local_names) < len(communicators)
+    prefix = f"{ALIKE}unnamed-" if has_common_names else ALIKE
+    numbered = {name: f"{prefix}{number}" for number, name in enumerate(local_names)}
+    return {name: numbered.get(name, name) for name in communicators}
 
 
 class _Norms:
-    """Recognises the collectives of synchronised norms: norms wait for them, so that none overlaps."""
+    """Recognises the collectives of synchronised norms, by when the host issued them.
+
+    A norm waits for its collective, so that none overlaps with computing.
+    """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._marks = sorted((event.start_ns, event.end_ns) for event in events if event.name == NORM_MARK)
@@ -503,7 +609,7 @@ class _Norms:
         """The parts of exposed communication that can occur."""
 
     def positions(self, issue_times_ns: Iterable[int]) -> tuple[int, ...]:
-        """Indices of the norms' collectives among those that the host issued at these times."""
+        """Return the indices, among collectives that the host issued at these times, of those of norms."""
         return tuple(index for index, issue_ns in enumerate(issue_times_ns) if _is_inside(self._marks, issue_ns))
 
 
@@ -522,31 +628,33 @@ class _DeviceProgress:
         """When each launch and all before it had run."""
         end_ns = 0
         self._lag_ns = 0
-        """Least time by which the device's clock is behind the host's, for nothing runs before it is launched."""
+        """How far the device's clock is behind the host's at least, for nothing runs before it is launched."""
         for launch_ns, event in launches:
             end_ns = max(event.end_ns, end_ns)
             self._end_ns.append(end_ns)
             self._lag_ns = max(launch_ns - event.start_ns, self._lag_ns)
 
     def _finished(self, moment_ns: int) -> int | None:
-        """When the device had done all that was launched before `moment_ns`; None where nothing was launched."""
-        launches = bisect.bisect_left(self._launch_ns, moment_ns)
+        """Return when the device had done all that was launched before `moment_ns`; None where nothing was."""
+        launches = bisect.bisect_left(self._launch_ns, moment_ns)  # number of launches before that moment
         return self._end_ns[launches - 1] if launches else None
 
     def finished(self, moment_ns: int, at_least: int) -> int:
-        """When the device had done all that was launched before `moment_ns`, but not before `at_least`."""
+        """Return when the device had done all that was launched before `moment_ns`, or `at_least` if that is later."""
         end_ns = self._finished(moment_ns)
         return at_least if end_ns is None else max(end_ns, at_least)
 
     def begin(self, start_ns: int) -> int:
-        """When the device began a step that the host began at `start_ns`: with all done that came before."""
+        """Return when the device began a step that the host began at `start_ns`: when it had done all before it."""
         end_ns = self._finished(start_ns)
         if end_ns is not None:
             return end_ns
-        return start_ns - self._lag_ns if self._first_begin_ns is None else self._first_begin_ns
+        if self._first_begin_ns is not None:
+            return self._first_begin_ns
+        return start_ns - self._lag_ns
 
     def on_device(self, span: Event) -> Interval:
-        """A span on the host's clock as one on the device's."""
+        """Return a span on the host's clock as one on the device's."""
         return (float(span.start_ns - self._lag_ns), float(span.end_ns - self._lag_ns))
 
 
@@ -563,15 +671,18 @@ class _Annotations:
 
     @property
     def first_ns(self) -> int:
-        """Beginning of the first step; 0 without any."""
+        """When the first step begins; 0 without any."""
         return self.steps[0].start_ns if self.steps else 0
 
     def phases(self, step: Event) -> Sequence[Event]:
-        """The phases that begin in a step."""
+        """Return the phases that begin in a step, in order."""
         return _begun_in(step, self._phases, lambda span: span.start_ns)
 
     def unknown_parts(self, step: Event) -> dict[str, str]:
-        """Part -> why it is unknown, as the annotations in a step say (`UNTOLD_PHASES`)."""
+        """Return part -> why it is unknown, by the annotations in a step.
+
+        Example of one: "vitscale.untold forward,backward the host's operators are not recorded".
+        """
         reasons: dict[str, str] = {}
         for span in _begun_in(step, self._unknown, lambda span: span.start_ns):
             parts, _, reason = span.name.removeprefix(UNTOLD_PHASES).partition(" ")
@@ -593,7 +704,7 @@ def _interval(event: Event) -> Interval:
 
 
 def _seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
-    """An interval in seconds from `origin_ns`, to a tenth of a microsecond."""
+    """Return an interval in seconds from `origin_ns`, to a tenth of a microsecond."""
     return (round((start_ns - origin_ns) / 1e9, 7), round((end_ns - origin_ns) / 1e9, 7))
 
 

@@ -1,4 +1,4 @@
-"""Steps and phases in a trace that others recorded, which get the annotations of our own profiles, and its figures.
+"""Finds steps and phases in a trace that others recorded, annotates them as our own profiles do, and takes its figures.
 
 Shares of a GPU's time add up to the whole:
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.present.units import listed
-from vitscale.profiles.kernels import COMMUNICATION, is_collective, kind_of
+from vitscale.profiles.kernels import COMMUNICATION, COPY, is_collective, kind_of
 from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event, Launched
 from vitscale.profiles.trace_file import Trace, TracedCollective
 from vitscale.store.records import Collective, TrafficLine
@@ -81,7 +81,11 @@ class _HostSpan(NamedTuple):
 
 
 def steps_of(trace: Trace) -> TraceSteps:
-    """Steps by `ProfilerStep`, else by the optimizer's ranges, else by kernels that repeat, else all as one."""
+    """Return the steps of a trace, found by the first that it has of marks, updates and a pattern.
+
+    Marks are the profiler's own (`ProfilerStep`), updates are ranges of the optimizer, and a pattern is a series of
+    kernels that repeats. Where a trace has none of them, all of it counts as one step.
+    """
     marks = _marks(trace)
     if marks:
         return _marked_steps(trace, marks)
@@ -111,7 +115,7 @@ def steps_of(trace: Trace) -> TraceSteps:
 
 
 def _spans_between(moments_ns: Iterable[int]) -> list[_HostSpan]:
-    """The spans from each moment to the next."""
+    """Return the spans from each moment to the next: [1, 5, 9] gives 1 to 5 and 5 to 9."""
     return [_HostSpan(start_ns, end_ns) for start_ns, end_ns in itertools.pairwise(moments_ns)]
 
 
@@ -133,27 +137,42 @@ class _Mark(NamedTuple):
         return f"ProfilerStep#{self.number}"
 
 
+class _MarkedRange(NamedTuple):
+    """A `ProfilerStep` range as the trace has it."""
+
+    start_ns: int
+    end_ns: int
+    number: str
+    """Digits; empty in "ProfilerStep*", which has no number."""
+
+
 def _marks(trace: Trace) -> list[_Mark]:
-    """The `ProfilerStep` marks of a trace in order of time.
+    """Return the `ProfilerStep` marks of a trace in order of time.
 
     A mark without a number gets its index; where two then have the same number, all get their index.
     """
-    matches = [(event, _STEP.match(event.name)) for event in trace.events if event.kind == "annotation"]
-    ranges = sorted((event.start_ns, event.end_ns, match[1]) for event, match in matches if match)
-    numbers = [int(number) if number else index for index, (_, _, number) in enumerate(ranges)]
+    ranges = []
+    for event in trace.events:
+        match = _STEP.match(event.name) if event.kind == "annotation" else None
+        if match:
+            ranges.append(_MarkedRange(event.start_ns, event.end_ns, number=match[1]))
+    ranges.sort()
+    numbers = [int(marked.number) if marked.number else index for index, marked in enumerate(ranges)]
     if len(set(numbers)) < len(numbers):
         numbers = [*range(len(ranges))]
+    # A graph of many kernels has one launch, and so one time.
     launch_ns = np.unique(np.array([launch.launch_ns for launch in trace.launches], dtype=np.int64))
-    return [
-        _Mark(start_ns, end_ns, number, launches=_count_between(launch_ns, start_ns, end_ns))
-        for (start_ns, end_ns, _), number in zip(ranges, numbers, strict=True)
-    ]
+    marks = []
+    for marked, number in zip(ranges, numbers, strict=True):
+        launches = _count_between(launch_ns, marked.start_ns, marked.end_ns)
+        marks.append(_Mark(marked.start_ns, marked.end_ns, number, launches))
+    return marks
 
 
 def _count_between(sorted_ns: npt.NDArray[np.int64], start_ns: int, end_ns: int) -> int:
-    """The number of times from `start_ns` to before `end_ns`."""
-    first, end = np.searchsorted(sorted_ns, (start_ns, end_ns))
-    return int(end - first)
+    """Return the number of times from `start_ns` to before `end_ns`."""
+    first, behind_last = np.searchsorted(sorted_ns, (start_ns, end_ns))
+    return int(behind_last - first)
 
 
 _CUT_LAUNCH_SHARE = 0.5
@@ -167,7 +186,7 @@ _CUT_TIME_SHARE = 0.9
 
 
 def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
-    """The steps of a trace by its marks, without those marks that hold no whole step.
+    """Return the steps of a trace by its marks, without those marks that hold no whole step.
 
     The profiler opens a mark with every `prof.step()`, so that its end cuts the last one off, mostly before anything
     was launched in it; started in the middle of a step, it cuts the first.
@@ -186,7 +205,7 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
 
 
 def _skipped_clauses(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
-    """Clauses about the marks that hold no whole step, each with "; " before it; empty where all do."""
+    """Return clauses about the marks that hold no whole step, each with "; " before it; empty where all do."""
     skipped = [mark for mark in marks if mark not in whole_steps]
     empty = [mark for mark in skipped if not mark.launches]
     cut = [mark for mark in skipped if mark.launches]
@@ -201,12 +220,12 @@ def _skipped_clauses(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> st
 
 
 def _without_empty(marks: Sequence[_Mark]) -> Sequence[_Mark]:
-    """The marks in which something was launched; all of them where the trace records no launches."""
+    """Return the marks in which something was launched; all of them where the trace records no launches."""
     return [mark for mark in marks if mark.launches] or marks
 
 
 def _without_cut(marks: Sequence[_Mark]) -> Sequence[_Mark]:
-    """The marks without the last and the first where these hold a part of a step (`_is_cut`)."""
+    """Return the marks without the last and the first where these hold a part of a step (`_is_cut`)."""
     if len(marks) > 1 and _is_cut(marks[-1], marks[:-1]):
         marks = marks[:-1]
     if len(marks) > 1 and _is_cut(marks[0], marks[1:]):
@@ -226,7 +245,7 @@ def _is_cut(mark: _Mark, other_marks: Sequence[_Mark]) -> bool:
 
 
 def _begin_of_lone_step(trace: Trace, mark: _Mark) -> int | None:
-    """When the only step of a trace began on the device, in nanoseconds; None: with the first event there.
+    """Return when the only step of a trace began on the device, in nanoseconds; None: with the first event there.
 
     The step lasted at least as long as its mark, after which the host began the next one. So where less time than that
     lies between the first event on the device and the end of the last, the device had waited for the host before its
@@ -239,19 +258,23 @@ def _begin_of_lone_step(trace: Trace, mark: _Mark) -> int | None:
 
 
 def _ends_of_updates(trace: Trace) -> list[int]:
-    """The ends of those updates after which something is computed before the next: one step may update twice.
+    """Return when updates of the optimizer end that end a step, in nanoseconds.
 
-    An update inside backward, of each gradient as it comes, ends no step. Where neither forward nor backward is marked,
-    each update stands for a step.
+    An update ends a step if something is computed between it and the next one: one step may update twice. An update
+    inside backward, of each gradient as it comes, ends no step. Where neither forward nor backward is marked, each
+    update stands for a step.
     """
     backward = union(_backward_functions(trace))
-    updates = [update for update in _named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
-    pass_starts = sorted(start for start, _ in (*backward, *_named(trace, _FORWARD)))
+    updates = [update for update in _ranges_named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
+    forward = _ranges_named(trace, _FORWARD)
+    pass_starts = sorted(start for start, _ in (*backward, *forward))
+    if not updates:
+        return []
+    next_starts = [*(start for start, _ in updates[1:]), math.inf]  # of the update that follows each one
     ends = []
-    for index, (_, end) in enumerate(updates):
-        following = updates[index + 1 : index + 2]
-        computes_before_next = not following or _is_any_between(pass_starts, end, following[0][0])
-        if computes_before_next or not pass_starts:
+    for (_, end), next_start in zip(updates, next_starts, strict=True):
+        is_last = next_start == math.inf
+        if is_last or not pass_starts or _is_any_between(pass_starts, end, next_start):
             ends.append(math.ceil(end))
     return ends
 
@@ -262,12 +285,12 @@ def _is_any_between(sorted_ns: Sequence[float], start_ns: float, end_ns: float) 
 
 
 def _backward_functions(trace: Trace) -> list[Interval]:
-    """When torch's backward functions ran, which are all operators that a trace keeps; in no order."""
+    """Return when torch's backward functions ran, which are all operators that a trace keeps; in no order."""
     return [(float(event.start_ns), float(event.end_ns)) for event in trace.events if event.kind == "operator"]
 
 
-def _named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
-    """When ranges were open whose names match; disjoint and in order."""
+def _ranges_named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
+    """Return when ranges were open whose names match; disjoint and in order."""
     matching = [event for event in trace.events if event.kind == "annotation" and pattern.match(event.name)]
     return union((float(event.start_ns), float(event.end_ns)) for event in matching)
 
@@ -275,7 +298,7 @@ def _named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
 def _steps(
     trace: Trace, numbers: Iterable[int], spans: Sequence[_HostSpan], found_by: str, first_is_whole: bool = False
 ) -> TraceSteps:
-    """The steps of a trace with their phases.
+    """Return the steps of a trace with their phases.
 
     Args:
         trace: the trace.
@@ -296,30 +319,35 @@ def _steps(
 
 
 def _repeats(events: Sequence[Event]) -> list[int]:
-    """Indices at which a repeating pattern begins; empty where nothing repeats.
+    """Return the indices at which a series of kernels begins that repeats step by step; empty where nothing repeats.
 
-    The rarest kernels occur once a step, so the distance between two of the same name is tried as the period of all.
-    But what is done every few steps is rarer still: where the rest repeats several times within such a period, and
-    next to nothing is done but once in it, it is of several steps. A model's layers repeat within a step too, beside
-    kernels that take time, update or exchange.
+    The rarest kernels occur once a step. So names are tried from the rarest on: the distance, in events, between two
+    kernels of the same name is the period if all kernels repeat by it.
+
+    That period may be of several steps, since some kernels run only every few steps. So a shorter period replaces it
+    if it fits into it at most `_MOST_IN_ONE` times, and the kernels that it has not each time take next to no time and
+    neither update nor exchange. Otherwise the shorter period is that of a model's layers, which repeat within a step.
     """
     count_by_name = Counter(event.name for event in events)
     id_by_name = {name: index for index, name in enumerate(count_by_name)}
-    ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)
+    ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)  # [events]
+    counts_to_try = sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS})
     starts: list[int] = []
-    count_of_longest_period = 0
-    for count in sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS}):
-        rarer: list[str] = []
+    longest_period_count = 0  # how often the longest period occurs
+    for count in counts_to_try:
+        rarer_names: list[str] = []
         if starts:
-            rarer = [name for name, other_count in count_by_name.items() if other_count < count]
-            if count > _MOST_IN_ONE * count_of_longest_period or not _is_little(events, rarer):
+            rarer_names = [name for name, other_count in count_by_name.items() if other_count < count]
+            fits_too_often = count > _MOST_IN_ONE * longest_period_count
+            if fits_too_often or not _is_little(events, rarer_names):
                 break
-        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer]))
+        # Positions are among the events without the rarer ones, indices among all events.
+        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))
         candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
-        pattern = _first_period(ids[indices], candidates)
-        if pattern:
-            starts = [int(indices[index]) for index in pattern]
-            count_of_longest_period = count_of_longest_period or count
+        positions = _first_period(ids[indices], candidates)
+        if positions:
+            starts = [int(indices[position]) for position in positions]
+            longest_period_count = longest_period_count or count
     return starts
 
 
@@ -334,7 +362,7 @@ def _is_little(events: Sequence[Event], names: Sequence[str]) -> bool:
 
 
 def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
-    """`_occurrences_one_period_apart` of the first kind of event that has several; empty without any.
+    """Return the positions of the first kind of event by which all events repeat, one period apart; else empty.
 
     Args:
         ids: the kind of each event.
@@ -348,15 +376,24 @@ def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
 
 
 def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
-    """Indices of one kind of event, one period apart, if that period is everything's; else empty."""
-    indices = np.flatnonzero(ids == candidate)
-    period = int(np.median(np.diff(indices)))
-    if period <= 1 or np.mean(ids[period:] == ids[:-period]) < _PERIODIC:
+    """Return the positions of one kind of event, one period apart; empty unless all events repeat by that period.
+
+    Args:
+        ids: the kind of each event.
+        candidate: the kind whose usual distance, in events, is tried as the period.
+    """
+    positions = np.flatnonzero(ids == candidate)
+    period = int(np.median(np.diff(positions)))
+    if period <= 1:
         return []
-    chain = [int(indices[0])]
-    for index in indices[1:]:
-        if abs(int(index) - chain[-1] - period) <= _PERIOD_TOLERANCE * period:
-            chain.append(int(index))
+    share_of_repeated = np.mean(ids[period:] == ids[:-period])
+    if share_of_repeated < _PERIODIC:
+        return []
+    chain = [int(positions[0])]
+    for position in positions[1:]:
+        distance = int(position) - chain[-1]
+        if abs(distance - period) <= _PERIOD_TOLERANCE * period:
+            chain.append(int(position))
     return chain
 
 
@@ -376,17 +413,18 @@ class _PhaseRanges:
         """Collects the ranges of a trace."""
         graph_launches = [event for event in trace.events if event.kind == "launch" and "GraphLaunch" in event.name]
         return cls(
-            updates=_named(trace, _OPTIMIZER),
-            forwards=_named(trace, _FORWARD),
-            loader=_named(trace, _DATA),
-            backward=union([*_backward_functions(trace), *_named(trace, _AFTER_BACKWARD)]),
+            updates=_ranges_named(trace, _OPTIMIZER),
+            forwards=_ranges_named(trace, _FORWARD),
+            loader=_ranges_named(trace, _DATA),
+            backward=union([*_backward_functions(trace), *_ranges_named(trace, _AFTER_BACKWARD)]),
             graph_launches_ns=sorted(event.start_ns for event in graph_launches),
         )
 
     def graph_launches_in(self, span: _HostSpan) -> Sequence[int]:
-        """When CUDA graphs were launched within a span."""
+        """Return when CUDA graphs were launched within a span."""
         first = bisect_left(self.graph_launches_ns, span.start_ns)
-        return self.graph_launches_ns[first : bisect_left(self.graph_launches_ns, span.end_ns)]
+        behind_last = bisect_left(self.graph_launches_ns, span.end_ns)
+        return self.graph_launches_ns[first:behind_last]
 
 
 def _phases(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
@@ -395,6 +433,30 @@ def _phases(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
     launched = _LaunchedCopies(trace)
     for span in spans:
         yield from _phases_of_step(span, ranges, launched, has_operators=trace.operators > 0)
+
+
+class _MarkedPhases(NamedTuple):
+    """The stretches of one step that marks show to be of a phase; no two overlap but forward and loader waits."""
+
+    forward: list[Interval]
+    backward: list[Interval]
+    update: list[Interval]
+    loader_waits: list[Interval]
+
+
+def _marked_phases(span: _HostSpan, ranges: _PhaseRanges) -> _MarkedPhases:
+    """Return what marks show of the phases of a step: an update hides backward, and both hide the others."""
+    inside: Interval = (span.start_ns, span.end_ns)
+    update = intersection(ranges.updates, [inside])
+    longest_pause = _ONE_BACKWARD * (span.end_ns - span.start_ns)
+    joined_backward = union(intersection(ranges.backward, [inside]), join_below=longest_pause)
+    backward = _outside(joined_backward, update, inside)
+    return _MarkedPhases(
+        forward=_outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside),
+        backward=backward,
+        update=update,
+        loader_waits=_outside(intersection(ranges.loader, [inside]), [*backward, *update], inside),
+    )
 
 
 def _phases_of_step(
@@ -409,30 +471,24 @@ def _phases_of_step(
         has_operators: whether the trace records the host's operators.
     """
     inside: Interval = (span.start_ns, span.end_ns)
-    update = intersection(ranges.updates, [inside])
-    longest_pause = _ONE_BACKWARD * (span.end_ns - span.start_ns)
-    backward = union(intersection(ranges.backward, [inside]), join_below=longest_pause)
-    backward = _outside(backward, update, inside)
-    forward = _outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside)
-    loader_waits = _outside(intersection(ranges.loader, [inside]), [*backward, *update], inside)
-
+    marked = _marked_phases(span, ranges)
     reason_by_parts = {} if ranges.loader else {"data_wait": _NO_LOADER}
-    if backward:
-        phases = _filled(inside, forward, backward, update, launched)
+    if marked.backward:
+        phases = _filled(inside, marked, launched)
         if not ranges.updates:
             reason_by_parts["optimizer"] = _NO_UPDATE
-    elif has_operators and not update and _are_inside(ranges.graph_launches_in(span), forward):
-        phases = {"forward": forward or [inside]}
+    elif has_operators and not marked.update and _are_inside(ranges.graph_launches_in(span), marked.forward):
+        phases = {"forward": marked.forward or [inside]}  # a step that does not train
     else:
-        reason_by_parts["forward,backward,optimizer"] = _reason_for_no_phases(bool(update), has_operators)
+        reason_by_parts["forward,backward,optimizer"] = _reason_for_no_phases(bool(marked.update), has_operators)
         # One phase stands for all of them, so that gaps between launches are known.
-        _, end = update[-1] if update else inside
+        _, end = marked.update[-1] if marked.update else inside
         phases = {"forward": [(span.start_ns, end)]}
-    phases["forward"] = _outside(phases["forward"], loader_waits, inside)
+    phases["forward"] = _outside(phases["forward"], marked.loader_waits, inside)
 
     for parts, reason in reason_by_parts.items():
         yield Event("annotation", f"{UNTOLD_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
-    for name, stretches in {"data": loader_waits, **phases}.items():
+    for name, stretches in {"data": marked.loader_waits, **phases}.items():
         for start, end in stretches:
             yield Event("annotation", PHASE_PREFIX + name, math.ceil(start), math.ceil(end), lane=0)
 
@@ -443,7 +499,7 @@ def _are_inside(moments_ns: Iterable[int], stretches: Sequence[Interval]) -> boo
 
 
 def _reason_for_no_phases(has_update: bool, has_operators: bool) -> str:
-    """Why forward and backward of a step without a backward function cannot be told apart."""
+    """Return why forward and backward of a step without a backward function cannot be told apart."""
     if has_update:
         return _NO_BACKWARD
     return _IN_A_GRAPH if has_operators else _NO_OPERATORS
@@ -457,46 +513,65 @@ class _PhaseMark(NamedTuple):
     phase: str
 
 
-def _filled(
-    inside: Interval,
-    forward: Sequence[Interval],
-    backward: Sequence[Interval],
-    update: Sequence[Interval],
-    launched: _LaunchedCopies,
-) -> dict[str, list[Interval]]:
-    """Phase -> its stretches in a step that trains, with what lies between its marks.
+def _filled(inside: Interval, marked: _MarkedPhases, launched: _LaunchedCopies) -> dict[str, list[Interval]]:
+    """Return phase -> its stretches in a step that trains, with what lies between its marks.
 
     Before a backward pass lies forward: preprocessing, the model, the loss. It ends with the copies by which DDP hands
     gradients back, and clipping belongs to the update. What follows the last update is of no phase, unless marked.
 
     Args:
         inside: the step.
-        forward: the marks of each phase in it, as are `backward`, of which there is one at least, and `update`.
+        marked: what its marks show; with one stretch of backward at least.
         launched: the copies that the host launched.
     """
-    marked: dict[str, Sequence[Interval]] = {"forward": forward, "backward": backward, "optimizer": update}
-    marks = sorted(_PhaseMark(*stretch, phase) for phase, stretches in marked.items() for stretch in stretches)
+    marks = [
+        *(_PhaseMark(start, end, "forward") for start, end in marked.forward),
+        *(_PhaseMark(start, end, "backward") for start, end in marked.backward),
+        *(_PhaseMark(start, end, "optimizer") for start, end in marked.update),
+    ]
+    marks.sort()
     phases: dict[str, list[Interval]] = {"forward": [], "backward": [], "optimizer": []}
-    last_backward_start = max(start for start, _ in backward)
+    last_backward_start = max(start for start, _ in marked.backward)
     step_start, step_end = inside
     filled_until = step_start
     previous_phase = ""
     for mark in marks:
         if previous_phase == "backward":
             filled_until = _fill_with_copies(phases, filled_until, mark.start, launched)
-        gap = (filled_until, mark.start)
-        if mark.phase == "optimizer" and previous_phase in ("backward", "optimizer"):
-            phases["optimizer"].append(gap)
-        elif mark.start <= last_backward_start:
-            # Where forward is marked, a pause without such a mark lies within one pass.
-            is_within_backward = mark.phase == "backward" and previous_phase == "backward" and bool(forward)
-            phases["backward" if is_within_backward else "forward"].append(gap)
+        gap_phase = _phase_of_gap(
+            previous_phase,
+            mark,
+            is_before_last_backward=mark.start <= last_backward_start,
+            is_forward_marked=bool(marked.forward),
+        )
+        if gap_phase is not None:
+            phases[gap_phase].append((filled_until, mark.start))
         phases[mark.phase].append((mark.start, mark.end))
         filled_until = mark.end
         previous_phase = mark.phase
     if previous_phase == "backward":
         _fill_with_copies(phases, filled_until, step_end, launched)
     return {phase: union(stretches) for phase, stretches in phases.items()}
+
+
+def _phase_of_gap(
+    previous_phase: str, mark: _PhaseMark, *, is_before_last_backward: bool, is_forward_marked: bool
+) -> str | None:
+    """Return the phase of what lies between two marks; None where it is of no phase.
+
+    Args:
+        previous_phase: the phase of the mark before; empty at the step's beginning.
+        mark: the mark behind the gap.
+        is_before_last_backward: whether that mark begins no later than the step's last stretch of backward.
+        is_forward_marked: whether forward has marks of its own in the step.
+    """
+    if mark.phase == "optimizer" and previous_phase in ("backward", "optimizer"):
+        return "optimizer"  # clipping
+    if not is_before_last_backward:
+        return None
+    is_between_backwards = mark.phase == "backward" and previous_phase == "backward"
+    # Where forward is marked, a pause without such a mark lies within one pass.
+    return "backward" if is_between_backwards and is_forward_marked else "forward"
 
 
 def _fill_with_copies(phases: dict[str, list[Interval]], start: float, end: float, launched: _LaunchedCopies) -> float:
@@ -516,9 +591,10 @@ class _LaunchedCopies:
         self._has_exchanges = any(event.kind == "kernel" and is_collective(event.name) for event in events)
 
     def end_of_copies(self, since_ns: float, until_ns: float) -> float:
-        """When the last of those copies on the device was launched with which a stretch begins.
+        """Return when the last of the copies was launched with which a stretch of the host's time begins.
 
-        It is `since_ns` where the stretch begins with none, and where nothing is exchanged: copies are not DDP's then.
+        They are copies within the device, with no other launch between. Return `since_ns` where the stretch begins
+        with another launch, and where nothing is exchanged: copies are not DDP's then.
         """
         end_ns = since_ns
         if not self._has_exchanges:
@@ -532,7 +608,7 @@ class _LaunchedCopies:
 
 
 def _outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
-    """The parts of `stretches` that lie in `inside` and in none of `excluded`, which may overlap."""
+    """Return the parts of `stretches` that lie in `inside` and in none of `excluded`, which may overlap."""
     return intersection(stretches, complement(union(excluded), inside))
 
 
@@ -565,43 +641,58 @@ class DeviceTime:
         compute: list[Interval] = []
         communication: list[Interval] = []
         copies: list[Interval] = []
-        intervals_by_kind = {"communication": communication, "copy": copies}  # all other kinds compute
         self.kernel_seconds: dict[str, float] = {}
         """Kind of kernel to its seconds, added up over streams."""
         for event in trace.on_device:
-            kind = kind_of(event.name) if event.kind == "kernel" else "copy"
+            kind = kind_of(event.name) if event.kind == "kernel" else COPY
             self.kernel_seconds[kind] = self.kernel_seconds.get(kind, 0.0) + (event.end_ns - event.start_ns) / 1e9
-            intervals_by_kind.get(kind, compute).append((float(event.start_ns), float(event.end_ns)))
+            interval = (float(event.start_ns), float(event.end_ns))
+            if kind == COMMUNICATION:
+                communication.append(interval)
+            elif kind == COPY:
+                copies.append(interval)
+            else:
+                compute.append(interval)
         self._compute = union(compute)
         self._communication = union(communication)
         self._copies = union(copies)
-        self.span: Interval | None = None
+        self.span = _hull([self._compute, self._communication, self._copies])
         """First start and last end on the device; None where nothing ran."""
-        of_any_kind = [spans for spans in (self._compute, self._communication, self._copies) if spans]
-        if of_any_kind:
-            self.span = (min(spans[0][0] for spans in of_any_kind), max(spans[-1][1] for spans in of_any_kind))
 
     def shares(self, within: Interval) -> TimeShares:
-        """How the time within an interval was spent."""
+        """Return how the time within an interval was spent; `within` is in nanoseconds."""
         compute = intersection(self._compute, [within])
         communication = intersection(self._communication, [within])
         copies = intersection(self._copies, [within])
-        working = union([*compute, *communication])
-        busy = union([*working, *copies])
+        without_copies = union([*compute, *communication])
+        busy = union([*without_copies, *copies])
         start, end = within
-        total = end - start
-        communicating = length(communication)
-        overlapped = length(intersection(compute, communication))
+        total_ns = end - start
+        communication_ns = length(communication)
+        overlapped_ns = length(intersection(compute, communication))
         return TimeShares(
-            total_seconds=total / 1e9,
+            total_seconds=total_ns / 1e9,
             compute_seconds=length(compute) / 1e9,
-            exposed_communication_seconds=(communicating - overlapped) / 1e9,
-            copy_seconds=(length(busy) - length(working)) / 1e9,
-            idle_seconds=(total - length(busy)) / 1e9,
-            communication_seconds=communicating / 1e9,
+            exposed_communication_seconds=(communication_ns - overlapped_ns) / 1e9,
+            copy_seconds=(length(busy) - length(without_copies)) / 1e9,
+            idle_seconds=(total_ns - length(busy)) / 1e9,
+            communication_seconds=communication_ns / 1e9,
             copying_seconds=length(copies) / 1e9,
-            communication_overlap_share=overlapped / communicating if communicating else None,
+            communication_overlap_share=overlapped_ns / communication_ns if communication_ns else None,
         )
+
+
+def _hull(sequences: Iterable[Sequence[Interval]]) -> Interval | None:
+    """Return the first start and the last end of intervals, each sequence in order; None where there are none."""
+    starts = []
+    ends = []
+    for intervals in sequences:
+        if intervals:
+            first_start, _ = intervals[0]
+            _, last_end = intervals[-1]
+            starts.append(first_start)
+            ends.append(last_end)
+    return (min(starts), max(ends)) if starts else None
 
 
 class StepSpan(NamedTuple):
@@ -615,7 +706,7 @@ class StepSpan(NamedTuple):
 
 
 def step_spans(trace: Trace, steps: TraceSteps) -> list[StepSpan]:
-    """The span on the device of each step that launched something.
+    """Return the span on the device of each step that launched something.
 
     A step lasts from the end of what was launched before it to the end of what it launched. If nothing was launched
     before, it is not whole: it begins with its own first kernel, and what came before that is unknown.
@@ -655,7 +746,7 @@ class _LaunchReader:
 
 
 def traffic_lines(trace: Trace, steps: TraceSteps) -> tuple[TrafficLine, ...]:
-    """What each step's collectives sent, if the file records their sizes; else why it is unknown."""
+    """Return each step's collectives with what they sent, or why it is unknown; empty where none ran."""
     if not trace.calls and not any(kind_of(event.name) == COMMUNICATION for event in trace.on_device):
         return ()
     lines = []
@@ -666,23 +757,25 @@ def traffic_lines(trace: Trace, steps: TraceSteps) -> tuple[TrafficLine, ...]:
 
 
 def _traffic_line(step: int, backend: str, calls: Sequence[TracedCollective]) -> TrafficLine:
-    """The collectives of a step, or why they are unknown: none was recorded, or one lacks a figure."""
+    """Return the collectives of a step, or why they are unknown: none was recorded, or one lacks a figure."""
+    if not calls:
+        return _unknown_traffic(step, backend, reason="the trace records no calls of collectives")
     collectives = []
     for call in calls:
         collective = _collective(call)
         if collective is not None:
             collectives.append(collective)
-    if not calls:
-        reason = "the trace records no calls of collectives"
-    elif len(collectives) < len(calls):
-        reason = "the trace's calls of collectives carry no sizes"
-    else:
-        return TrafficLine(step=step, backend=backend, collectives=tuple(collectives), reason=None)
+    if len(collectives) < len(calls):
+        return _unknown_traffic(step, backend, reason="the trace's calls of collectives carry no sizes")
+    return TrafficLine(step=step, backend=backend, collectives=tuple(collectives), reason=None)
+
+
+def _unknown_traffic(step: int, backend: str, reason: str) -> TrafficLine:
     return TrafficLine(step=step, backend=backend, collectives=None, reason=reason)
 
 
 def _collective(call: TracedCollective) -> Collective | None:
-    """The collective of a call; None if the call lacks a figure, or has one that cannot be: nothing sent, no ranks."""
+    """Return the collective of a call; None if the call lacks a figure, or has an impossible one."""
     if not call.operation or not call.dtype or call.ranks is None or call.input_elements is None:
         return None
     output_elements = call.output_elements or 0
@@ -701,7 +794,10 @@ def _collective(call: TracedCollective) -> Collective | None:
 
 
 def product_rate(trace: Trace, steps: TraceSteps, device: DeviceTime) -> float | None:
-    """FLOP/s of the matrix products of whole steps while the device computed; None where no shapes were recorded."""
+    """Return the FLOP/s of the matrix products of whole steps, per second in which the device computed.
+
+    None where no shapes were recorded, or no step is whole.
+    """
     host_by_number = dict(zip(steps.numbers, _host_spans(steps), strict=True))
     flops = 0
     seconds = 0.0
@@ -714,5 +810,5 @@ def product_rate(trace: Trace, steps: TraceSteps, device: DeviceTime) -> float |
 
 
 def _host_spans(steps: TraceSteps) -> list[_HostSpan]:
-    """The steps on the host's clock, in order."""
+    """Return the steps on the host's clock, in order."""
     return sorted(_HostSpan(event.start_ns, event.end_ns) for event in steps.annotations if event.name == STEP)

@@ -7,19 +7,22 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from vitscale.errors import StoreError, shown
 
 _BLOCK = 1 << 20
+"""Most bytes that are read, or unpacked, at a time."""
+_GZIP = 16 + zlib.MAX_WBITS
+"""The number by which zlib is asked for the gzip format."""
 _LONGEST_EVENT = 64 << 20
 """Largest number of bytes of one event, or of what stands before or after all of them."""
 _MOST_BYTES = 64 << 30
 """Largest size of an unpacked file."""
 _MENDED = 8 << 20
-"""A buffer of fewer bytes than this may be mended; a larger one is not, since mending did not help it."""
+"""Largest size of a buffer that is mended: a larger one was not helped by it when it was smaller."""
 _MOST_CUTS = 64
 """Cuts of a block in two that are tried before more of the file is read."""
 _TAIL = 1 << 16
@@ -82,7 +85,7 @@ _TYPED = msgspec.json.Decoder(list[_Typed])
 
 
 def beginning(path: Path) -> bytes:
-    """The first block of a file, unpacked; empty if it cannot be read."""
+    """Return the first block of a file, unpacked; empty if it cannot be read."""
     try:
         return next(_blocks(path), b"")
     except StoreError:
@@ -97,86 +100,100 @@ def is_trace(path: Path) -> bool:
 
 
 class TraceText:
-    """One file."""
+    """The text of a trace file: an object with facts and a list of events, or a list of events alone.
+
+    Example: {"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 12.5, "dur": 3.0, ...}, ...]}
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.about: dict[str, Any] = {}
-        """The facts around the events, once they have been read."""
+        """The object's other fields, which stand before and after the events; complete once all events are read."""
         self._events = 0
+        """Number of events read so far."""
 
     def lists(self) -> Iterator[list[Any]]:
-        """Yields some events at a time, with `ph`, `cat`, `name`, `pid`, `tid`, `ts`, `dur` and `args` of any type.
+        """Yields the events in order, some at a time.
+
+        They have the fields `ph`, `cat`, `name`, `pid`, `tid`, `ts`, `dur` and `args`, of any type.
 
         Raises:
             StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
         """
         blocks = _blocks(self._path)
-        buffer = self._without_header(blocks)
-        retried_from = 0  # bytes; otherwise each block would try a broken beginning again
+        buffer = self._read_header(blocks)
+        shortest_to_try = 0  # bytes; otherwise each block would try a broken beginning again
         for block in blocks:
             buffer += block
-            if len(buffer) < min(retried_from, _LONGEST_EVENT):
+            if len(buffer) < min(shortest_to_try, _LONGEST_EVENT):
                 continue
             part = _leading_events(buffer)
             if part is None:
-                retried_from = 2 * len(buffer)
+                shortest_to_try = 2 * len(buffer)
             else:
                 self._events += len(part.events)
                 yield part.events
                 buffer = part.remainder
-                retried_from = 0
+                shortest_to_try = 0
             if len(buffer) > _LONGEST_EVENT:
-                raise self._no_trace(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
-        yield self._rest(buffer)
+                raise self._no_trace_error(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
+        yield self._last_events(buffer)
 
-    def _without_header(self, blocks: Iterator[bytes]) -> bytes:
-        """Reads up to the list of events, and returns what of it has been read; the facts before it go to `about`.
+    def _read_header(self, blocks: Iterator[bytes]) -> bytes:
+        """Reads up to the "[" of the list of events, and adds the facts before it to `about`.
 
         Args:
-            blocks: the blocks of the file, of which those that are needed are taken.
+            blocks: the blocks of the file; those that the header needs are taken.
+
+        Returns:
+            What has been read behind the "[".
         """
         buffer = next(blocks, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
         is_bare_list = buffer[:1] == b"["
         if is_bare_list:
             return buffer[1:]
         if buffer[:1] != b"{":
-            raise self._no_trace("it is no JSON object")
+            raise self._no_trace_error("it is no JSON object")
         match = _LIST.search(buffer)
         while match is None:
             block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT else b""
             if not block:
-                raise self._no_trace("it has no list of traceEvents")
+                raise self._no_trace_error("it has no list of traceEvents")
             buffer += block
             match = _LIST.search(buffer)
-        self._learn(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
+        # {"schemaVersion": 1, "traceEvents": [ -> {"schemaVersion": 1}
+        self._add_facts(buffer[: match.start()].rstrip(b", \t\r\n") + b"}")
         return buffer[match.end() :]
 
-    def _rest(self, buffer: bytes) -> list[Any]:
-        """The last events; the facts that stand after them go to `about`."""
+    def _last_events(self, buffer: bytes) -> list[Any]:
+        """Return the last events, and add the facts that stand after them to `about`.
+
+        Args:
+            buffer: the end of the file, from an event on: `{...}, {...}], "traceName": "a.json"}`.
+        """
         try:
             text = _mended(b"[" + buffer)
             last_events, end = json.JSONDecoder(strict=False).raw_decode(text)
             footer = text[end:].strip(" \t\r\n")
             if footer.startswith(","):
-                self._learn(("{" + footer[1:]).encode())
+                self._add_facts(("{" + footer[1:]).encode())
         except (ValueError, RecursionError) as error:
             if isinstance(error, StoreError):
                 raise
             message = f"{shown(self._path.name)} is cut off or broken after {self._events:,} events"
             raise StoreError(message, next_step="Copy it again from where it was written") from None
-        return [_lenient(event) for event in last_events]
+        return [_as_event(value) for value in last_events]
 
-    def _learn(self, text: bytes) -> None:
-        """Adds the facts of a JSON object to `about`."""
+    def _add_facts(self, text: bytes) -> None:
+        """Adds the fields of a JSON object to `about`."""
         try:
-            about = json.loads(_mended(text), strict=False)
+            facts = json.loads(_mended(text), strict=False)
         except (ValueError, RecursionError):
-            raise self._no_trace("what stands around its events is no JSON") from None
-        if isinstance(about, dict):
-            self.about |= about
+            raise self._no_trace_error("what stands around its events is no JSON") from None
+        if isinstance(facts, dict):
+            self.about |= facts
 
-    def _no_trace(self, reason: str) -> StoreError:
+    def _no_trace_error(self, reason: str) -> StoreError:
         message = f"{shown(self._path.name)} is no trace of the PyTorch profiler: {reason}"
         return StoreError(message, next_step="Give a file that profile.export_chrome_trace wrote")
 
@@ -189,16 +206,30 @@ class _Part(NamedTuple):
 
 
 def _leading_events(buffer: bytes) -> _Part | None:
-    """The events with which a buffer begins, as many as can be decoded; None where that cannot be seen yet."""
-    cuts = [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - _TAIL))]
-    if len(cuts) < _MOST_CUTS:
-        cuts = [match.start() + 1 for match in _CUT.finditer(buffer)]
-    for cut in reversed(cuts[-_MOST_CUTS:]):
-        may_mend = cut == cuts[-1] and len(buffer) < _MENDED
-        events = _decoded(b"[" + buffer[:cut] + b"]", may_mend)
+    """Return the events with which a buffer begins, as many as can be decoded; None where more must be read first.
+
+    The last places are tried first at which an event may end. Most of them do end one: a place is wrong only where
+    "}, {" stands inside an event.
+    """
+    ends = _possible_ends(buffer)
+    for end in reversed(ends):
+        may_mend = end == ends[-1] and len(buffer) < _MENDED
+        events = _decoded(b"[" + buffer[:end] + b"]", may_mend)
         if events is not None:
-            return _Part(events, remainder=buffer[cut:].lstrip(b", \t\r\n"))
+            return _Part(events, remainder=buffer[end:].lstrip(b", \t\r\n"))
     return None
+
+
+def _possible_ends(buffer: bytes) -> list[int]:
+    """Return the last places, at most `_MOST_CUTS`, at which an event may end before another one begins.
+
+    Example: in b'{"a": 1}, {"b": 2}, {"c"' they are 8 and 18, behind the "}".
+    """
+    tail_start = max(0, len(buffer) - _TAIL)
+    ends = [match.start() + 1 for match in _CUT.finditer(buffer, tail_start)]
+    if len(ends) < _MOST_CUTS:
+        ends = [match.start() + 1 for match in _CUT.finditer(buffer)]
+    return ends[-_MOST_CUTS:]
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -214,7 +245,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             is_gzipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             total_bytes = 0
-            for block in _unpacked(file, path) if is_gzipped else iter(lambda: file.read(_BLOCK), b""):
+            for block in _unpacked(file, path) if is_gzipped else _plain(file):
                 total_bytes += len(block)
                 if total_bytes > _MOST_BYTES:
                     message = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
@@ -225,54 +256,85 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(str(path))} cannot be read: {reason}") from None
 
 
-def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
-    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK` bytes at a time."""
-    unpacker = zlib.decompressobj(wbits=31)
+def _plain(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the bytes of a file, a block at a time."""
+    while block := file.read(_BLOCK):
+        yield block
+
+
+def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK` bytes at a time.
+
+    A file that is cut off is no error here: what it has is unpacked, and whoever reads the JSON misses its end.
+
+    Raises:
+        StoreError: the packed bytes are broken.
+    """
+    unpacker = zlib.decompressobj(_GZIP)
+    packed_bytes = _BLOCK // 16
+    packed = file.read(packed_bytes)
     try:
-        while packed := file.read(_BLOCK // 16):
-            while packed:
-                block = unpacker.decompress(packed, _BLOCK)
-                if block:
-                    yield block
-                packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # a file may be several streams, one after the other
-                    packed = unpacker.unused_data.lstrip(b"\0")
-                    unpacker = zlib.decompressobj(wbits=31)
+        while packed:
+            block = unpacker.decompress(packed, max_length=_BLOCK)
+            if block:
+                yield block
+            if unpacker.eof:  # a file may be several gzip streams, one after the other, with zeros between
+                packed = unpacker.unused_data.lstrip(b"\0")
+                unpacker = zlib.decompressobj(_GZIP)
+            else:
+                packed = unpacker.unconsumed_tail  # empty unless the block is full
+            if not packed:
+                packed = file.read(packed_bytes)
     except zlib.error as error:
         raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
 
 def _decoded(text: bytes, mend: bool) -> list[Any] | None:
-    """The events of a list; None where it cannot be decoded. With `mend`, Kineto's slips in the JSON are mended."""
+    """Return the events of a JSON list; None where it cannot be decoded.
+
+    Args:
+        text: the list.
+        mend: whether Kineto's slips in the JSON are mended where it is invalid, which takes longer.
+    """
     try:
         return _TYPED.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if not (mend or isinstance(error, msgspec.ValidationError)):  # it is JSON, but of another form
+        is_valid_json = isinstance(error, msgspec.ValidationError)  # but some event has another form
+        if not mend and not is_valid_json:
             return None
     try:
-        return [_lenient(event) for event in json.loads(_mended(text), strict=False)]
+        return [_as_event(value) for value in json.loads(_mended(text), strict=False)]
     except (ValueError, RecursionError):
         return None
 
 
 def _mended(text: bytes) -> str:
-    """Mends the invalid JSON that some releases wrote: bare `inf`, `nan` and `N/A` (rates of what took no time), the
-    backslashes of Windows' paths, and names in no UTF-8 (pytorch/kineto issues 80, 105, 131 and 617)."""
+    """Return the text as valid JSON where one of these slips broke it, which some releases wrote.
+
+    They are bare `inf`, `nan` and `N/A` (rates of what took no time), the backslashes of Windows' paths, and names in
+    no UTF-8 (pytorch/kineto issues 80, 105, 131 and 617).
+    """
     plain = text.decode("utf-8", errors="replace")
     if "\\" in plain:
-        plain = _ESCAPE.sub(lambda match: match[0] if match[1] else r"\\", plain)
+        plain = _ESCAPE.sub(_valid_escape, plain)
     return _NO_NUMBER.sub(r"\1null", plain)
 
 
-def _lenient(value: object) -> Any:
-    """An event from any JSON value; one that is no event has no phase, and is passed over."""
+def _valid_escape(match: re.Match[str]) -> str:
+    """Return an escape of JSON as it is, and a backslash that escapes nothing as an escaped one."""
+    is_valid = bool(match[1])
+    return match[0] if is_valid else r"\\"
+
+
+def _as_event(value: object) -> Any:
+    """Return any JSON value as an event; one that is no object has no phase (`ph`), so that readers pass over it."""
     raw = msgspec.convert(value, _Raw) if isinstance(value, dict) else _Raw()
     raw.args = msgspec.convert(raw.args, _Arguments) if isinstance(raw.args, dict) else None
     return raw
 
 
 def nanoseconds(microseconds: object) -> int | None:
-    """A time of an event in nanoseconds; None where it is no time."""
+    """Return a time of an event, which may be a number or text, in nanoseconds; None where it is no time."""
     if isinstance(microseconds, str):
         try:
             microseconds = float(microseconds)
@@ -286,7 +348,7 @@ def nanoseconds(microseconds: object) -> int | None:
 
 
 def integer(value: object) -> int | None:
-    """A whole number, given as a number or as text; None where it is none, or has more than 64 bits."""
+    """Return a whole number, given as a number or as text; None where it is none, or has more than 64 bits."""
     if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdigit():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -295,6 +357,6 @@ def integer(value: object) -> int | None:
 
 
 def text_of(arguments: Any, name: str) -> str:
-    """One argument of an event, cut short and without quotes; empty where it is no text."""
+    """Return one argument of an event, cut short and without quotes; empty where it is no text."""
     value = getattr(arguments, name, "") if arguments is not None else ""
     return value.strip('"')[:100] if isinstance(value, str) else ""

@@ -68,23 +68,23 @@ class Published:
         weak: bool = False,
         cluster: str | None = None,
     ) -> tuple[PublishedFact, ...]:
-        """The facts of one workload, by cluster, layout and number of GPUs.
+        """Return the facts of one workload, sorted by cluster, layout and number of GPUs.
 
         Args:
             dataset: cifar10 or cifar100; there are no facts for others.
             micro_batch: images per GPU.
             layout: all GPUs in one host, or one in each; None: either.
-            weak: weak scaling, with a tenth of the images per GPU, instead of all images.
+            weak: whether weak scaling is meant, with a tenth of the images for each GPU; else all images are shared.
             cluster: name of a cluster; None: any.
         """
-        facts = [
-            fact
-            for fact in self.facts
-            if (fact.dataset, fact.micro_batch) == (dataset, micro_batch)
-            and (layout is None or fact.layout == layout)
-            and (cluster is None or fact.cluster == cluster)
-            and abs(fact.fraction - (fact.gpus / 10 if weak else 1.0)) < 1e-9
-        ]
+        facts = []
+        for fact in self.facts:
+            is_workload = fact.dataset == dataset and fact.micro_batch == micro_batch
+            is_in_layout = layout is None or fact.layout == layout
+            is_on_cluster = cluster is None or fact.cluster == cluster
+            fraction = fact.gpus / 10 if weak else 1.0  # of the dataset's images
+            if is_workload and is_in_layout and is_on_cluster and abs(fact.fraction - fraction) < 1e-9:
+                facts.append(fact)
         return tuple(sorted(facts, key=lambda fact: (fact.cluster, fact.layout, fact.gpus)))
 
 
@@ -100,11 +100,11 @@ class _File(msgspec.Struct):
 
 @functools.cache
 def published() -> Published:
-    """The study of arXiv 2602.21081, read once.
+    """Return the facts of arXiv 2602.21081, which are read once.
 
     Raises:
         ValueError: the package's own file is damaged.
     """
     content = msgspec.json.decode(_FILE.read_bytes(), type=_File)
-    unlike = tuple(name for name, cluster in content.clusters.items() if cluster.unlike)
-    return Published(content.source, unlike, content.facts)
+    unlike_clusters = tuple(name for name, cluster in content.clusters.items() if cluster.unlike)
+    return Published(content.source, unlike_clusters, content.facts)

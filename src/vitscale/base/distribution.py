@@ -39,7 +39,7 @@ _WHEEL_FILE = "Wheel-Version: 1.0\nGenerator: vitscale\nRoot-Is-Purelib: true\nT
 
 
 def install_command(extra: str) -> str:
-    """The command that installs this vitscale with one of its extras, from the folder or wheel that it came from.
+    """Return the command that installs this vitscale with one of its extras, from the folder or wheel it came from.
 
     Example: "pip install -e '/home/me/vitscale[train]'" in a clone, "pip install '/path/to/vitscale[train]'" where it
     is unknown what it was installed from.
@@ -52,7 +52,7 @@ def install_command(extra: str) -> str:
 
 
 def source_tree() -> Path | None:
-    """The folder of the clone or sdist that the running package lies in; None for an installed copy."""
+    """Return the folder of the clone or sdist that the running package lies in; None for an installed copy."""
     folder = _PACKAGE.parents[1]
     if _PACKAGE.parent.name != "src" or not (folder / "pyproject.toml").is_file():
         return None
@@ -60,7 +60,7 @@ def source_tree() -> Path | None:
 
 
 def write_wheel(folder: Path) -> Path:
-    """Writes the wheel of the running package into a folder, unless the same one lies there; returns its path.
+    """Write the wheel of the running package into a folder, unless the same one lies there, and return its path.
 
     Two wheels of the same files are the same to the last bit.
 
@@ -84,7 +84,7 @@ def write_wheel(folder: Path) -> Path:
 
 
 def _refuse_other_content(path: Path, content: bytes) -> None:
-    """Refuses what already has the wheel's name, unless it is a file with this content.
+    """Refuse whatever already has the wheel's name, unless it is a file with this content.
 
     Raises:
         RequestError: it is something else.
@@ -96,7 +96,7 @@ def _refuse_other_content(path: Path, content: bytes) -> None:
 
 
 def _wheel() -> bytes:
-    """The wheel's bytes: the package's files as they are, its dist-info folder, and RECORD with the digest of each."""
+    """Return the wheel's bytes: the package's files, its dist-info folder, and RECORD with the digest of each file."""
     files = {f"{_NAME}/{name}": content for name, content in _package_files().items()}
     info_files = {**_info_files(), "WHEEL": _WHEEL_FILE.encode()}
     files |= {f"{_INFO_FOLDER}/{name}": content for name, content in info_files.items()}
@@ -105,13 +105,13 @@ def _wheel() -> bytes:
 
 
 def _record(files: Mapping[str, bytes]) -> bytes:
-    """The RECORD of a wheel with these files: path, digest and size of each, and its own path alone."""
+    """Return the RECORD of a wheel with these files: path, digest and size of each, and its own path alone."""
     lines = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items()]
     return "".join([*lines, f"{_INFO_FOLDER}/RECORD,,\n"]).encode()
 
 
 def _zip_archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip archive that depends on names and contents alone: all its files have one date and the mode rw-r--r--."""
+    """Return a zip archive that depends on names and contents alone: all files have one date and the mode rw-r--r--."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, content in files.items():
@@ -123,10 +123,10 @@ def _zip_archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def _package_files() -> dict[str, bytes]:
-    """Path inside the package -> content, in order, of all files but compiled and hidden ones."""
-    paths = {path.relative_to(_PACKAGE): path for path in _PACKAGE.rglob("*") if path.is_file()}
-    packed = sorted(inside for inside in paths if not any(map(_is_left_out, inside.parts)))
-    return {inside.as_posix(): paths[inside].read_bytes() for inside in packed}
+    """Return path inside the package -> content, in order of the paths, for all files but compiled and hidden ones."""
+    inside_paths = [path.relative_to(_PACKAGE) for path in _PACKAGE.rglob("*") if path.is_file()]
+    packed = sorted(inside for inside in inside_paths if not any(map(_is_left_out, inside.parts)))
+    return {inside.as_posix(): (_PACKAGE / inside).read_bytes() for inside in packed}
 
 
 def _is_left_out(path_part: str) -> bool:
@@ -134,7 +134,7 @@ def _is_left_out(path_part: str) -> bool:
 
 
 def _info_files() -> dict[str, bytes]:
-    """Path inside the dist-info folder -> content: METADATA, entry points and the licence.
+    """Return path inside the dist-info folder -> content: METADATA, entry points and the licence.
 
     Raises:
         RequestError: the package neither lies in a clone nor is installed.
@@ -150,7 +150,7 @@ def _info_files() -> dict[str, bytes]:
 
 
 def _info_files_of_clone(checkout: Path) -> dict[str, bytes]:
-    """`_info_files` made from pyproject.toml."""
+    """Return what `_info_files` does, made from a clone's pyproject.toml."""
     project = _project(checkout)
     files = {"METADATA": _metadata(project), "entry_points.txt": _entry_points(project)}
     license_file = checkout / "LICENSE"
@@ -160,18 +160,18 @@ def _info_files_of_clone(checkout: Path) -> dict[str, bytes]:
 
 
 def _info_files_of_installation(installed: metadata.Distribution) -> dict[str, bytes]:
-    """`_info_files` copied from an installation, without the installer's own."""
-    paths = {str(path): path for path in installed.files or ()}
+    """Return what `_info_files` does, copied from an installation without the files that its installer wrote."""
     files = {}
-    for text, path in sorted(paths.items()):
-        _, folder, name = text.partition(f"{_INFO_FOLDER}/")
-        if folder and name not in _INSTALLERS_FILES:
+    for path in sorted(installed.files or (), key=str):
+        _, info_folder, name = str(path).partition(f"{_INFO_FOLDER}/")
+        is_in_info_folder = info_folder != ""
+        if is_in_info_folder and name not in _INSTALLERS_FILES:
             files[name] = Path(str(installed.locate_file(path))).read_bytes()
     return files
 
 
 def _project(checkout: Path) -> dict[str, Any]:
-    """The table [project] of a clone's pyproject.toml; empty where it cannot be read."""
+    """Return the table [project] of a clone's pyproject.toml; empty where it cannot be read."""
     try:
         project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8")).get("project")
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def _project(checkout: Path) -> dict[str, Any]:
 
 
 def _metadata(project: Mapping[str, Any]) -> bytes:
-    """METADATA of a clone, from its [project], with the requirements of each extra.
+    """Return the METADATA of a clone, from its [project], with the requirements of each extra.
 
     https://packaging.python.org/en/latest/specifications/core-metadata/
     """
@@ -201,7 +201,7 @@ def _metadata(project: Mapping[str, Any]) -> bytes:
 
 
 def _requirement_of_extra(requirement: str, extra: str) -> str:
-    """A requirement with the condition of an extra behind it.
+    """Return a requirement with the condition that an extra is asked for.
 
     Example: "a>=1; os_name == 'nt'" becomes "a>=1; (os_name == 'nt') and extra == "train"".
     """
@@ -213,47 +213,51 @@ def _requirement_of_extra(requirement: str, extra: str) -> str:
 
 
 def _entry_points(project: Mapping[str, Any]) -> bytes:
-    """The text of entry_points.txt, by which installers make commands."""
+    """Return the text of entry_points.txt, from which installers make commands."""
     lines = [f"{command} = {function}\n" for command, function in project["scripts"].items()]
     return "".join(["[console_scripts]\n", *lines]).encode()
 
 
 def _distribution() -> metadata.Distribution | None:
-    """The installed distribution that the running package belongs to; None where it was not installed."""
+    """Return the installed distribution that the running package belongs to; None where it was not installed."""
     distributions = metadata.distributions(name=_NAME, path=[str(_PACKAGE.parent)])
     return next(iter(distributions), None)
 
 
 def _installed_from() -> str | None:
-    """The folder or wheel that an installed copy came from, as its installer noted it (direct_url.json of PEP 610).
+    """Return the path of the folder or wheel that this package was installed from.
 
-    None where nothing was noted, where it came from elsewhere than a file, and where that is gone.
+    pip records it as a URL in direct_url.json (PEP 610): {"url": "file:///home/me/vitscale", ...}. Return None where
+    there is no such record, where its URL is not that of a file, and where the file or folder no longer exists.
     """
     installed = _distribution()
-    text = None if installed is None else installed.read_text("direct_url.json")
-    if text is None:
+    if installed is None:
+        return None
+    record = installed.read_text("direct_url.json")
+    if record is None:
         return None
     try:
-        url = urlsplit(json.loads(text)["url"])
+        url = urlsplit(json.loads(record)["url"])
     except (KeyError, TypeError, ValueError):
         return None
+    if url.scheme != "file":
+        return None
     path = unquote(url.path)
-    is_there = url.scheme == "file" and Path(path).exists()
-    return path if is_there else None
+    return path if Path(path).exists() else None
 
 
 def _digest(content: bytes) -> str:
-    """SHA-256 as RECORD has it: URL-safe base64 without its padding."""
+    """Return the SHA-256 in the form of RECORD: URL-safe base64 without its padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
-    """Versions of distributions, None where one is not installed; imports nothing."""
+    """Return distribution -> its version, None where it is not installed. Nothing is imported."""
     versions: dict[str, str | None] = {}
     for name in distributions:
         try:
             versions[name] = _version(name)
-        except metadata.PackageNotFoundError:  # which may be installed later: not kept
+        except metadata.PackageNotFoundError:  # not cached, because it may be installed later
             versions[name] = None
     return versions
 

@@ -123,13 +123,14 @@ _MOST_LINKS = 40
 def is_stream(path: Path) -> bool:
     """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout).
 
-    So does a link to such a name, through any number of links.
+    Links are followed, one after the other: a link to such a name counts too.
     """
     name = path
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(name.parent)
-        standard = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
-        if standard or folder == "/dev/fd" or folder.startswith("/proc/"):
+        is_standard_stream = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
+        is_open_file = folder == "/dev/fd" or folder.startswith("/proc/")
+        if is_standard_stream or is_open_file:
             return True
         if not name.is_symlink():
             break

@@ -19,7 +19,7 @@ Done = TypeVar("Done")
 
 
 def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) -> list[Done]:
-    """`[work(item) for item in items]`, with the items dealt out to this process and a fork for each further core.
+    """Return `[work(item) for item in items]`, computed by this process and a fork for each further core.
 
     Changes that `work` makes elsewhere are lost. Where a fork fails, its share is done here, so that errors are those
     of `work`.
@@ -32,36 +32,28 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
     processes = 1
     if _may_fork() and len(items) >= max(1, fewest):
         processes = min(len(items), len(usable_cores()))
+    # Indices of the items that each process takes: with 2 processes 0, 2, 4, ... and 1, 3, 5, ...
     own_share, *shares = [range(first, len(items), processes) for first in range(processes)]
-    done: dict[int, Done] = {}
+    result_by_index: dict[int, Done] = {}
     children: list[_Fork] = []
     try:
         for share in shares:
-            answer, write = os.pipe()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's on threads, which take no part
-                try:
-                    process_id = os.fork()
-                except OSError:  # no memory, or no more processes
-                    os.close(answer)
-                    os.close(write)
-                    break
-            is_fork = process_id == 0
-            if is_fork:
-                _answer(write, work, [items[index] for index in share])
-            os.close(write)
-            children.append(_Fork(process_id, answer, share))
-        done |= {index: work(items[index]) for index in own_share}
+            child = _start_fork(work, items, share)
+            if child is None:
+                break
+            children.append(child)
+        result_by_index |= {index: work(items[index]) for index in own_share}
         for child in children:
             # A fork that was ended gives no answer, or only a part.
             with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.answer, "rb", closefd=False) as file:
-                done |= zip(child.share, pickle.load(file), strict=True)  # noqa: S301 - of a fork of this process
+                results = pickle.load(file)  # noqa: S301 - of a fork of this process
+                result_by_index |= zip(child.share, results, strict=True)
     finally:
         for child in children:
             os.close(child.answer)
             os.kill(child.process_id, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
             os.waitpid(child.process_id, 0)
-    return [done[index] if index in done else work(items[index]) for index in range(len(items))]
+    return [result_by_index[index] if index in result_by_index else work(item) for index, item in enumerate(items)]
 
 
 class _Fork(NamedTuple):
@@ -72,6 +64,24 @@ class _Fork(NamedTuple):
     """Descriptor from which its results are read."""
     share: range
     """Indices of its items."""
+
+
+def _start_fork(work: Callable[[Item], Done], items: Sequence[Item], share: range) -> _Fork | None:
+    """Start a fork that works on the items with the indices in `share`; return None where none can be started."""
+    answer, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's on threads, which take no part
+        try:
+            process_id = os.fork()
+        except OSError:  # no memory, or no more processes
+            os.close(answer)
+            os.close(write)
+            return None
+    is_fork = process_id == 0
+    if is_fork:
+        _answer(write, work, [items[index] for index in share])  # ends the fork
+    os.close(write)
+    return _Fork(process_id, answer, share)
 
 
 def has_other_threads() -> bool:
@@ -92,7 +102,15 @@ def _may_fork() -> bool:
 
 
 def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:
-    """Do a fork's work and end the fork: no other code of the process that it copies may run in it."""
+    """Do a fork's work, write its results to a pipe, and end the fork.
+
+    It never returns: no other code of the process that the fork copies may run in it.
+
+    Args:
+        write: descriptor of the pipe.
+        work: as in `spread`.
+        items: the fork's share of the items.
+    """
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
         with os.fdopen(write, "wb") as file:

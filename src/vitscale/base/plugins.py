@@ -34,7 +34,7 @@ def package(kind: PluginKind, name: str) -> str | None:
 
 
 def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
-    """Return the thing called `name`: one of vitscale's `own`, which nobody replaces, else one of an installed package.
+    """Return the thing called `name`: vitscale's own where it has one of this name, else an installed package's.
 
     Args:
         kind: kind of thing; its group is `vitscale.<kind>s`.
@@ -45,8 +45,8 @@ def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: ty
         next_step: what to do where there is none.
 
     Raises:
-        RequestError: there is none, with the names that there are; or a package's cannot be imported, or is something
-            else; the message names its package.
+        RequestError: there is none of this name (the message lists the names that exist); or a package's thing cannot
+            be imported, or is not what it must be (the message names the package).
     """
     if name in own:
         return own[name]
@@ -67,7 +67,9 @@ def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: ty
 
 
 def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T], *of: type) -> T:
-    """Return what `ask` returns, a call of a thing that `known` gave. What vitscale's own raise goes on as it is.
+    """Return what `ask` returns, which calls a thing that `known` has returned.
+
+    An error of vitscale's own things goes on as it is; that of a package's thing becomes a message with the package.
 
     Args:
         kind: the thing's kind.
@@ -95,7 +97,10 @@ def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T
 
 
 def referred(reference: str) -> Any:
-    """Return the object that "module:name" names, for things that are declared on one plane and done on the other."""
+    """Import a module and return one of its objects, by "module:name".
+
+    So a table can refer to an object whose module needs torch, without importing it.
+    """
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -103,16 +108,17 @@ def referred(reference: str) -> Any:
 def fault(error: BaseException) -> str:
     """Return what another package's code raised, and where: "OSError: meter unplugged (meter.py, line 7)"."""
     text = f"{type(error).__name__}: {error}"
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
         return text
-    module = str(trace.tb_frame.f_globals.get("__name__"))
-    if module.startswith(("vitscale.", "importlib")):  # raised while it was called or imported, not in its code
+    module = str(innermost.tb_frame.f_globals.get("__name__"))
+    is_outside_package = module.startswith(("vitscale.", "importlib"))  # raised while it was called or imported
+    if is_outside_package:
         return text
-    file_name = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
-    return f"{text} ({file_name}, line {trace.tb_lineno})"
+    file_name = innermost.tb_frame.f_code.co_filename.rpartition("/")[2]
+    return f"{text} ({file_name}, line {innermost.tb_lineno})"
 
 
 def _entry(kind: PluginKind, name: str) -> metadata.EntryPoint | None:

@@ -15,9 +15,12 @@ _END = itemgetter(1)
 
 
 def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Interval]:
-    """The union as disjoint intervals in order; gaps of up to `join_below` are filled."""
+    """Return the union as disjoint intervals in order; gaps of up to `join_below` are filled.
+
+    Example: (0, 2), (1, 3) and (5, 6) give [(0, 3), (5, 6)].
+    """
     joined: list[Interval] = []
-    began = ended = -math.inf
+    began = ended = -math.inf  # the interval that is being joined; the first one, without an end, is left out below
     for start, end in sorted(intervals):
         if start - ended <= join_below:
             if end > ended:
@@ -29,7 +32,10 @@ def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Int
 
 
 def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]:
-    """The parts of `within` that lie in none of the intervals, which are disjoint and in order."""
+    """Return the parts of `within` that lie in none of the intervals, which are disjoint and in order.
+
+    Example: for (1, 2) within (0, 3) they are [(0, 1), (2, 3)].
+    """
     left, right = within
     gaps: list[Interval] = []
     for start, end in disjoint:
@@ -45,7 +51,10 @@ def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]
 
 
 def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """The parts that lie in both; each side is disjoint and in order."""
+    """Return the parts that lie in both; each side is disjoint and in order.
+
+    Example: (0, 2) and (4, 6) have with (1, 5) in common [(1, 2), (4, 5)].
+    """
     common: list[Interval] = []
     if not (left and right):
         return common
@@ -69,5 +78,5 @@ def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[In
 
 
 def length(disjoint: Iterable[Interval]) -> float:
-    """The sum of the intervals' lengths."""
+    """Return the sum of the intervals' lengths."""
     return sum(end - start for start, end in disjoint)

@@ -3,6 +3,7 @@
 epochs         a table of epochs by rank
 deepspeed      DeepSpeed's own log, with wall_clock_breakdown
 trainer_state  Hugging Face's trainer_state.json
+train_logs     what training loops print of their steps, of many programs
 traces         traces of the PyTorch profiler
 left_behind    states, traces and logs that a script without a Probe has left in its run
 plain_csv      a table of measured times

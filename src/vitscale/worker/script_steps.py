@@ -77,7 +77,7 @@ class _BatchLoop:
 def _length_of(loader: Iterable[Any]) -> int | None:
     """Returns the number of a loader's batches; None where it has no length."""
     try:
-        return len(loader)  # type: ignore[arg-type]
+        return len(loader)  # type: ignore[arg-type]  # the error says whether it has a length
     except Exception:  # a loader may raise whatever it likes
         return None
 

@@ -175,15 +175,11 @@ class EpochOrder:
         step_ids = self._ids[step * global_batch : (step + 1) * global_batch]
         step_real = len(step_ids)  # less than global_batch in a last step that is not full
         # Entries of each rank's slot: micro-batches [8, 4] stay [8, 4] in a full step, and are [4, 2] in a half one.
-        slot_entries = [_divide_rounding_up(size * step_real, global_batch) for size in self.micro_batches]
+        slot_entries = [-(-size * step_real // global_batch) for size in self.micro_batches]  # rounded up
         entries_before = micro_step * sum(slot_entries) + sum(slot_entries[:rank])
         entries = np.arange(entries_before, entries_before + slot_entries[rank])  # numbers within the step
         is_real = entries < step_real  # the entries behind the step's images are padding, and repeat its first ones
         return Slot(ids=step_ids[entries % step_real], real=int(is_real.sum()), step_real=step_real)
-
-
-def _divide_rounding_up(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
 
 
 def _shuffled(ids: Ids, number: int) -> Ids:

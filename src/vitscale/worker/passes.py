@@ -257,6 +257,8 @@ class Passes:
             real: images that count, over the ranks that share their tokens; they come first.
             images: all images, padding included.
         """
+        if not self.norms:
+            return
         labelled = self._labelled_images(images)
         labelled_real = min(max(0, real - labelled.start), labelled.stop - labelled.start)
         for norm in self.norms:

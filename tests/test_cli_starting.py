@@ -341,7 +341,7 @@ def test_a_check_of_this_machine_says_nothing_of_another(
 ) -> None:
     (tmp_path / "study.toml").write_text((EXAMPLES / "quickstart.toml").read_text())
     seen: list[object] = []
-    monkeypatch.setattr("vitscale.runner.expectation.latest", lambda *asked: seen.append(asked))
+    monkeypatch.setattr("vitscale.runner.expectation.latest", lambda *asked, **_: seen.append(asked))
     assert call("plan", "study.toml", *ELSEWHERE)[0] == 0
     assert seen == []
     assert call("plan", "study.toml")[0] == 0

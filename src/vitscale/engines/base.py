@@ -413,13 +413,13 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
+    replays_graphs = train.compile_mode == "reduce-overhead" and train.compile
     if not (train.activation_checkpointing or train.compile):
         return model
     blocks = blocks_of(model) if own_blocks is None else own_blocks
     _check_block_options(model, train, has_blocks=bool(blocks or blocks_of(model)))
     if train.compile:
         _raise_recompile_limits(blocks, train)
-    replays_graphs = train.compile and train.compile_mode == "reduce-overhead"
     compile_options: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
     for block in blocks:
         if train.activation_checkpointing:

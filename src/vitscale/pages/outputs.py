@@ -440,7 +440,7 @@ class UnreadWarning(UserWarning):
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """Load results as frames and charts, each worked out when it is first asked for.
+    """Loads results as frames and charts, each worked out when it is first asked for.
 
     Args:
         results: a results folder, or a bundle of it; `~` is the home folder.

@@ -30,7 +30,7 @@ _HELLO_SECONDS = 30.0
 _CROWDED_HELLO_SECONDS = 0.25
 """The same while others wait to be let in. A rank says hello as it connects."""
 _UNKNOWN_SHARE = 8
-"""Of all connections one in so many may be unknown, that is not have said hello yet."""
+"""One in so many of all connections may be unknown: it has not said hello yet."""
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 

@@ -328,7 +328,7 @@ class _CheckedRate(NamedTuple):
     """The matrix-multiply rate that a check measured."""
 
     flops_per_second: float
-    """Of one rank; the median over all ranks."""
+    """The median over all ranks of what one rank computes in a second."""
     day: str
     """The day of the check: "2026-11-28"."""
 

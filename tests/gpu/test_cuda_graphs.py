@@ -85,6 +85,5 @@ def test_a_step_of_small_batches_is_shorter_by_its_launch_gaps(tmp_path: Path) -
     for run in store.load(tmp_path / "results").runs:
         seconds = sorted(step.seconds for step in run.ranks[0].steps if step.window == "light" and not step.warmup)
         median[run.header.trial.train.engine, run.header.trial.train.compile_mode] = seconds[len(seconds) // 2]
-    print(median)
     for engine in ("none", "ddp", "deepspeed"):
         assert median[engine, "reduce-overhead"] < median[engine, "default"]

@@ -44,8 +44,8 @@ _READERS: Mapping[str, Callable[[Sequence[Path], ImportOptions], LogContents]] =
     "csv": plain_csv.read,
     "trace": traces.read,
 }
-_OF_ONE_COUNT = ("epochs", "csv", "deepspeed", "trainer-state", "train-log")
-"""Formats that may leave the GPUs untold: all of a file then ran on as many."""
+_MAY_LACK_GPU_COUNT = ("epochs", "csv", "deepspeed", "trainer-state", "train-log")
+"""Formats whose files may not say on how many GPUs they ran; one count is then of a whole file."""
 _MOST_FILES = 10_000
 
 
@@ -80,9 +80,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: ImportOptions, 
     if twice := [path for path, times in Counter(path.absolute() for path in paths).items() if times > 1]:
         # Its runs would be taken for repeats, whose spread is what figures are unsure by.
         raise RequestError(f"{shown(twice[0].name)} is given twice", next_step="Give each file once")
-    if options.each_gpus and log_format not in _OF_ONE_COUNT:
+    if options.each_gpus and log_format not in _MAY_LACK_GPU_COUNT:
         what = f"--gpus has {len(options.each_gpus)} numbers, and {log_format} tells them itself"
-        raise RequestError(what, valid=_OF_ONE_COUNT, next_step="Leave --gpus out")
+        raise RequestError(what, valid=_MAY_LACK_GPU_COUNT, next_step="Leave --gpus out")
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:

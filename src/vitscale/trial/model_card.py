@@ -88,6 +88,8 @@ class CardPart(_CardRecord):
     highest. Which one is the highest depends on the number of images."""
     backward: tuple[PerImage, ...] = (PerImage(),)
     """The same in its backward: gradients that are passed on, and temporaries."""
+    forward_flops: PerImage = PerImage()
+    """FLOPs of the part's forward: its share of the work decides when gradients are ready to be sent."""
 
 
 class ModelCard(_CardRecord):

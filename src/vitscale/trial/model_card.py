@@ -115,9 +115,14 @@ class ModelCard(_CardRecord):
     """FLOPs that checkpointing computes again."""
 
     @property
-    def parameters(self) -> int:
-        """Number of trainable parameters."""
+    def trainable_parameters(self) -> int:
+        """Number of parameters that get a gradient."""
         return sum(_elements(shape) for module in self.modules() for shape in module.shapes)
+
+    @property
+    def parameters(self) -> int:
+        """Number of all parameters, frozen ones included, as `sum(p.numel() for p in model.parameters())` counts."""
+        return self.trainable_parameters + self.frozen_elements
 
     def modules(self) -> Iterator[CardModule]:
         """Yield all modules with trainable tensors, in the order of forward."""

@@ -22,6 +22,8 @@ from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, StudyRecord
+from vitscale.study import user_model
+from vitscale.study.cards import find_cards
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, MeasureSection
@@ -191,6 +193,7 @@ def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
         factory_digests=expansion.factory_digests,
+        cards=find_cards(expansion.trials, expansion.factory_digests, user_model.user_folders(file.path)),
         vitscale=program.identity(),
     )
 

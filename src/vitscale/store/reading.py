@@ -33,6 +33,7 @@ from vitscale.store.packs import (
 )
 from vitscale.store.records import READABLE_RECORDS, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
+from vitscale.trial.known_models import KNOWN_MODELS
 
 Model = TypeVar("Model", bound=BaseModel)
 RESTORE_PACK = "put the file back from a copy, or delete it, and `vitscale run` does its runs again"
@@ -116,6 +117,8 @@ def _read_json(path: Path, model: type[Model]) -> Model:
 def read_study(results: Path) -> StudyRecord | None:
     """Return the study that `results` holds, or None where there is none yet.
 
+    The cards of its models are known to this process afterwards.
+
     Raises:
         StoreError: study.json is there but cannot be read.
     """
@@ -124,7 +127,11 @@ def read_study(results: Path) -> StudyRecord | None:
         is_there = path.exists()
     except OSError as error:  # a name too long, or a folder that may not be entered
         raise StoreError(f"{shown(str(results))} cannot be read: {error.strerror}") from None
-    return _read_json(path, StudyRecord) if is_there else None
+    if not is_there:
+        return None
+    study = _read_json(path, StudyRecord)
+    KNOWN_MODELS.put_all(study.cards)
+    return study
 
 
 def folder_of(results: Path) -> Path:

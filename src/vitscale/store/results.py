@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 from vitscale.present.unread import Unread
 from vitscale.store.lines import Count, Finite, Record, Seconds
 from vitscale.store.records import FORMAT, RankRecord
+from vitscale.trial.model_card import ModelCard
 from vitscale.trial.trial import Mode, Trial
 
 OutcomeKind = Literal["completed", "oom", "timeout", "hang", "failed", "skipped"]
@@ -187,6 +188,8 @@ class StudyRecord(Record):
     factory_digests: dict[str, str] = Field(default={})
     """Trial identity -> SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
     text. Empty in format 11: unknown."""
+    cards: tuple[ModelCard, ...] = ()
+    """Counts of the models that no formula counts, as they were traced when the study was planned."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
     vitscale: str | None = None

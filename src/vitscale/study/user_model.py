@@ -180,7 +180,7 @@ def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
 def _spec_of(study_path: Path, reference: str) -> ModuleSpec | None:
     """Return the specification of the module in "module:name", found where the ranks look for it."""
     module = _parse_reference(reference).module
-    return _module_spec(module.split("."), _user_folders(study_path))
+    return _module_spec(module.split("."), user_folders(study_path))
 
 
 class _Reference(NamedTuple):
@@ -197,7 +197,7 @@ def _parse_reference(reference: str) -> _Reference:
     return _Reference(module, name)
 
 
-def _user_folders(study_path: Path) -> list[str]:
+def user_folders(study_path: Path) -> list[str]:
     """Return the folders in which ranks look for a user's modules, after what is installed."""
     return [str(Path.cwd()), str(study_path.parent.absolute())]
 
@@ -317,7 +317,7 @@ def check_reference(
         return
     first_name = name.partition(".")[0]  # "Classes" of "Classes.build"
     if first_name not in names_in_module:
-        user_module = _module_spec_in(module.split("."), _user_folders(study_path))
+        user_module = _module_spec_in(module.split("."), user_folders(study_path))
         is_user_module_hidden = user_module is not None and user_module.origin != spec.origin
         raise RequestError(
             f"{what}: {spec.origin} has no {shown(first_name)}",

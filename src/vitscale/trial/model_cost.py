@@ -12,10 +12,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.trial import model_counts
+from vitscale.trial.known_models import KNOWN_MODELS
+from vitscale.trial.model_card import CardPart, ModelCard
 from vitscale.trial.model_counts import DecoderShape, ModelBlock, Module, SwinShape
 from vitscale.trial.model_spec import VIT_FIELDS, ModelSpec, hf_shape
 
@@ -90,6 +92,9 @@ def batch_norms(spec: ModelSpec) -> tuple[int, ...] | None:
     """Channels of each batch norm of a recorded spec; None where only building the model could tell."""
     if recorded_shapes(spec) is None:
         return None
+    if not has_formula(spec):
+        card = KNOWN_MODELS.counts(spec)
+        return None if card is None else card.batch_norm_channels
     decoder = decoder_shape(spec)
     return () if decoder is None else tuple(layer.norm for layer in model_counts.upernet_layers(decoder) if layer.norm)
 
@@ -115,9 +120,41 @@ class ParameterShapes(NamedTuple):
         return [shape for block in self.each() for module in block.modules for shape in module.tensors]
 
 
+def has_formula(spec: ModelSpec) -> bool:
+    """Whether a resolved model is counted by formulas here; all others are counted by tracing them (`model_card`)."""
+    return swin_shape(spec) is not None or vit_shape(spec) is not None
+
+
 def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
-    """The shapes of a resolved spec's trainable tensors; None where only building the model could tell."""
-    return _shapes(swin_shape(spec), vit_shape(spec), decoder_shape(spec), spec.num_classes or 0)
+    """Return the shapes of a resolved spec's trainable tensors; None where no formula and no card has them."""
+    by_formula = _shapes(swin_shape(spec), vit_shape(spec), decoder_shape(spec), spec.num_classes or 0)
+    if by_formula is not None:
+        return by_formula
+    card = KNOWN_MODELS.counts(spec)
+    return None if card is None else _card_shapes(card)
+
+
+def _card_shapes(card: ModelCard) -> ParameterShapes:
+    blocks = tuple(card_block(part) for part in card.parts if part.modules)
+    return ParameterShapes(blocks)
+
+
+def card_block(part: CardPart) -> ModelBlock:
+    """Return a card's part as a block of its trainable modules.
+
+    The part's products are spread over its linear layers and convolutions by their number of weights.
+    """
+    part_macs = max(1, part.forward_flops.per_image // 2)
+    product_elements = sum(_elements(module.shapes) for module in part.modules if module.is_cast)
+    modules = []
+    for module in part.modules:
+        macs = part_macs * _elements(module.shapes) // product_elements if module.is_cast else 0
+        modules.append(Module(module.shapes, macs, cast=module.is_cast))
+    return model_counts.in_order(modules)._replace(wrapped=part.block > 0)
+
+
+def _elements(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
 
 
 @lru_cache(maxsize=256)
@@ -165,10 +202,32 @@ def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
         return None
 
 
+class ParameterCount(NamedTuple):
+    """A number of parameters, and how it is known."""
+
+    parameters: int
+    source: Literal["by formula", "traced", "told"]
+    """"told": a user gave it with imported results."""
+
+
+def counted_parameters(spec: ModelSpec) -> ParameterCount | None:
+    """Return the parameters of a resolved spec, frozen ones included, and how they are known; None where unknown."""
+    if has_formula(spec):
+        shapes = parameter_shapes(spec)
+        blocks = shapes.blocks if shapes is not None else ()
+        return ParameterCount(sum(block.repeats * block.elements for block in blocks), "by formula")
+    card = KNOWN_MODELS.counts(spec)
+    if card is not None:
+        return ParameterCount(card.parameters, "traced")
+    if spec.parameter_count is not None:
+        return ParameterCount(spec.parameter_count, "told")
+    return None
+
+
 def parameters(spec: ModelSpec) -> int | None:
-    """Trainable parameters of a resolved spec, or as an import's user gave them; None if only building could tell."""
-    shapes = parameter_shapes(spec)
-    return spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
+    """Return the parameters of a resolved spec, frozen ones included; None where they are unknown."""
+    count = counted_parameters(spec)
+    return None if count is None else count.parameters
 
 
 _COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGbBtT]?)")
@@ -196,16 +255,32 @@ def forward_flops(spec: ModelSpec) -> int | None:
     A ViT's block takes 4h^2 MACs per token for projections, 2sh for attention (scores and values over s tokens), 2hm
     for the MLP. The patch projection and the head are added: a classifier on the class token alone, or UperNet's
     convolutions. Biases, norms, GELU and softmax do not count, as in Kaplan et al. (2020), section 2.1, and torch's
-    FlopCounterMode.
+    FlopCounterMode. Other models are counted by their card.
     """
+    if not has_formula(spec):
+        card = KNOWN_MODELS.counts(spec)
+        return None if card is None else card.flops("forward").of(1)
     shapes = parameter_shapes(spec)
     if shapes is None:
         return None
     return 2 * sum(block.repeats * module.macs for block in shapes.blocks for module in block.modules)
 
 
-def training_flops(spec: ModelSpec) -> int | None:
-    """FLOPs of one image's forward and backward pass: 3 x forward; None where unknown."""
+def training_flops(spec: ModelSpec, images: int = 1) -> int | None:
+    """Return the FLOPs of one image's forward and backward pass; None where unknown.
+
+    By formula they are 3 x forward. A card has both passes, and products that a micro-batch takes once whatever its
+    size (a Swin's position biases): each image has its share of those.
+
+    Args:
+        spec: resolved.
+        images: images of a micro-batch.
+    """
+    if not has_formula(spec):
+        card = KNOWN_MODELS.counts(spec)
+        if card is None:
+            return None
+        return (card.flops("forward").of(images) + card.flops("backward").of(images)) // images
     forward = forward_flops(spec)
     return None if forward is None else 3 * forward
 

@@ -16,14 +16,24 @@ from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
 from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optimizer_of_states
+from vitscale.engines.trace_requests import trace_request
 from vitscale.errors import shown
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.from_card import card_of, card_pieces
 from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.shares import Share
 from vitscale.trial.fields import fields_where
-from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.trial.known_models import KNOWN_MODELS
+from vitscale.trial.model_cost import (
+    ParameterShapes,
+    VitShape,
+    has_formula,
+    parameter_shapes,
+    recorded_shapes,
+    vit_shape,
+)
 from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
 
@@ -132,8 +142,8 @@ def unavailable(trial: Trial) -> str:
     if reason := facts.states_unknown(train):
         return reason
     shapes = recorded_shapes(trial.model)
-    if shapes is None:
-        return "only building this model could count it"
+    if shapes is None or not has_formula(trial.model):
+        return "" if card_of(trial) is not None else _why_no_card(trial)
     if _classifier(trial) is not None:
         return ""
     return (
@@ -141,6 +151,16 @@ def unavailable(trial: Trial) -> str:
         if train.device == "cpu" or train.precision not in AUTOCAST
         else "what autocast keeps of this model on a GPU is not modelled"
     )
+
+
+def _why_no_card(trial: Trial) -> str:
+    """Return why the model's activations are not known under the trial's conditions."""
+    reason = KNOWN_MODELS.reason(trace_request(trial))
+    if reason:
+        return reason
+    if KNOWN_MODELS.counts(trial.model) is not None:
+        return f"this model was not traced for {trial.train.precision} on {trial.train.device}"
+    return "no formula and no card counts this model"
 
 
 def forecast_bytes(trial: Trial) -> int | None:
@@ -261,6 +281,10 @@ def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
     Several moments may have one name.
     """
     whole = _shapes(trial)
+    card = None if has_formula(trial.model) else card_of(trial)
+    if card is not None:
+        yield moments_in_parts(card_pieces(trial, card), trial, _wrapped(trial, whole))
+        return
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
             shapes = share.shapes(whole)

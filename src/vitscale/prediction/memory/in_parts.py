@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import NamedTuple
 
 from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
@@ -15,6 +14,7 @@ from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.memory.activations import AUTOCAST, activations
 from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.in_stages import StageBytes
+from vitscale.prediction.memory.pieces import Pieces
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
@@ -22,19 +22,6 @@ from vitscale.trial.model_counts import DecoderLayer, DecoderShape, SwinShape, S
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec, Trial
-
-
-class Pieces(NamedTuple):
-    """A model's parts, and the bytes beside them."""
-
-    parts: tuple[Part, ...]
-    images: int
-    """Images and labels, held from before forward until after backward."""
-    logits: int
-    """What the loop holds from the model's output until backward is over."""
-    buffers: int
-    """Buffers, which stay and are no parameters: Swin's distances in a block's windows, and which two tokens have which
-    distance."""
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:

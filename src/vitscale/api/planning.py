@@ -27,6 +27,7 @@ from vitscale.present.verb_result import VerbResult
 from vitscale.runner.expectation import expectations
 from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
 from vitscale.runner.preview import command_list, plan_document, plan_fields, runs_to_do
+from vitscale.sources.elsewhere import check_or_expect
 from vitscale.study.file import StudyFile
 
 
@@ -96,7 +97,7 @@ def plan(
         >>> vitscale.plan("study.toml", ["train.micro_batch=16"])
         <plan: documented, 2 trials, 2 of 2 runs to do>
     """
-    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides))
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), check_data=check_or_expect)
     price_per_hour = positive(price, "--price")
     fits = memory_fits(planned, memory_bytes(gpu_memory))
     skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
@@ -126,7 +127,7 @@ def commands(
     Raises:
         RequestError: the study, its data or the hosts do not allow it.
     """
-    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides))
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), check_data=check_or_expect)
     return command_list(planned, None, unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit))
 
 

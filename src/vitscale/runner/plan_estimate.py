@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,6 +30,16 @@ _WILL_NOT_FIT = 0.5
 _MAY_NOT_FIT = 0.05
 """Chance of running out of memory from which a trial is said perhaps not to fit."""
 _LARGEST_IMAGE = 8192
+_LARGEST_BATCH = 65_536
+
+
+class LargestBatches(NamedTuple):
+    """The largest micro-batches that fit, in images of each rank; 0 where not even one image fits."""
+
+    kept: int
+    """With activations kept."""
+    recomputed: int
+    """With activation checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class MemoryFit:
     """Memory of one rank's device; on CPU the rank's share of the host's memory."""
     oom_chance: float | None
     """Chance that the trial runs out of memory, in [0, 1]."""
+    largest: LargestBatches | None = None
+    """The largest micro-batches that fit; None where they are unknown, and where a CPU's memory suffices anyway."""
 
     @property
     def unfit(self) -> bool:
@@ -81,6 +93,7 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
     """
     capacities: dict[_DeviceUse, int | None] = {}
     fits_by_inputs: dict[str, MemoryFit] = {}
+    largest_by_inputs: dict[_BatchGroup, LargestBatches | None] = {}
     fits = {}
     for trial_id, trial in plan.record.trials.items():
         inputs = _memory_key(trial)
@@ -88,9 +101,62 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
             use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
             if use not in capacities:
                 capacities[use] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-            fits_by_inputs[inputs] = _fit(trial, capacities[use])
+            fit = _fit(trial, capacities[use])
+            is_limit_of_interest = capacity_bytes is not None or trial.train.device == "cuda" or fit.unfit or fit.unsure
+            if is_limit_of_interest:
+                group = _BatchGroup(_memory_key(_with_batch(trial, 1, checkpointing=False)), capacities[use])
+                if group not in largest_by_inputs:
+                    largest_by_inputs[group] = _largest_batches(trial, capacities[use])
+                fit = replace(fit, largest=largest_by_inputs[group])
+            fits_by_inputs[inputs] = fit
         fits[trial_id] = fits_by_inputs[inputs]
     return fits
+
+
+class _BatchGroup(NamedTuple):
+    """Trials in one group have the same memory, micro-batch and activation checkpointing apart."""
+
+    memory_key: str
+    capacity_bytes: int | None
+
+
+def _largest_batches(trial: Trial, capacity_bytes: int | None) -> LargestBatches | None:
+    """Return the largest micro-batches of a trial that fit; None where memory is unknown, or ranks have unequal ones.
+
+    A micro-batch counts as fitting unless it more likely than not does not fit.
+    """
+    if capacity_bytes is None or trial.train.micro_batches:
+        return None
+    kept = _largest_batch(trial, capacity_bytes, checkpointing=False)
+    recomputed = _largest_batch(trial, capacity_bytes, checkpointing=True)
+    return None if kept is None or recomputed is None else LargestBatches(kept, recomputed)
+
+
+def _largest_batch(trial: Trial, capacity_bytes: int, *, checkpointing: bool) -> int | None:
+    """Return the largest micro-batch that fits, 0 where none does; None where its memory is unknown.
+
+    Larger micro-batches need more memory: the interval between the largest that fits and the smallest that does not is
+    halved until the two are neighbours.
+    """
+    if forecast_bytes(_with_batch(trial, 1, checkpointing=checkpointing)) is None:
+        return None
+    fitting = 0
+    too_many = _LARGEST_BATCH + 1
+    while too_many - fitting > 1:
+        # Most micro-batches are far below the limit: where nothing is known to be too many, try twice as many.
+        middle = (fitting + too_many) // 2 if too_many <= _LARGEST_BATCH else min(2 * fitting + 1, _LARGEST_BATCH)
+        if _fit(_with_batch(trial, middle, checkpointing=checkpointing), capacity_bytes).unfit:
+            too_many = middle
+        elif middle == _LARGEST_BATCH:
+            return middle
+        else:
+            fitting = middle
+    return fitting
+
+
+def _with_batch(trial: Trial, micro_batch: int, *, checkpointing: bool) -> Trial:
+    changes = {"micro_batch": micro_batch, "activation_checkpointing": checkpointing}
+    return trial.model_copy(update={"train": trial.train.model_copy(update=changes)})
 
 
 def _memory_key(trial: Trial) -> str:
@@ -221,6 +287,11 @@ class PlanEstimate:
         return any(fit.unfit or fit.unsure for fit in self.fits.values())
 
     @cached_property
+    def shows_largest_batches(self) -> bool:
+        """Whether columns say the largest micro-batch that fits."""
+        return any(fit.largest is not None for fit in self.fits.values())
+
+    @cached_property
     def _shows_times(self) -> bool:
         """Whether the time of a trial is known, which columns then say of each."""
         return any(expected.seconds is not None for expected in self.expected.by_trial.values())
@@ -232,6 +303,8 @@ class PlanEstimate:
         cells = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
         if self._shows_fits:
             cells["fits"] = _fits_word(fit)
+        if self.shows_largest_batches:
+            cells |= _largest_batch_cells(fit)
         if self._shows_times:
             cells |= self._time_cells(self.expected.by_trial[trial_id], ranks=trial.world.size)
         return cells
@@ -385,6 +458,10 @@ class PlanEstimate:
             "memory_bytes": fit.forecast_bytes,
             "memory_capacity_bytes": fit.capacity_bytes,
             "oom_chance": fit.oom_chance,
+            "largest_micro_batch": None if fit.largest is None else fit.largest.kept,
+            "largest_micro_batch_with_activation_checkpointing": None
+            if fit.largest is None
+            else fit.largest.recomputed,
             "fits": None if fit.oom_chance is None else not fit.unfit,
         }
 
@@ -458,6 +535,20 @@ def _fits_word(fit: MemoryFit | None) -> str:
     if fit.unfit:
         return "no"
     return "maybe" if fit.unsure else "yes"
+
+
+def _largest_batch_cells(fit: MemoryFit | None) -> dict[str, str]:
+    """Return the cells of the largest micro-batch that fits: "96", "≥ 65,536", or a dash where it is unknown."""
+    largest = None if fit is None else fit.largest
+    if largest is None:
+        return dict.fromkeys(("largest batch", "checkpointed"), units.UNKNOWN)
+    return {"largest batch": _batch_words(largest.kept), "checkpointed": _batch_words(largest.recomputed)}
+
+
+def _batch_words(images: int) -> str:
+    if images >= _LARGEST_BATCH:
+        return f"≥ {images:,}"
+    return f"{images:,}" if images else "none"
 
 
 def _pixels(size: int | None) -> str:

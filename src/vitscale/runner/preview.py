@@ -88,15 +88,28 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
     cell_rows = []
     for row in rows:
         cell_rows.append(tuple(doc.Cell(row[column.name]) for column in columns))
-    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(_table_notes(trials, noted)))
+    notes = _table_notes(trials, noted, shows_largest_batches=estimate.shows_largest_batches)
+    return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(notes))
 
 
-def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
-    """Return the notes below the table. Args: shared_values: values that all trials have, by column."""
+def _table_notes(
+    trials: Mapping[str, Trial], shared_values: Mapping[str, str], *, shows_largest_batches: bool
+) -> list[str]:
+    """Return the notes below the table.
+
+    Args:
+        trials: the study's trials.
+        shared_values: values that all trials have, by column.
+        shows_largest_batches: whether the table has columns of the largest micro-batches that fit.
+    """
     notes = []
     if shared_values:
         notes.append("in all trials: " + ", ".join(f"{name} {value}" for name, value in shared_values.items()))
     notes.append("memory: forecast peak of one rank's tensors; libraries and fragmentation come on top")
+    if shows_largest_batches:
+        notes.append(
+            "largest batch: images of a rank's micro-batch that fit; checkpointed: with train.activation_checkpointing"
+        )
     buckets = buckets_note(trials)
     if buckets:
         notes.append(buckets)
@@ -147,6 +160,7 @@ _COLUMNS = (
     doc.Column("shared model", words=True),
     *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
+    *map(doc.Column, ("largest batch", "checkpointed")),
     *map(doc.Column, ("time", "GPU-h", "cost")),
     doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),

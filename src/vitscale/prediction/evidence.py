@@ -220,7 +220,7 @@ def _of_its_images(result: TrialResult) -> bool:
 
 
 def _point(result: TrialResult) -> MeasuredPoint:
-    trial = result.trial
+    trial = _with_measured_parameters(result)
     dataset = result.train_samples
     images = None if dataset is None or not result.batch_known else samples_used(dataset, trial.data.fraction)
     train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
@@ -255,6 +255,20 @@ def _point(result: TrialResult) -> MeasuredPoint:
         trace_steps=sum(run.timed_steps for run in result.run_figures) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
+
+
+def _with_measured_parameters(result: TrialResult) -> Trial:
+    """Return the trial, with the parameters that its ranks counted where neither a formula nor a card counts them."""
+    trial = result.trial
+    is_counted = not _is_resolved(trial.model) or model_cost.parameters(trial.model) is not None
+    if is_counted:
+        return trial
+    for run in result.recorded_runs:
+        for rank in run.ranks:
+            if rank.model is not None and rank.model.parameters:
+                model = trial.model.model_copy(update={"parameter_count": rank.model.parameters})
+                return trial.model_copy(update={"model": model})
+    return trial
 
 
 def _assumed_by_the_import(run: Run) -> tuple[str, ...]:

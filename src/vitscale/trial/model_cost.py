@@ -206,8 +206,8 @@ class ParameterCount(NamedTuple):
     """A number of parameters, and how it is known."""
 
     parameters: int
-    source: Literal["by formula", "traced", "told"]
-    """"told": a user gave it with imported results."""
+    source: Literal["by formula", "traced", "measured", "told"]
+    """"measured": ranks counted it as they built the model; "told": a user gave it with imported results."""
 
 
 def counted_parameters(spec: ModelSpec) -> ParameterCount | None:
@@ -220,7 +220,7 @@ def counted_parameters(spec: ModelSpec) -> ParameterCount | None:
     if card is not None:
         return ParameterCount(card.parameters, "traced")
     if spec.parameter_count is not None:
-        return ParameterCount(spec.parameter_count, "told")
+        return ParameterCount(spec.parameter_count, "told" if spec.unknown else "measured")
     return None
 
 

@@ -69,7 +69,7 @@ class ModelSpec(Spec):
     """Folder or hub name of a pretrained model of the same body; heads of other classes do not take its weights."""
 
     parameter_count: int | None = Field(default=None, ge=1, le=10**14)
-    """Parameters of an imported log's model of which nothing else is known."""
+    """Parameters of a model that nothing else counts: as an import's user gave them, or as the ranks counted them."""
 
     @property
     def unknown(self) -> bool:

@@ -236,10 +236,8 @@ def compute(run: Run, figures: RunFigures) -> Compute:
 
 def flops_per_image(trial: Trial) -> int | str:
     """Return the training FLOPs of one image; or, as a text, why they are unknown."""
-    if trial.model.factory is not None:
-        return "the FLOPs of a model made by a factory are unknown"
     try:
-        flops = training_flops(trial.model)
+        flops = training_flops(trial.model, images=trial.train.micro_batch)
     except ValueError:
         return "the model's shape was not recorded"
     except VitscaleError as error:  # a Hugging Face configuration that is not here any more
@@ -248,7 +246,7 @@ def flops_per_image(trial: Trial) -> int | str:
         return flops
     if trial.train.script is not None:
         return "a script tells the FLOPs of its model, if at all, as it runs: probe.describe(flops_per_image=...)"
-    return "the FLOPs of this architecture are not known here"
+    return "the FLOPs of this model are not known here: it has no card (`vitscale plan` on the machine that trains)"
 
 
 class _Device(NamedTuple):

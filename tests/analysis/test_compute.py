@@ -121,8 +121,14 @@ def test_a_cpu_has_a_share_of_its_measured_rate_and_no_mfu() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (ModelSpec(factory="mine:build", num_classes=10), "the FLOPs of a model made by a factory are unknown"),
-        (ModelSpec(hf="example/model", num_classes=10), "the FLOPs of this architecture are not known here"),
+        (
+            ModelSpec(factory="mine:build", num_classes=10),
+            "the FLOPs of this model are not known here: it has no card (`vitscale plan` on the machine that trains)",
+        ),
+        (
+            ModelSpec(hf="example/model", num_classes=10),
+            "the FLOPs of this model are not known here: it has no card (`vitscale plan` on the machine that trains)",
+        ),
         (
             ModelSpec(hf="/nowhere/at/all", num_classes=10),
             "the model's FLOPs are unknown here: model.hf '/nowhere/at/all' is neither a folder nor a name on the hub. "

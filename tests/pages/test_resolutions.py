@@ -118,7 +118,7 @@ def test_a_model_that_only_building_it_could_count_has_no_forecasts_and_says_so(
     assert [(point.forecast_bytes, point.by_flops_seconds) for point in series.points] == [(None, None)] * 2
     table = resolution_table(found)
     assert table is not None
-    assert "Memory forecast: unavailable in 2 of 2 trials: only building this model could count it." in table.notes
+    assert "Memory forecast: unavailable in 2 of 2 trials: no formula and no card counts this model." in table.notes
 
 
 def test_on_a_gpu_tensors_alone_are_forecast_for_they_alone_are_measured() -> None:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from check_factory import checked, record, request
 from results_factory import make_curve, make_results, make_trial, steady_run, write_results
 from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import StoreError
+from vitscale.prediction.memory.forecast import forecast_bytes, oom_chance
 from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
-from vitscale.runner.plan_estimate import PlanEstimate, buckets_note, memory_fits, unfit
+from vitscale.runner.plan_estimate import LargestBatches, PlanEstimate, buckets_note, memory_fits, unfit
 from vitscale.runner.preview import _batch, plan_document, plan_fields
 from vitscale.store.checks import HostAnswer, check_folder, write_check
 from vitscale.store.records import MatmulLine
@@ -148,10 +150,10 @@ def test_the_table_fits_80_columns_and_says_what_times_rest_on(tmp_path: Path, r
     assert "predicted from" in text
     assert "2 measured, 1 extrapolated" in text
     table = text[text.index("engine ") : text.index("  in all trials:")].splitlines()
-    assert table[0].split()[-5:] == ["memory", "time", "GPU-h", "cost", "trial"]
+    assert table[0].split()[-7:] == ["memory", "fits", "up", "to", "time", "GPU-h", "cost"]
     assert len(table) == 2 + 3
     assert max(map(len, table)) <= 80
-    assert "fits" not in table[0]
+    assert "fits " not in table[0].replace("fits up to", "")
 
 
 def test_without_results_and_checks_times_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +314,42 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     content = {one["trial"]: one for one in plan_fields(found, marked)["trials"]}
     assert (content[large]["fits"], content[small]["fits"]) == (False, True)
     assert content[large]["oom_chance"] > 0.5
+
+
+def test_the_largest_micro_batch_that_fits_is_where_memory_ends(tmp_path: Path) -> None:
+    capacity_bytes = 4 * 10**9
+    plan = planned(tmp_path)
+    fits = memory_fits(plan, capacity_bytes)
+    for trial_id, trial in plan.record.trials.items():
+        largest = fits[trial_id].largest
+        assert largest is not None
+        for checkpointing, images in ((False, largest.kept), (True, largest.recomputed)):
+            at_limit, beyond = (
+                trial.model_copy(
+                    update={
+                        "train": trial.train.model_copy(
+                            update={"micro_batch": count, "activation_checkpointing": checkpointing}
+                        )
+                    }
+                )
+                for count in (images, images + 1)
+            )
+            chances = oom_chance(
+                np.array([forecast_bytes(at_limit), forecast_bytes(beyond)], dtype=float), capacity_bytes, "cpu"
+            )
+            assert chances[0] < 0.5 <= chances[1]
+
+
+def test_a_cpu_with_memory_to_spare_is_not_asked_for_its_largest_batch(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert all(fit.largest is None for fit in memory_fits(plan).values())
+
+
+def test_where_not_one_image_fits_the_largest_batch_is_none(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    fits = memory_fits(plan, 10**6)
+    assert {fit.largest for fit in fits.values()} == {LargestBatches(0, 0)}
+    assert "none (none)" in printed(plan, PlanEstimate(fits))
 
 
 def test_on_cpu_only_this_machine_s_memory_is_known(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ class PlanEstimate:
 
     @cached_property
     def shows_largest_batches(self) -> bool:
-        """Whether columns say the largest micro-batch that fits."""
+        """Whether a column says the largest micro-batch that fits."""
         return any(fit.largest is not None for fit in self.fits.values())
 
     @cached_property
@@ -304,7 +304,7 @@ class PlanEstimate:
         if self._shows_fits:
             cells["fits"] = _fits_word(fit)
         if self.shows_largest_batches:
-            cells |= _largest_batch_cells(fit)
+            cells["fits up to"] = _largest_batch_cell(fit)
         if self._shows_times:
             cells |= self._time_cells(self.expected.by_trial[trial_id], ranks=trial.world.size)
         return cells
@@ -537,12 +537,12 @@ def _fits_word(fit: MemoryFit | None) -> str:
     return "maybe" if fit.unsure else "yes"
 
 
-def _largest_batch_cells(fit: MemoryFit | None) -> dict[str, str]:
-    """Return the cells of the largest micro-batch that fits: "96", "≥ 65,536", or a dash where it is unknown."""
+def _largest_batch_cell(fit: MemoryFit | None) -> str:
+    """Return the largest micro-batch that fits and, in brackets, that with checkpointing: "96 (410)"; or a dash."""
     largest = None if fit is None else fit.largest
     if largest is None:
-        return dict.fromkeys(("largest batch", "checkpointed"), units.UNKNOWN)
-    return {"largest batch": _batch_words(largest.kept), "checkpointed": _batch_words(largest.recomputed)}
+        return units.UNKNOWN
+    return f"{_batch_words(largest.kept)} ({_batch_words(largest.recomputed)})"
 
 
 def _batch_words(images: int) -> str:

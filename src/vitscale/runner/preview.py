@@ -22,6 +22,7 @@ from vitscale.store import RunIndex
 from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
+from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -107,9 +108,7 @@ def _table_notes(
         notes.append("in all trials: " + ", ".join(f"{name} {value}" for name, value in shared_values.items()))
     notes.append("memory: forecast peak of one rank's tensors; libraries and fragmentation come on top")
     if shows_largest_batches:
-        notes.append(
-            "largest batch: images of a rank's micro-batch that fit; checkpointed: with train.activation_checkpointing"
-        )
+        notes.append("fits up to: the largest micro-batch (in brackets: with train.activation_checkpointing) that fits")
     buckets = buckets_note(trials)
     if buckets:
         notes.append(buckets)
@@ -131,25 +130,29 @@ def _command_lines(plan: Plan) -> list[str]:
 
 def _parameter_lines(trials: Mapping[str, Trial]) -> list[str]:
     """Return lines with the models' numbers of parameters; models with the same number share a line."""
-    counts_by_name: dict[str, dict[int | None, None]] = {}
+    counts_by_name: dict[str, dict[ParameterCount | None, None]] = {}
     # Few different models stand in many trials, and counting one takes long.
     models = dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values())
     for name, model in models:
-        counts_by_name.setdefault(name, {})[model_cost.parameters(model)] = None
+        counts_by_name.setdefault(name, {})[model_cost.counted_parameters(model)] = None
     names_by_words: dict[str, list[str]] = {}
     for name, counts in counts_by_name.items():
         names_by_words.setdefault(_parameters_in_words(list(counts)), []).append(name)
     return [f"{', '.join(names)}: {words}" for words, names in names_by_words.items()]
 
 
-def _parameters_in_words(counts: Sequence[int | None]) -> str:
-    """Return "5,717,416 parameters", or "1,000 or 2,000 parameters, unavailable for some"."""
-    known_counts = " or ".join(f"{count:,}" for count in counts if count is not None)
+def _parameters_in_words(counts: Sequence[ParameterCount | None]) -> str:
+    """Return "5,717,416 parameters", "87,000,000 parameters (traced)", or "1,000 parameters, unavailable for some"."""
+    known_counts = [count for count in counts if count is not None]
     if not known_counts:
         return "number of parameters unavailable"
+    words = " or ".join(f"{count.parameters:,}" for count in known_counts) + " parameters"
+    sources = dict.fromkeys(count.source for count in known_counts if count.source != "by formula")
+    if sources:
+        words += f" ({', '.join(sources)})"
     if None in counts:
-        return f"{known_counts} parameters, unavailable for some"
-    return f"{known_counts} parameters"
+        words += ", unavailable for some"
+    return words
 
 
 _COLUMNS = (
@@ -160,7 +163,7 @@ _COLUMNS = (
     doc.Column("shared model", words=True),
     *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
-    *map(doc.Column, ("largest batch", "checkpointed")),
+    doc.Column("fits up to"),
     *map(doc.Column, ("time", "GPU-h", "cost")),
     doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),
@@ -323,7 +326,7 @@ def plan_fields(
                 "steps_per_epoch": steps.per_epoch,
                 "steps": steps.per_run,
                 "global_batch": trial.global_batch,
-                "parameters": model_cost.parameters(trial.model),
+                **_parameter_fields(trial),
                 **estimate.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),
@@ -340,6 +343,15 @@ def plan_fields(
         "largest_image_sizes": estimate.largest_json(plan),
         "trials": trials,
         "findings": [finding_fields(finding) for finding in file_findings],
+    }
+
+
+def _parameter_fields(trial: Trial) -> dict[str, Any]:
+    """Return a trial's number of parameters and how it is known, for the JSON; null where it is unknown."""
+    count = model_cost.counted_parameters(trial.model)
+    return {
+        "parameters": None if count is None else count.parameters,
+        "parameters_source": None if count is None else count.source,
     }
 
 

@@ -426,7 +426,7 @@ def test_a_bucket_beyond_all_memory_is_a_number_all_the_same() -> None:
 def test_a_model_of_the_users_own_is_unknown() -> None:
     asked = trial(model=ModelSpec(factory="my_models:build"))
     assert forecast_bytes(asked) is None
-    assert unavailable(asked) == "only building this model could count it"
+    assert unavailable(asked) == "no formula and no card counts this model"
 
 
 @pytest.mark.parametrize(

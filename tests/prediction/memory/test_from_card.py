@@ -1,0 +1,119 @@
+"""Memory of a traced model, added up by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from card_factory import CLASSES, FACTORY, PARAMETERS, make_card
+from vitscale.prediction.memory import forecast as forecasts
+from vitscale.prediction.memory import from_card
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
+from vitscale.prediction.step.messages import messages
+from vitscale.trial import model_cost
+from vitscale.trial.known_models import KnownModels
+from vitscale.trial.model_spec import resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+
+FROZEN_BYTES, BUFFER_BYTES = 4 * 7, 11
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> KnownModels:
+    own = KnownModels()
+    for module in (model_cost, from_card, forecasts):
+        monkeypatch.setattr(module, "KNOWN_MODELS", own)
+    return own
+
+
+def trial(ranks: int = 1, **train: Any) -> Trial:
+    fields: dict[str, Any] = {"engine": "none", "precision": "fp32", "micro_batch": 2, "device": "cpu"} | train
+    return Trial(
+        model=resolve(FACTORY, CLASSES),
+        data=DataSpec(name="synthetic"),
+        train=TrainSpec(**fields),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(steps=1),
+        launcher="torchrun",
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "highest_in_forward"),
+    [
+        (2, 16 + 2 * (100 + 200 + 200) + 502),  # in the second block, which holds 500 + 1 an image for a moment
+        (1000, 16 + 1000 * (100 + 200 + 200 + 50 + 24) + 1000 * 12),  # at the end, beside the logits
+    ],
+)
+def test_plain_training_adds_states_images_and_what_the_parts_keep(
+    known: KnownModels, images: int, highest_in_forward: int
+) -> None:
+    known.put(make_card())
+    moments = forecast(trial(micro_batch=images))
+    assert moments is not None
+    steady = 12 * PARAMETERS  # fp32 weights, and AdamW's two moments
+    beside = 4 * images * 3 * 4 * 4 + 8 * images + FROZEN_BYTES + BUFFER_BYTES
+    kept = 16 + images * (100 + 200 + 200 + 50 + 24)
+    assert sum(moments.moments["end of forward"].values()) == steady + beside + highest_in_forward
+    # Backward begins with the loss, before any gradient is there.
+    backward = moments.moments["backward"]
+    first_moment = steady + beside + kept + 12 * images + 24 * images
+    assert sum(backward.values()) >= first_moment
+    step = moments.moments["step"]
+    assert sum(step.values()) == steady + beside + 4 * PARAMETERS
+
+
+def test_of_several_lines_the_highest_counts(known: KnownModels) -> None:
+    """A block's forward holds 30 bytes an image, or 500 and 1 an image: equal at 17.2 images."""
+    known.put(make_card())
+    few = from_card.card_pieces(trial(micro_batch=2), make_card()).parts[1]
+    many = from_card.card_pieces(trial(micro_batch=100), make_card()).parts[1]
+    assert max(few.forward) == 502
+    assert max(many.forward) == 3000
+
+
+def test_many_configurations_have_the_same_peaks_as_each_alone(known: KnownModels) -> None:
+    known.put(make_card())
+    gpus, micro_batches = np.array([1, 1, 2, 4]), np.array([1, 64, 7, 300])
+    peaks = peak_bytes_of_many(trial(2, engine="ddp"), gpus, 1, micro_batches)
+    alone = [
+        forecast_bytes(trial(int(ranks), engine="ddp", micro_batch=int(batch)))
+        for ranks, batch in zip(gpus, micro_batches, strict=True)
+    ]
+    assert peaks.tolist() == alone
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"engine": "ddp"},
+        {"engine": "fsdp2"},
+        *({"engine": "deepspeed", "zero_stage": stage, "bucket_mib": 1} for stage in range(4)),
+        {"engine": "accelerate", "accelerate_backend": "fsdp2"},
+    ],
+)
+def test_every_engine_knows_what_it_holds_and_sends_of_a_traced_model(
+    known: KnownModels, train: dict[str, Any]
+) -> None:
+    asked = trial(2, **train)
+    assert forecast_bytes(asked) is None
+    assert messages(asked) is None
+    known.put(make_card())
+    plain, there = forecast_bytes(trial(1)), forecast_bytes(asked)
+    assert plain is not None
+    assert there is not None
+    assert there > 0.5 * plain
+    sent = messages(asked)
+    assert sent is not None
+    assert sum(message.tensor_bytes * message.times(1) for message in sent) >= 4 * PARAMETERS
+
+
+def test_what_was_not_traced_says_so(known: KnownModels) -> None:
+    assert unavailable(trial()) == "no formula and no card counts this model"
+    known.put(make_card())
+    assert unavailable(trial()) == ""
+    assert unavailable(trial(device="cuda", precision="bf16")) == "this model was not traced for bf16 on cuda"
+    known.put_reason(make_card(checkpointing=True).request, "aten::nonzero needs values")
+    assert unavailable(trial(activation_checkpointing=True)) == "aten::nonzero needs values"

@@ -238,8 +238,8 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
 
     from vitscale import models
     from vitscale.engines import building
+    from vitscale.models.losses import label_losses, slot_loss
     from vitscale.models.named import AuxiliaryLogits
-    from vitscale.worker.passes import label_losses, slot_loss
 
     train, segments = wanted.train, wanted.model.task == "segmentation"
     auxiliary: Any = None

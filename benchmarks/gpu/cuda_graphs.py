@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from vitscale.engines.base import blocks_of
 from vitscale.models import build
+from vitscale.models.blocks import blocks_of
 from vitscale.trial.model_spec import ModelSpec, resolve
 
 CLASSES = 100

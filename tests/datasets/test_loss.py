@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from vitscale.datasets.batches import EpochOrder
-from vitscale.worker.passes import NOT_COUNTED, confusion, counted_labels, label_losses, means, scores, slot_loss, tally
+from vitscale.models.losses import NOT_COUNTED, label_losses, slot_loss, tally
+from vitscale.worker.passes import confusion, counted_labels, means, scores
 
 FEATURES, CLASSES = 5, 3
 

@@ -32,6 +32,7 @@ from vitscale.engines.deepspeed import wrap as deepspeed
 from vitscale.engines.deepspeed.wrap import configuration
 from vitscale.engines.megatron.wrap import MegatronEngine
 from vitscale.engines.shared.splits import clip
+from vitscale.models.losses import slot_loss
 from vitscale.probes.steps import no_phase
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter
 from vitscale.processes.launch_file import RECORDER_RING
@@ -40,7 +41,7 @@ from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.group import device_of, join
-from vitscale.worker.passes import Passes, slot_loss
+from vitscale.worker.passes import Passes
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.session import measured_checkpoint
 

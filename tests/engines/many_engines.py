@@ -21,12 +21,12 @@ import torch.distributed as dist
 from engines.forgetting import forget_engines
 from vitscale import models
 from vitscale.engines import building
+from vitscale.models.losses import label_losses
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, TrafficCounter
 from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
-from vitscale.worker.passes import label_losses
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=16, layers=2), 10)
 """0.9 million parameters: more than one bucket of 1 MiB."""

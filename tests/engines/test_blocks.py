@@ -13,13 +13,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
 from vitscale import engines
-from vitscale.engines.base import blocks_of, weight_dtype, with_options
+from vitscale.engines.base import weight_dtype, with_options
 from vitscale.engines.building import build as build_engine
 from vitscale.engines.facts import EngineFacts
 from vitscale.engines.shared.stages import Stage, StagePlan, _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.models.batch_norm import over_real_images
+from vitscale.models.blocks import blocks_of
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from vitscale import models
-from vitscale.engines.base import blocks_of
 from vitscale.engines.gradients import tensors
+from vitscale.models.blocks import blocks_of
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.trial import model_cost
 from vitscale.trial.model_cost import ParameterShapes

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from results_factory import make_trial
 from vitscale.engines.plain.wrap import PlainEngine
+from vitscale.models.losses import slot_loss
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line, squared_norm
-from vitscale.worker.passes import slot_loss
 
 GRAD_ACCUM = 2
 MICRO_BATCH = 4

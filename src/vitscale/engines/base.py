@@ -5,18 +5,15 @@ They are the optimizer, and what is done to each of a model's repeated blocks (c
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import override
 
 from vitscale.engines import wrapper_facts
@@ -24,7 +21,8 @@ from vitscale.engines.shared import checkpoint
 from vitscale.engines.shared.splits import clip
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
-from vitscale.models import logits_of, named
+from vitscale.models import logits_of
+from vitscale.models.blocks import blocks_of, checkpoint_block, counting_norms
 from vitscale.probes.gradient_norms import squared_norm
 from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
@@ -341,58 +339,6 @@ class TorchEngine(Engine):
         return TorchTensors(self.module, self.optimizer, self.train_spec.optimizer, loss_scale=scale)
 
 
-_HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
-"""Names that models of transformers, and others, have for what follows their layers."""
-
-
-def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the model's repeated blocks; [] where no list of modules holds two or more, all of one class.
-
-    They are the modules of such a list, outside heads, that has the most parameters, and those of their class in other
-    such lists. In a vision transformer these are its layers, in a Swin transformer its stages, in a MobileViT the
-    layers of all its stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a
-    small one.
-    """
-    lists = list(_uniform_lists(model))
-    if not lists:
-        return []
-    # Among equals the first is the outermost.
-    largest = max(lists, key=lambda modules: sum(map(_size, modules)))
-    block_class = type(largest[0])
-    blocks = dict.fromkeys(module for module in chain(*lists) if type(module) is block_class)
-    inner_modules: set[nn.Module] = set()
-    for block in blocks:
-        inner_modules.update(module for module in block.modules() if module is not block)
-    return [block for block in blocks if block not in inner_modules]
-
-
-def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield the modules of each list outside heads that holds two or more, all of one class."""
-    in_heads: set[nn.Module] = set()
-    for name in _HEADS:
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Module):
-            in_heads.update(head.modules())
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and module not in in_heads:
-            children = list(_called(module))
-            classes = {type(child) for child in children}
-            if len(children) > 1 and len(classes) == 1:
-                yield children
-
-
-def _called(container: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of a container that are called.
-
-    They are its children. A list or dict among them that has no forward is not called itself, but its children are.
-    """
-    for child in container.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict) and type(child).forward is nn.Module.forward:
-            yield from _called(child)
-        else:
-            yield child
-
-
 def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
     """Return the model with activation checkpointing and compiling, as far as they are asked for, of each block.
 
@@ -423,9 +369,8 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     compile_options: dict[str, Any] = {"mode": train.compile_mode} if replays_graphs else {}
     for block in blocks:
         if train.activation_checkpointing:
-            # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
-            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
-            block.forward = functools.partial(recomputed, block.forward, **options)
+            _check_counting(block, train)
+            checkpoint_block(block)
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
@@ -480,36 +425,19 @@ def _begin_graphs_anew(*_: object) -> None:
     torch.compiler.cudagraph_mark_step_begin()
 
 
-def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
-    """Return arguments of checkpointing that keep a block's batch norms from counting images again in the repetition.
+def _check_counting(block: nn.Module, train: TrainSpec) -> None:
+    """Check that a checkpointed block counts each image once in its running statistics.
 
     Raises:
         RequestError: the block is compiled, and has batch norms that count.
     """
-    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    if not any(norm.track_running_stats for norm in norms):
-        return {}
-    if train.compile:
+    if train.compile and counting_norms(block):
         # torch takes no such context there, and its compiled backward updates the statistics again (seen in 2.13).
         raise RequestError(
             "train.compile with train.activation_checkpointing would count each image twice in the running statistics "
             f"of the batch norms in {shown(type(block).__name__)}",
             next_step="Leave one of the two out",
         )
-    return {"context_fn": lambda: (nullcontext(), _other_statistics(norms))}
-
-
-@contextmanager
-def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """The context in which norms update copies of their buffers; behind it they have the buffers of before."""
-    originals = [norm._buffers for norm in norms]
-    for norm in norms:
-        norm._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()}
-    try:
-        yield
-    finally:
-        for norm, buffers in zip(norms, originals, strict=True):
-            norm._buffers = buffers
 
 
 def _constants(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
@@ -523,10 +451,6 @@ def _constants(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
         for name, value in vars(module).items()
         if isinstance(value, int | float | str)
     )
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @contextmanager

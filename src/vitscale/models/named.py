@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
+from vitscale.models.autocast import autocast_dtype
 from vitscale.trial.model_spec import ModelSpec
 
 _DEVIATION = 0.02
@@ -204,10 +205,8 @@ def _cast_once(hidden: Tensor) -> Tensor:
     Each matrix that reads them would cast its own copy otherwise, keep it for backward, and cast its gradient back
     before the sum (decision 0034).
     """
-    device = hidden.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors are counted; there is no autocast
-        return hidden
-    return hidden.to(torch.get_autocast_dtype(device))
+    dtype = autocast_dtype(hidden.device.type)
+    return hidden if dtype is None else hidden.to(dtype)
 
 
 def draw(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:

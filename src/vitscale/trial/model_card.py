@@ -69,6 +69,8 @@ class CardModule(_CardRecord):
     """Shapes of these tensors, in the order of registration."""
     is_cast: bool = False
     """Whether it is a linear layer or a convolution, whose weights autocast casts."""
+    cast_elements: int = 0
+    """Elements of these tensors of which autocast makes a copy in its dtype, once in each forward."""
 
 
 class CardPart(_CardRecord):

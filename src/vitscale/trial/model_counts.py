@@ -61,7 +61,7 @@ class ModelBlock(NamedTuple):
     repeats: int = 1
     """Number of equal blocks in a row."""
     wrapped: bool = False
-    """Whether it is one of the model's repeated blocks, which engines wrap singly (`engines.base.blocks_of`)."""
+    """Whether it is one of the model's repeated blocks, which engines wrap singly (`models.blocks.blocks_of`)."""
 
     @property
     def elements(self) -> int:

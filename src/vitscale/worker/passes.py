@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, interpolate
 
 from vitscale.datasets.batches import Batch, Batches, EpochOrder
 from vitscale.datasets.preprocess import Preprocess
@@ -21,6 +20,7 @@ from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines.base import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
+from vitscale.models.losses import NOT_COUNTED, label_losses, resized, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.sources import Dataset, Split
@@ -300,9 +300,6 @@ def _preprocess(trial: Trial, dataset: Dataset, seed: int) -> Preprocess | Scene
     return Preprocess(trial.data.name, image_size, augment=augment, seed=seed, statistics=dataset.statistics)
 
 
-NOT_COUNTED = -100
-
-
 def counted_labels(labels: Tensor, real: int) -> Tensor:
     """Returns labels as int64 in which those that do not count are `NOT_COUNTED`; the shape stays.
 
@@ -313,48 +310,6 @@ def counted_labels(labels: Tensor, real: int) -> Tensor:
     if labels.ndim > 1:
         labels = labels.long().masked_fill(labels == IGNORED, NOT_COUNTED)
     return torch.cat([labels[:real], torch.full_like(labels[real:], NOT_COUNTED)])
-
-
-def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the cross-entropy of each label, in the shape of the labels; 0 for labels that do not count.
-
-    Args:
-        logits: [n, classes], or [n, classes, h, w], which are resized to the labels' size if it is another.
-        labels: labels from `counted_labels`.
-    """
-    return cross_entropy(_resized(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
-
-
-def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_accum: int) -> Tensor:
-    """Returns the value on which a rank calls backward: `sum(losses) * (N * A) / R`.
-
-    Data-parallel engines average gradients over N ranks and divide them by A micro-steps. So the gradient of a step is
-    that of `sum over all N * A slots of slot_loss / (N * A)`, which is `sum of the R losses that count / R`: the mean
-    over what counts, however unevenly that fills the slots. They are filled unevenly in the last step of an epoch,
-    where ranks of unlike speed take unequal shares, and where masks leave pixels out; the mean of the slots' own means
-    would then be another value.
-
-    Args:
-        losses: losses from `label_losses`.
-        step_count: R, the number of labels that count in the optimizer step, over all ranks and micro-steps. It is a
-            scalar tensor in segmentation, where it is known on the device alone.
-        world_size: N.
-        grad_accum: A.
-    """
-    if isinstance(step_count, Tensor):
-        step_count = step_count.double()  # with an int64 the quotient would be float32
-    return (losses.sum() * (world_size * grad_accum / step_count)).to(losses.dtype)
-
-
-def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns [summed loss, correct answers, labels] of one micro-batch, over the labels that count: float64 [3].
-
-    The sum of these over micro-batches is the input of `means`. In segmentation the correct answers are NaN: to count
-    them takes as long as a part of the training, and `confusion` does so in evaluation.
-    """
-    counted = labels >= 0
-    correct = (logits.argmax(dim=1) == labels).sum() if labels.ndim == 1 else losses.new_full((), torch.nan)
-    return torch.stack([losses.sum().double(), correct.double(), counted.sum().double()])
 
 
 class Means(NamedTuple):
@@ -378,7 +333,7 @@ def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
 
     Only labels that count are in it.
     """
-    answers = _resized(logits, labels).argmax(dim=1)
+    answers = resized(logits, labels).argmax(dim=1)
     counted = labels >= 0
     return torch.bincount((labels * classes + answers)[counted], minlength=classes**2).view(classes, classes)
 
@@ -403,10 +358,3 @@ def scores(confused: Tensor) -> PixelScores:
         return PixelScores(mean_iou=None, accuracy=None)
     mean_iou = float((right[occurs] / unions[occurs]).mean())
     return PixelScores(mean_iou, accuracy=float(right.sum() / confused.sum()))
-
-
-def _resized(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the logits, resized to the labels as transformers' models do for their own losses."""
-    if logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
-        logits = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
-    return logits

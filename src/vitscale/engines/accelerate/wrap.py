@@ -20,6 +20,7 @@ from vitscale.engines.deepspeed import wrap as deepspeed_wrap
 from vitscale.engines.fsdp2.wrap import fsdp2_options
 from vitscale.engines.shared.whole_tensors import TorchTensors, WholeTensors, deepspeed_tensors, torch_loss_scale
 from vitscale.models import logits_of
+from vitscale.models.blocks import blocks_of
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -205,7 +206,7 @@ def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
         fsdp_version=2,
         reshard_after_forward=options.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in base.blocks_of(model)}),
+        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
         cpu_offload=options.offloads_to_host,
         # The weights are the same on every rank already, so rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,

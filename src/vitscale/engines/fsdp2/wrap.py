@@ -11,9 +11,10 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from typing_extensions import override
 
-from vitscale.engines.base import TORCH_DTYPES, TorchEngine, blocks_of, weight_dtype, with_options
+from vitscale.engines.base import TORCH_DTYPES, TorchEngine, weight_dtype, with_options
 from vitscale.engines.shared.splits import split
 from vitscale.engines.shared.stages import StagedModel, stage_plan
+from vitscale.models.blocks import blocks_of
 from vitscale.trial.trial import TrainSpec, Trial
 
 

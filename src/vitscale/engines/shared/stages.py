@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from vitscale.engines import wrapper_facts
-from vitscale.engines.base import blocks_of, weight_dtype
+from vitscale.engines.base import weight_dtype
 from vitscale.engines.shared.splits import offered, own_group
 from vitscale.engines.shared.swin_split import run_swin_module, swin_in_order
 from vitscale.errors import RequestError, shown
+from vitscale.models.blocks import blocks_of
 from vitscale.models.named import AUXILIARY_HEAD, DECODE_HEAD, PyramidSegmenter, VisionTransformer
 from vitscale.trial.model_cost import balanced, stage_blocks, swin_shape
 from vitscale.trial.model_counts import SwinShape, swin_maps
@@ -57,7 +58,7 @@ class StagePlan:
     run_module: Callable[[str, nn.Module, Activation], Activation] = _call_module
     """Takes a module's name, the module and its input; returns the input of the next module in `parts`."""
     blocks: tuple[str, ...] = ()
-    """Names of the modules that are wrapped one by one, where they are not those of `base.blocks_of`."""
+    """Names of the modules that are wrapped one by one, where they are not those of `blocks_of`."""
     resizes: bool = False
     """Whether the model gives logits [b, classes, H, W] of its images' size, while its last module's have another."""
 

@@ -1,0 +1,205 @@
+"""Attention as the target device computes it, on meta tensors.
+
+`scaled_dot_product_attention` is a composite operation: it asks the device which operator computes it. On meta it takes
+the math path, which keeps every score; a GPU or a CPU keeps none of them. `attention_of` replaces the composite at the
+dispatcher while a model is traced, so that recomputation and C++ code see it too. Only 4-D queries are redirected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+aten = torch.ops.aten
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_LARGEST_FLASH_HEAD = 256
+_MASK_ALIGNMENT = 16
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of one call of `scaled_dot_product_attention`."""
+
+    query: Tensor
+    """[b, heads, queries, d]"""
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor of the scores: 1 / sqrt(d) unless the call names another."""
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+@contextmanager
+def attention_of(device: Literal["cpu", "cuda"]) -> Iterator[None]:
+    """The context in which attention over meta tensors goes to the operator that computes it on `device`."""
+    compute = _on_cuda if device == "cuda" else _on_cpu
+
+    def attend(  # the names and defaults are those of torch's schema
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        is_four_dimensional = all(tensor.ndim == 4 for tensor in call.inputs)
+        return compute(call) if is_four_dimensional else _math(call)
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("scaled_dot_product_attention", attend, "AutogradMeta")
+        yield
+    finally:
+        library._destroy()
+
+
+def _on_cuda(call: AttentionCall) -> Tensor:
+    """Compute attention as a GPU of compute capability 8 or later does, by the operator that torch tries first.
+
+    The rules are those of `select_sdp_backend` (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash, then
+    memory-efficient attention, then math. Where cuDNN's attention comes first (H100 and B200 with cuDNN 9.15.1 or
+    later), it keeps what flash keeps.
+    """
+    if _flash_takes(call):
+        return _flash(call)
+    if _efficient_takes(call):
+        return _efficient(call)
+    return _math(call)
+
+
+def _flash_takes(call: AttentionCall) -> bool:
+    """Whether `can_use_flash_attention` is true: no mask, 16 bits, one width of heads of at most 256."""
+    widths = {tensor.shape[-1] for tensor in call.inputs}
+    dtypes = {tensor.dtype for tensor in call.inputs}
+    has_own_width = len(widths) > 1 or max(widths) > _LARGEST_FLASH_HEAD
+    if call.mask is not None or has_own_width or len(dtypes) > 1:
+        return False
+    is_square = call.query.shape[-2] == call.key.shape[-2]
+    if call.is_causal and not is_square:
+        return False
+    return call.query.dtype in _SIXTEEN_BITS and _is_dense(call) and _heads_fit(call)
+
+
+def _efficient_takes(call: AttentionCall) -> bool:
+    """Whether `can_use_mem_efficient_attention` is true: heads of a width that its kernels can load at once."""
+    dtype = call.query.dtype
+    if dtype not in (*_SIXTEEN_BITS, torch.float32) or {tensor.dtype for tensor in call.inputs} != {dtype}:
+        return False
+    alignment = 8 if dtype in _SIXTEEN_BITS else 4  # `minimum_gemm_alignment` from compute capability 8 on
+    has_aligned_heads = call.query.shape[-1] % alignment == 0 and call.value.shape[-1] % alignment == 0
+    if not has_aligned_heads or call.query.shape[-1] != call.key.shape[-1]:
+        return False
+    has_dense_mask = call.mask is None or call.mask.stride(-1) == 1
+    return has_dense_mask and _is_dense(call) and _heads_fit(call)
+
+
+def _on_cpu(call: AttentionCall) -> Tensor:
+    """Compute attention as a CPU does, by the rules of `use_flash_attention_cpp`.
+
+    They are in aten/src/ATen/native/transformers/sdp_utils_cpp.cpp: flash without dropout and with a mask that takes
+    no gradient, else math.
+    """
+    takes_gradient = call.mask is not None and call.mask.requires_grad
+    has_one_width = len({tensor.shape[-1] for tensor in call.inputs}) == 1
+    if call.dropout > 0 or takes_gradient or not has_one_width or not _is_dense(call) or not _heads_fit(call):
+        return _math(call)
+    if call.mask is not None and call.mask.ndim not in (2, 4):
+        return _math(call)
+    output: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+        *call.inputs, call.dropout, call.is_causal, attn_mask=_additive_mask(call), scale=call.scale
+    )[0]
+    return output
+
+
+def _is_dense(call: AttentionCall) -> bool:
+    """Whether all sequences have tokens, and the numbers of each head lie side by side."""
+    has_tokens = call.query.shape[-2] > 0 and call.key.shape[-2] > 0
+    return has_tokens and all(tensor.stride(-1) == 1 for tensor in call.inputs)
+
+
+def _heads_fit(call: AttentionCall) -> bool:
+    """Whether query, key and value have the same images and heads; with `enable_gqa` several queries share a key."""
+    batches = {tensor.shape[0] for tensor in call.inputs}
+    heads, key_heads, value_heads = (tensor.shape[1] for tensor in call.inputs)
+    if len(batches) > 1:
+        return False
+    if call.enable_gqa:
+        return heads % key_heads == 0 and heads % value_heads == 0
+    return heads == key_heads == value_heads
+
+
+def _flash(call: AttentionCall) -> Tensor:
+    """Compute by flash attention; widths of heads are filled up to a multiple of 8, as `pad_last_dim<8>` does."""
+    width = call.query.shape[-1]
+    missing = -width % 8
+    query, key, value = (pad(tensor, (0, missing)) if missing else tensor for tensor in call.inputs)
+    output: Tensor = aten._scaled_dot_product_flash_attention(
+        query, key, value, call.dropout, call.is_causal, scale=call.softmax_scale
+    )[0]
+    return output[..., :width] if missing else output
+
+
+def _efficient(call: AttentionCall) -> Tensor:
+    """Compute by memory-efficient attention, which takes a mask in full size."""
+    mask = _additive_mask(call)
+    if mask is not None:
+        mask = _full_mask(mask, call)
+    computes_gradient = any(tensor.requires_grad for tensor in call.inputs)
+    output: Tensor = aten._scaled_dot_product_efficient_attention(
+        *call.inputs, mask, computes_gradient, call.dropout, call.is_causal, scale=call.scale
+    )[0]
+    return output
+
+
+def _full_mask(mask: Tensor, call: AttentionCall) -> Tensor:
+    """Return a mask [b, heads, queries, keys] whose rows are aligned, as `preprocess_mask` in attention.cpp makes it."""
+    keys = call.key.shape[-2]
+    expanded = mask.expand(*call.query.shape[:3], keys)
+    unaligned = keys % _MASK_ALIGNMENT
+    if unaligned:
+        return pad(expanded, (0, _MASK_ALIGNMENT - unaligned))[..., :keys]
+    has_aligned_strides = all(stride % _MASK_ALIGNMENT == 0 for stride in expanded.stride()[:3])
+    return expanded if has_aligned_strides else expanded.contiguous()
+
+
+def _additive_mask(call: AttentionCall) -> Tensor | None:
+    """Return the mask as numbers that are added to the scores, as `convert_boolean_attn_mask` in attention.cpp does."""
+    mask = call.mask
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=call.query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+
+
+def _math(call: AttentionCall) -> Tensor:
+    """Compute by two products and a softmax, which keep every score."""
+    math: Callable[..., tuple[Tensor, Tensor]] = aten._scaled_dot_product_attention_math
+    output, _ = math(
+        *call.inputs,
+        _additive_mask(call),
+        call.dropout,
+        call.is_causal,
+        scale=call.scale,
+        enable_gqa=call.enable_gqa,
+    )
+    return output

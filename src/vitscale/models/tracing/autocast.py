@@ -1,0 +1,173 @@
+"""Autocast of the target device, on meta tensors.
+
+torch casts only tensors of the device for which autocast is on, and meta is none. So `EmulatedAutocast` puts kernels of
+its own at an autocast key that this torch has none at (that of HPU), and switches that key on for all tensors. The
+kernels follow the target device's lists (`autocast_lists`). As in torch, the cast of a weight is kept and shared until
+the outermost context ends, and a kernel's inner operations are not cast again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitscale.models.autocast import on_meta
+from vitscale.models.tracing.autocast_lists import CAST_CLASSES, CastClass
+from vitscale.models.tracing.errors import TraceError
+
+_KEY = "AutocastHPU"
+_KEY_DEVICE = "hpu"
+_DEVICE_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_NORM_OVERLOADS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+
+CopyHook = Callable[[Tensor, Tensor], None]
+"""Called with a weight and its cast."""
+
+
+class EmulatedAutocast:
+    """Autocast as a device of kind `device` does it, for meta tensors; see `installed` and `active`."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], dtype: torch.dtype, on_copy: CopyHook) -> None:
+        """`on_copy` is called whenever a weight is cast, once in each outermost `active` context."""
+        self._device: Literal["cpu", "cuda"] = device
+        self._dtype = dtype
+        self._on_copy = on_copy
+        self._depth = 0
+        """Number of `active` contexts that have begun and not ended."""
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        """Identity of a weight -> the weight and its cast, which later operations share."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The context in which the kernels are there; they do nothing unless `active`."""
+        fallback = torch.library.Library("_", "IMPL")
+        library = torch.library.Library("aten", "IMPL")
+        try:
+            fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+            for name, cast_class in CAST_CLASSES[self._device].items():
+                if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _DEVICE_KEYS[self._device]):
+                    library.impl(name, self._kernel(name, cast_class), _KEY)
+            yield
+        finally:
+            library._destroy()
+            fallback._destroy()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The context of a forward, or of a part of it that is computed again in backward."""
+        was_enabled = torch.is_autocast_enabled(_KEY_DEVICE)
+        torch.set_autocast_enabled(_KEY_DEVICE, True)
+        self._depth += 1
+        try:
+            with torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastHPU), on_meta(self._dtype):
+                yield
+        finally:
+            torch.set_autocast_enabled(_KEY_DEVICE, was_enabled)
+            self._depth -= 1
+            if self._depth == 0:
+                self._copies.clear()
+
+    def _kernel(self, name: str, cast_class: CastClass) -> Callable[..., Any]:
+        """Return the kernel of an operation: it casts the arguments, and calls the operation without autocast."""
+        operation = _operation(name)
+        cast_arguments = self._argument_caster(operation, cast_class)
+
+        def kernel(*arguments: Any, **options: Any) -> Any:
+            if cast_class == "banned":
+                raise TraceError(f"aten::{name} is unsafe to autocast, and torch refuses it there")
+            autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastHPU)
+            chosen = operation
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                if cast_class == "fp32_norm" and _is_castable(arguments[0]):
+                    chosen = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
+                    options["dtype"] = torch.float32
+                else:
+                    arguments, options = cast_arguments(arguments, options)
+                return chosen(*arguments, **options)
+
+        return kernel
+
+    def _argument_caster(
+        self, operation: Any, cast_class: CastClass
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Return the function that casts positional and named arguments as a class of operations wants them."""
+
+        def to_one_dtype(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            dtype = self._common_dtype(cast_class, arguments)
+            cast_options = {name: self._cast(value, dtype) for name, value in options.items()}
+            return tuple(self._cast(value, dtype) for value in arguments), cast_options
+
+        def with_fp32_result(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            return _with_fp32_result(operation, arguments, options)
+
+        return with_fp32_result if cast_class == "fp32_dtype" else to_one_dtype
+
+    def _common_dtype(self, cast_class: CastClass, arguments: Sequence[Any]) -> torch.dtype:
+        """Return the dtype to which all of an operation's arguments are cast."""
+        if cast_class == "lower":
+            return self._dtype
+        if cast_class == "promote":
+            has_fp32 = any(tensor.dtype == torch.float32 for tensor in _castable_tensors(arguments))
+            return torch.float32 if has_fp32 else self._dtype
+        return torch.float32
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return an argument, cast where it is a floating-point tensor on meta, or a list of such."""
+        if isinstance(value, list | tuple):
+            return [self._cast(item, dtype) for item in value]
+        if not _is_castable(value) or value.dtype == dtype:
+            return value
+        is_shared = dtype == self._dtype and _is_weight(value)
+        return self._weight_copy(value) if is_shared else value.to(dtype)
+
+    def _weight_copy(self, weight: Tensor) -> Tensor:
+        """Return the cast of a weight, made at its first use in this context."""
+        pair = self._copies.get(id(weight))
+        if pair is None:
+            pair = (weight, weight.to(self._dtype))
+            self._copies[id(weight)] = pair
+            self._on_copy(*pair)
+        return pair[1]
+
+
+def _operation(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _is_castable(value: Any) -> bool:
+    """Whether autocast casts it: `is_eligible` in autocast_mode.h leaves double out."""
+    if not isinstance(value, Tensor):
+        return False
+    return value.device.type == "meta" and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether its cast is kept and shared, by the rule of `cached_cast` in autocast_mode.cpp."""
+    return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+
+
+def _castable_tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among arguments, and in lists among them, that autocast casts."""
+    for value in arguments:
+        if isinstance(value, list | tuple):
+            yield from _castable_tensors(value)
+        elif _is_castable(value):
+            yield value
+
+
+def _with_fp32_result(
+    operation: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with `dtype` fp32, where they leave it open and the first tensor is one to cast."""
+    if not _is_castable(arguments[0]):
+        return arguments, dict(options)
+    position = next(at for at, argument in enumerate(operation._schema.arguments) if argument.name == "dtype")
+    is_set_by_position = position < len(arguments) and arguments[position] is not None
+    if is_set_by_position or options.get("dtype") is not None:
+        return arguments, dict(options)
+    return arguments[:position], {**options, "dtype": torch.float32}

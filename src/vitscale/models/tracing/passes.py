@@ -1,0 +1,175 @@
+"""Runs a model forward and backward on meta tensors, as a training rank does, and records it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vitscale.models import logits_of
+from vitscale.models.blocks import blocks_of
+from vitscale.models.losses import label_losses, slot_loss, tally
+from vitscale.models.named import AuxiliaryLogits
+from vitscale.models.tracing.attention import attention_of
+from vitscale.models.tracing.autocast import EmulatedAutocast
+from vitscale.models.tracing.building import DTYPES, checkpoint_blocks
+from vitscale.models.tracing.errors import TraceError
+from vitscale.models.tracing.recorder import Recorder, Recording
+from vitscale.trial.model_card import TraceRequest
+
+BEFORE_BLOCKS = "before the blocks"
+BETWEEN_BLOCKS = "between blocks"
+AFTER_BLOCKS = "after the blocks"
+LOSS = "loss"
+
+
+class TracedPasses:
+    """A model on meta that is run forward and backward on any number of images, and recorded."""
+
+    def __init__(self, model: nn.Module, request: TraceRequest) -> None:
+        """Checkpoints the model's blocks where the request has it; the model is changed in place."""
+        self._model = model
+        self._request = request
+        self._recorder: Recorder | None = None
+        self.attempted: str | None = None
+        """The operation that the last pass stopped at; None where it came to its end."""
+        self._autocast: EmulatedAutocast | None = None
+        if request.autocast_dtype is not None:
+            dtype = DTYPES[request.autocast_dtype]
+            self._autocast = EmulatedAutocast(request.device, dtype, self._note_weight_copy)
+        names_by_module = {module: name for name, module in model.named_modules()}
+        self._block_names = {block: names_by_module[block] for block in blocks_of(model)}
+        if request.checkpointing:
+            checkpoint_blocks(model, self._block_context)
+
+    def run(self, images: int) -> Recording:
+        """Run a micro-batch of so many images; the gradients of the pass before are cleared first."""
+        self._model.zero_grad(set_to_none=True)
+        batch = self._batch(images)
+        recorder = Recorder(self._model, batch)
+        self._recorder = recorder
+        gc.collect()
+        gc.disable()  # what cycles hold would be freed at any moment
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(attention_of(self._request.device))
+                if self._autocast is not None:
+                    stack.enter_context(self._autocast.installed())
+                stack.enter_context(self._parts_followed(recorder))
+                stack.enter_context(self._batch_norms_followed(recorder.recording))
+                stack.enter_context(recorder)
+                self._forward_and_backward(recorder, *batch)
+            recorder.leave_out(gradient for gradient in self._gradients())
+        finally:
+            gc.enable()
+            self.attempted = recorder.attempted
+            recorder.close()
+        return recorder.recording
+
+    def without_gradient(self) -> list[nn.Parameter]:
+        """Return the parameters to be trained that the last pass gave no gradient."""
+        return [each for each in self._model.parameters() if each.requires_grad and each.grad is None]
+
+    def _batch(self, images: int) -> tuple[Tensor, Tensor]:
+        """Return images [n, c, H, W] in the weights' dtype, and labels [n], or [n, H, W] in segmentation."""
+        spec = self._request.model
+        side = spec.image_size
+        dtype = DTYPES[self._request.weight_dtype]
+        labels_shape = (images, side, side) if spec.task == "segmentation" else (images,)
+        pixels = torch.empty(images, spec.channels, side, side, dtype=dtype, device="meta")
+        return pixels, torch.empty(labels_shape, dtype=torch.int64, device="meta")
+
+    def _forward_and_backward(self, recorder: Recorder, images: Tensor, labels: Tensor) -> None:
+        """Do what `Engine.micro_step` and `Passes.micro_step` do with a micro-batch."""
+        spec = self._request.model
+        auxiliary = AuxiliaryLogits(self._model, spec.auxiliary_weight if spec.task == "segmentation" else 0.0)
+        try:
+            recorder.begin_part(BEFORE_BLOCKS, block=0)
+            with self._forward_autocast():
+                logits = logits_of(self._model(images))
+            self._check_logits(logits, labels)
+            recorder.recording.logits_bytes = logits.untyped_storage().nbytes()
+            recorder.begin_part(LOSS, block=0)
+            loss = _loss(logits.float(), labels, auxiliary)
+            recorder.begin_backward()
+            loss.backward()
+            del loss, logits
+        finally:
+            auxiliary.close()
+
+    def _check_logits(self, logits: Tensor, labels: Tensor) -> None:
+        """Refuse a model whose output has another shape than labels of its task need."""
+        classes = self._request.model.num_classes
+        has_shape = logits.shape[0] == labels.shape[0] and logits.ndim == (2 if labels.ndim == 1 else 4)
+        if not has_shape or (classes is not None and logits.shape[1] != classes):
+            what = f"the model gives {tuple(logits.shape)} for {labels.shape[0]} images"
+            raise TraceError(f"{what}, and {classes} classes are trained")
+
+    def _forward_autocast(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._autocast is None else self._autocast.active()
+
+    @contextmanager
+    def _block_context(self) -> Iterator[None]:
+        """The context of a checkpointed block's forward, in forward and in the repetition."""
+        recording = nullcontext() if self._recorder is None else self._recorder.recomputing()
+        with recording, self._forward_autocast():
+            yield
+
+    @contextmanager
+    def _parts_followed(self, recorder: Recorder) -> Iterator[None]:
+        """The context in which blocks say that their forward begins and ends."""
+        numbers: dict[nn.Module, int] = {}
+
+        def begin(block: nn.Module, arguments: object) -> None:
+            del arguments
+            number = numbers.setdefault(block, len(numbers) + 1)
+            recorder.begin_part(self._block_names[block], number)
+
+        def end(block: nn.Module, arguments: object, output: object) -> None:
+            del block, arguments, output
+            recorder.begin_part(BETWEEN_BLOCKS, block=0)
+
+        with ExitStack() as stack:
+            for block in self._block_names:
+                stack.callback(block.register_forward_pre_hook(begin).remove)
+                stack.callback(block.register_forward_hook(end).remove)
+            yield
+
+    @contextmanager
+    def _batch_norms_followed(self, recording: Recording) -> Iterator[None]:
+        """The context in which batch norms note their channels when they are first called."""
+        called: set[nn.Module] = set()
+
+        def note(norm: _BatchNorm, arguments: object) -> None:
+            del arguments
+            if norm not in called:
+                called.add(norm)
+                recording.batch_norm_channels.append(norm.num_features)
+
+        with ExitStack() as stack:
+            for module in self._model.modules():
+                if isinstance(module, _BatchNorm):
+                    stack.callback(module.register_forward_pre_hook(note).remove)
+            yield
+
+    def _note_weight_copy(self, weight: Tensor, copy: Tensor) -> None:
+        if self._recorder is not None:
+            self._recorder.note_weight_copy(weight, copy)
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+
+def _loss(logits: Tensor, labels: Tensor, auxiliary: AuxiliaryLogits) -> Tensor:
+    """Return the loss of a micro-batch of fp32 logits, as `Passes.micro_step` computes it."""
+    losses = label_losses(logits, labels)
+    with torch.no_grad():
+        tally(losses, logits, labels)
+    auxiliary_logits = auxiliary.take()
+    if auxiliary_logits is not None:
+        losses = losses + auxiliary.weight * label_losses(auxiliary_logits.float(), labels)
+    return slot_loss(losses, step_count=labels.numel(), world_size=1, grad_accum=1)

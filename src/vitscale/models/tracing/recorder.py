@@ -1,0 +1,207 @@
+"""Records the operations of a forward and a backward on meta tensors, and when each storage is made and freed.
+
+Views share a storage, so memory is counted by storage. A storage is known by its address (`_cdata`) for as long as it
+lives; a weak reference notes when it is freed, before its address can come back.
+
+A model runs through its parts one after the other (`begin_part`). Operations of backward belong to the part in whose
+forward their autograd node was made: autograd numbers its nodes, and each part has a range of numbers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from vitscale.models.tracing.flops import OperationFlops, operation_flops
+
+
+@dataclass
+class Part:
+    """One stretch of forward: a block, or what lies before, between or behind blocks."""
+
+    name: str
+    block: int
+    """The number of the repeated block, from 1 on; 0 outside blocks."""
+    first_node: int
+    """The autograd number of the first node that its forward makes."""
+
+
+class Operation(NamedTuple):
+    """One operation, in the order of time."""
+
+    name: str
+    part: int
+    is_backward: bool
+    is_recomputed: bool
+    """Whether checkpointing computes it again, in backward."""
+    flops: OperationFlops | None
+
+
+@dataclass
+class Storage:
+    """Memory that an operation made."""
+
+    made: int
+    """Index of the operation that made it."""
+    storage_bytes: int
+    part: int
+    is_backward: bool
+    freed: int | None = None
+    """Index of the first operation that began after it was freed; None: it outlives backward."""
+    is_counted: bool = True
+    """False for gradients of parameters and autocast's copies of weights, which depend on the engine."""
+
+    def is_live_at(self, operation: int) -> bool:
+        """Whether it is there right after an operation has made its outputs."""
+        return self.made <= operation and (self.freed is None or operation < self.freed)
+
+
+@dataclass
+class Recording:
+    """All that one forward and backward did."""
+
+    parts: list[Part] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    backward_begin: int = 0
+    """Index of the first operation of backward."""
+    parameter_uses: dict[str, int] = field(default_factory=dict)
+    """Name of a parameter -> the part that used it first; in the order of first use."""
+    cast_parameters: set[str] = field(default_factory=set)
+    """Names of the parameters of which autocast made a copy."""
+    batch_norm_channels: list[int] = field(default_factory=list)
+    """Channels of each batch norm, in the order of forward."""
+    logits_bytes: int = 0
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered, from the first part's forward to the end of backward."""
+
+    def __init__(self, model: nn.Module, inputs: Iterable[Tensor]) -> None:
+        """The storages of parameters, buffers and `inputs` are there before, and not recorded."""
+        super().__init__()
+        self.recording = Recording()
+        self.attempted: str | None = None
+        """The operation that has begun and not returned; after an error the one that raised it."""
+        self._parameters = {_address(parameter): name for name, parameter in model.named_parameters()}
+        self._existing = {*self._parameters, *map(_address, model.buffers()), *map(_address, inputs)}
+        self._numbers: dict[int, int] = {}
+        """Address of a living storage -> its index among the storages of the recording."""
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._is_backward = False
+        self._is_recomputing = False
+        self._part = -1
+
+    def begin_part(self, name: str, block: int) -> None:
+        """Begin the forward of another part."""
+        self.recording.parts.append(Part(name, block, first_node=torch._C._autograd._get_sequence_nr()))
+        self._part = len(self.recording.parts) - 1
+
+    def begin_backward(self) -> None:
+        """Begin the backward, in the last part."""
+        self._is_backward = True
+        self.recording.backward_begin = len(self.recording.operations)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """The context of a block's forward; in backward it is what checkpointing computes again."""
+        before = self._is_recomputing
+        self._is_recomputing = self._is_backward
+        try:
+            yield
+        finally:
+            self._is_recomputing = before
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Leave the storages of these tensors out of all sums, from when they were made."""
+        for tensor in tensors:
+            number = self._numbers.get(_address(tensor))
+            if number is not None:
+                self.recording.storages[number].is_counted = False
+
+    def note_weight_copy(self, weight: Tensor, copy: Tensor) -> None:
+        """Note that autocast has cast a weight."""
+        self.leave_out([copy])
+        name = self._parameters.get(_address(weight))
+        if name is not None:
+            self.recording.cast_parameters.add(name)
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = func.overloadpacket.__name__
+        self.attempted = name
+        part = self._current_part()
+        output = func(*args, **(kwargs or {}))
+        if not self._is_backward:
+            self._note_parameters(args, part)
+        flops = operation_flops(name, args, output)
+        self.recording.operations.append(Operation(name, part, self._is_backward, self._is_recomputing, flops))
+        for tensor in _tensors(output):
+            self._note_storage(tensor, part)
+        self.attempted = None
+        return output
+
+    def _current_part(self) -> int:
+        """Return the part that an operation belongs to, by autograd's node in backward."""
+        if self._is_backward:
+            # Gradients that meet are added outside of nodes, and the nodes of parameters have the largest number.
+            node = torch._C._current_autograd_node()
+            number = None if node is None else node._sequence_nr()
+            if number is not None and number < torch._C._autograd._get_sequence_nr():
+                firsts = [part.first_node for part in self.recording.parts]
+                self._part = max(0, bisect.bisect_right(firsts, number) - 1)
+        return self._part
+
+    def _note_parameters(self, arguments: Any, part: int) -> None:
+        for tensor in _tensors(arguments):
+            name = self._parameters.get(_address(tensor))
+            if name is not None:
+                self.recording.parameter_uses.setdefault(name, part)
+
+    def _note_storage(self, tensor: Tensor, part: int) -> None:
+        """Record the storage of an operation's output, unless it was there before."""
+        address = _address(tensor)
+        if address in self._numbers or address in self._existing or tensor.device.type != "meta":
+            return
+        storage = tensor.untyped_storage()
+        number = len(self.recording.storages)
+        made = len(self.recording.operations) - 1
+        self.recording.storages.append(Storage(made, storage.nbytes(), part, self._is_backward))
+        self._numbers[address] = number
+
+        def note_free(reference: object) -> None:
+            del reference
+            self.recording.storages[number].freed = len(self.recording.operations)
+            del self._numbers[address]
+            del self._references[number]
+
+        self._references[number] = weakref.ref(storage, note_free)
+
+    def close(self) -> None:
+        """Stop noting which storages are freed."""
+        self._references.clear()
+
+
+def _address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operation's arguments or outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

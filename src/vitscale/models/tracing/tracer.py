@@ -1,0 +1,89 @@
+"""Counts a model: its card, from a forward and a backward on meta tensors at two numbers of images."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+from torch import nn
+
+from vitscale.errors import VitscaleError
+from vitscale.models.tracing.building import meta_model
+from vitscale.models.tracing.cards import TracePair, card, first_difference
+from vitscale.models.tracing.errors import TraceError
+from vitscale.models.tracing.lines import FEW_IMAGES, MANY_IMAGES
+from vitscale.models.tracing.passes import TracedPasses
+from vitscale.models.tracing.recorder import Recording
+from vitscale.trial.model_card import ModelCard, TraceRequest
+
+TRACER_VERSION = "1"
+"""Raised with every change of what a trace counts, so that cards of before are made anew."""
+_LIBRARIES = ("torch", "transformers", "timm", "torchvision")
+_LONGEST_REASON = 300
+
+
+def trace(request: TraceRequest) -> ModelCard:
+    """Return the card of the request's model, without running it: no weights, no images, no device.
+
+    Raises:
+        RequestError: the model cannot be built.
+        TraceError: it cannot run on meta tensors, as where its control flow reads values; the message names the
+            operation.
+    """
+    model = meta_model(request)
+    passes = TracedPasses(model, request)
+    pair = _traced_pair(passes)
+    return card(request, model, pair, _versions())
+
+
+def _traced_pair(passes: TracedPasses) -> TracePair:
+    """Run the model at both numbers of images, with the parameters frozen that get no gradient."""
+    few = _run(passes, FEW_IMAGES)
+    unused = passes.without_gradient()
+    if unused:
+        _freeze(unused)
+        few = _run(passes, FEW_IMAGES)
+    pair = TracePair(few, _run(passes, MANY_IMAGES))
+    if first_difference(pair) is not None:
+        # A model may keep what its first forward has made, such as positions.
+        pair = TracePair(_run(passes, FEW_IMAGES), pair.many)
+    return pair
+
+
+def _freeze(parameters: list[nn.Parameter]) -> None:
+    """Freeze parameters that get no gradient: DDP would wait for it, and no optimizer has a state of them."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+
+
+def _run(passes: TracedPasses, images: int) -> Recording:
+    try:
+        return passes.run(images)
+    except VitscaleError:
+        raise
+    except Exception as error:  # a foreign model fails with errors of any type
+        raise _stopped(passes.attempted, error) from error
+
+
+def _stopped(operation: str | None, error: Exception) -> TraceError:
+    """Return the error of a trace that an operation, or the model's own code, has stopped."""
+    reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
+    place = f"at the operation {operation}" if operation is not None else f"in {_place(error)}"
+    return TraceError(f"counting the model without running it stopped {place}: {type(error).__name__}: {reason}")
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line that raised an error, as "modeling_vit.py, line 12"."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return "the model"
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    file_name = traceback.tb_frame.f_code.co_filename.rpartition("/")[2]
+    return f"{file_name}, line {traceback.tb_lineno}"
+
+
+def _versions() -> dict[str, str]:
+    """Library or "tracer" -> version, of those libraries that are loaded: the others have not built the model."""
+    versions = {library: importlib.metadata.version(library) for library in _LIBRARIES if library in sys.modules}
+    return versions | {"tracer": TRACER_VERSION}

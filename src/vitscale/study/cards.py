@@ -23,11 +23,10 @@ from pydantic import ValidationError
 from vitscale.base.distribution import install_command, versions_of
 from vitscale.base.files import read_text, whole_file
 from vitscale.base.interpreter import python_module
-from vitscale.engines.trace_requests import trace_request
+from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import RequestError, VitscaleError, printable, shown
 from vitscale.trial.known_models import KNOWN_MODELS
 from vitscale.trial.model_card import ModelCard, TraceRequest
-from vitscale.trial.model_cost import has_formula
 from vitscale.trial.trial import Trial
 
 _TRACER_MODULE = "vitscale.models.tracing"
@@ -77,12 +76,10 @@ def find_cards(
 
 
 def _needs_card(trial: Trial) -> bool:
-    """Whether vitscale builds the trial's model and no formula counts it."""
-    if trial.model.unknown or trial.train.script is not None:
-        return False
+    """Whether a trial's model is to be traced."""
     try:
-        return not has_formula(trial.model)
-    except (ValueError, VitscaleError):  # never resolved, or its configuration is gone
+        return needs_card(trial)
+    except (ValueError, VitscaleError):  # the model was never resolved, or its configuration is gone
         return False
 
 

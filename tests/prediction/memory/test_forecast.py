@@ -437,7 +437,7 @@ def test_a_model_of_the_users_own_is_unknown() -> None:
         (UPERNET, "cuda", {"engine": "deepspeed", "zero_stage": 2}, ""),
         (UPERNET, "cpu", {"engine": "deepspeed", "zero_stage": 1, "overlap_comm": True}, ""),
         (UPERNET, "cuda", {"engine": "deepspeed", "zero_stage": 3}, ""),
-        (UPERNET, "cuda", {"engine": "ddp", "precision": "bf16"}, "what autocast keeps of this model on a GPU"),
+        (UPERNET, "cuda", {"engine": "ddp", "precision": "bf16"}, "this model was not traced for bf16 on cuda"),
         (SWIN, "cpu", {"engine": "megatron"}, "what megatron holds is not modelled"),
         (SWIN, "cuda", {"engine": "ddp"}, ""),
     ],

@@ -16,7 +16,7 @@ from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
 from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optimizer_of_states
-from vitscale.engines.trace_requests import trace_request
+from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import shown
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.from_card import card_of, card_pieces
@@ -29,7 +29,6 @@ from vitscale.trial.known_models import KNOWN_MODELS
 from vitscale.trial.model_cost import (
     ParameterShapes,
     VitShape,
-    has_formula,
     parameter_shapes,
     recorded_shapes,
     vit_shape,
@@ -142,15 +141,12 @@ def unavailable(trial: Trial) -> str:
     if reason := facts.states_unknown(train):
         return reason
     shapes = recorded_shapes(trial.model)
-    if shapes is None or not has_formula(trial.model):
+    if shapes is None or needs_card(trial):
         return "" if card_of(trial) is not None else _why_no_card(trial)
-    if _classifier(trial) is not None:
-        return ""
-    return (
-        ""
-        if train.device == "cpu" or train.precision not in AUTOCAST
-        else "what autocast keeps of this model on a GPU is not modelled"
-    )
+    is_plain_vit = _classifier(trial) is not None
+    if not is_plain_vit and train.device == "cuda" and train.precision in AUTOCAST:
+        return "what autocast keeps of this model on a GPU is not modelled where ranks share it"
+    return ""
 
 
 def _why_no_card(trial: Trial) -> str:
@@ -158,7 +154,7 @@ def _why_no_card(trial: Trial) -> str:
     reason = KNOWN_MODELS.reason(trace_request(trial))
     if reason:
         return reason
-    if KNOWN_MODELS.counts(trial.model) is not None:
+    if KNOWN_MODELS.counts(trial.model) is not None or recorded_shapes(trial.model) is not None:
         return f"this model was not traced for {trial.train.precision} on {trial.train.device}"
     return "no formula and no card counts this model"
 
@@ -281,7 +277,7 @@ def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
     Several moments may have one name.
     """
     whole = _shapes(trial)
-    card = None if has_formula(trial.model) else card_of(trial)
+    card = card_of(trial) if needs_card(trial) else None
     if card is not None:
         yield moments_in_parts(card_pieces(trial, card), trial, _wrapped(trial, whole))
         return

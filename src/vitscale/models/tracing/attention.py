@@ -173,7 +173,7 @@ def _efficient(call: AttentionCall) -> Tensor:
 
 
 def _full_mask(mask: Tensor, call: AttentionCall) -> Tensor:
-    """Return a mask [b, heads, queries, keys] whose rows are aligned, as `preprocess_mask` in attention.cpp makes it."""
+    """Return a mask [b, heads, queries, keys] whose rows are aligned, as `preprocess_mask` (attention.cpp) makes it."""
     keys = call.key.shape[-2]
     expanded = mask.expand(*call.query.shape[:3], keys)
     unaligned = keys % _MASK_ALIGNMENT

@@ -12,9 +12,9 @@ from typing import Literal
 CastClass = Literal["lower", "fp32", "fp32_dtype", "fp32_norm", "promote", "banned"]
 """How the floating-point arguments of an operation are cast.
 
-"lower": to autocast's dtype. "fp32": to fp32. "fp32_dtype": not at all, but the result is fp32, by the argument `dtype`.
-"fp32_norm": the same, by an overload that has this argument. "promote": to the widest of the arguments' dtypes.
-"banned": torch refuses the operation under autocast.
+"lower": to autocast's dtype. "fp32": to fp32. "fp32_dtype": not at all, but the result is fp32, by the argument
+`dtype`. "fp32_norm": the same, by an overload that has this argument. "promote": to the widest of the arguments'
+dtypes. "banned": torch refuses the operation under autocast.
 """
 
 _LOWER = """

@@ -62,12 +62,13 @@ def card(request: TraceRequest, model: nn.Module, pair: TracePair, versions: dic
 
 
 def _parts(model: nn.Module, pair: TracePair) -> Iterator[CardPart]:
-    """Yield the parts of the card; stretches between blocks in which nothing happens are left out."""
+    """Yield the parts of the card; stretches between blocks that only take views are left out."""
     memory = _MemoryLines.of(pair)
     modules = _modules_by_part(model, pair.few)
+    parts_with_storages = {storage.part for storage in pair.few.storages}
     last_block = max((at for at, part in enumerate(pair.few.parts) if part.block), default=-1)
     for at, part in enumerate(pair.few.parts):
-        is_empty = not (modules[at] or memory.forward[at] or memory.backward[at])
+        is_empty = not modules[at] and at not in parts_with_storages
         if part.name == BETWEEN_BLOCKS and is_empty:
             continue
         is_behind = part.name in (BETWEEN_BLOCKS, LOSS) and at > last_block

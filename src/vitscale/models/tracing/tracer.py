@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import traceback
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from vitscale.errors import VitscaleError
@@ -19,7 +22,9 @@ from vitscale.trial.model_card import ModelCard, TraceRequest
 TRACER_VERSION = "1"
 """Raised with every change of what a trace counts, so that cards of before are made anew."""
 _LIBRARIES = ("torch", "transformers", "timm", "torchvision")
-_LONGEST_REASON = 300
+_LONGEST_REASON = 200
+_NO_MODEL_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Folders of files that run a model, and are none."""
 
 
 def trace(request: TraceRequest) -> ModelCard:
@@ -68,19 +73,19 @@ def _run(passes: TracedPasses, images: int) -> Recording:
 def _stopped(operation: str | None, error: Exception) -> TraceError:
     """Return the error of a trace that an operation, or the model's own code, has stopped."""
     reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
-    place = f"at the operation {operation}" if operation is not None else f"in {_place(error)}"
-    return TraceError(f"counting the model without running it stopped {place}: {type(error).__name__}: {reason}")
+    place = _place(error)
+    if operation is not None:
+        place = f"the operation {operation} ({place})"
+    return TraceError(f"counting the model without running it stopped at {place}: {type(error).__name__}: {reason}")
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line that raised an error, as "modeling_vit.py, line 12"."""
-    traceback = error.__traceback__
-    if traceback is None:
-        return "the model"
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    file_name = traceback.tb_frame.f_code.co_filename.rpartition("/")[2]
-    return f"{file_name}, line {traceback.tb_lineno}"
+    """Return the file and line outside of torch that raised an error, as "modeling_vit.py, line 12"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [frame for frame in frames if not frame.filename.startswith(_NO_MODEL_CODE)]
+    if not foreign:
+        return "the loss or its backward"
+    return f"{Path(foreign[-1].filename).name}, line {foreign[-1].lineno}"
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,134 @@
+"""`python -m vitscale.models.tracing`: a request as JSON on standard input, the model's card as JSON on standard output.
+
+    python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < request.json
+
+    {"request": {...}, "parts": [...], ...}   the card, exit code 0
+    {"error": "one sentence"}                 why there is none, exit code 1; never a traceback
+
+What the model's own code prints goes to standard error. The bounds hold for what comes after the imports of torch: the
+memory is address space beyond theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+_GRACE_SECONDS = 5
+"""CPU time between the signal that ends a trace with a message and the one that ends the process."""
+
+
+class _OutOfTimeError(BaseException):
+    """The CPU seconds are over. No model's code catches it as an Exception."""
+
+
+def main(arguments: list[str]) -> int:
+    """Answer one request; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m vitscale.models.tracing")
+    parser.add_argument("--memory-bytes", type=int, help="address space beyond that of the imports")
+    parser.add_argument("--cpu-seconds", type=int, help="CPU time of this process")
+    options = parser.parse_args(arguments)
+    with _output_apart() as output:
+        try:
+            answer = _card_json(sys.stdin.read(), options.memory_bytes, options.cpu_seconds)
+            exit_code = 0
+        except _OutOfTimeError:
+            answer = _error_json(f"counting the model took longer than {options.cpu_seconds:,} CPU seconds")
+            exit_code = 1
+        except MemoryError:
+            answer = _error_json(f"counting the model took more than {options.memory_bytes:,} bytes of memory")
+            exit_code = 1
+        except BaseException as error:  # the model's code may raise anything, SystemExit included
+            answer = _error_json(_sentence(error))
+            exit_code = 1
+        os.write(output, answer.encode() + b"\n")
+    return exit_code
+
+
+def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
+    """Return the card of a request as JSON."""
+    from pydantic import ValidationError
+
+    from vitscale.errors import RequestError
+    from vitscale.models.tracing.tracer import trace
+    from vitscale.trial.model_card import TraceRequest
+
+    try:
+        request = TraceRequest.model_validate_json(request_json)
+    except ValidationError as error:
+        raise RequestError(f"standard input is no request: {error.errors()[0]['msg']}") from error
+    _bound_memory(memory_bytes)
+    _bound_time(cpu_seconds)
+    return trace(request).model_dump_json()
+
+
+def _bound_memory(memory_bytes: int | None) -> None:
+    """Let this process take so many bytes of address space beyond what it has."""
+    if memory_bytes is None:
+        return
+    limit = _address_space_bytes() + memory_bytes
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
+
+
+def _address_space_bytes() -> int:
+    """Return the size of this process's address space; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123  # read once, no path to build
+            pages = int(statm.read().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _bound_time(cpu_seconds: int | None) -> None:
+    """Raise `_OutOfTimeError` in this process after so many CPU seconds, and have it killed soon after that."""
+    if cpu_seconds is None:
+        return
+    signal.signal(signal.SIGXCPU, _raise_out_of_time)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + _GRACE_SECONDS))
+
+
+def _raise_out_of_time(number: int, frame: object) -> NoReturn:
+    del number, frame
+    raise _OutOfTimeError
+
+
+@contextlib.contextmanager
+def _output_apart() -> Iterator[int]:
+    """The context in which standard output goes to standard error; gives the descriptor of the real one."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield output
+    finally:
+        sys.stdout.flush()
+        os.close(output)
+
+
+def _error_json(sentence: str) -> str:
+    return json.dumps({"error": sentence})
+
+
+def _sentence(error: BaseException) -> str:
+    """Return an error in one line, with its type where it has none of vitscale's messages."""
+    from vitscale.errors import VitscaleError
+
+    message = " ".join(str(error).split())
+    if isinstance(error, VitscaleError):
+        return message
+    return f"the model's code ended with {type(error).__name__}: {message[:300]}".rstrip(": ")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -32,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from between_marks import write_between
+from traced_models import write_configurations
 
 from vitscale.prediction.memory.forecast import forecast
+from vitscale.study.cards import find_cards
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec, even_parts
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -45,6 +47,11 @@ MODEL_ON_A_GPU = resolve(ModelSpec(name="vit-b16"), 1000)
 SWIN = {
     "name": "swinv2-t", "image_size": 64, "hidden_size": 24, "heads": 3, "depths": (2, 2, 2), "window_size": 4,
 }  # fmt: skip
+TRACED = {
+    name: resolve(ModelSpec(hf=str(folder), image_size=64), 10)
+    for name, folder in write_configurations(Path(tempfile.gettempdir()) / "vitscale-traced-models").items()
+}
+"""Counted by their cards alone."""
 UPERNET = {"task": "segmentation", "decoder_size": 32}
 OTHERS = {
     "Swin V2": resolve(ModelSpec(**SWIN), 10),
@@ -169,6 +176,9 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield engine, f"{name}, 32 images", whole | {"micro_batch": 32}
             if engine == "fsdp2":
                 yield engine, f"{name}, 2 micro-steps", whole | {"grad_accum": 2}
+    for name, model in TRACED.items():
+        for engine, fields in thirteen_engines():
+            yield engine, f"traced {name}", fields | {"model": model}
     for name, (engine, parallel) in SPLITS.items():
         staged = "pipeline" in parallel
         for variant, fields in SPLIT_VARIANTS.items():
@@ -201,14 +211,33 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
 
 
+def thirteen_engines() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the fields of `train` of every engine without and with what it may take: 13 in all."""
+    yield "none", {"engine": "none"}
+    yield "none, checkpointing", {"engine": "none", "activation_checkpointing": True}
+    yield "none, bf16", {"engine": "none", "precision": "bf16"}
+    yield "ddp", {"engine": "ddp", "bucket_mib": 1}
+    yield "ddp, bucket views", {"engine": "ddp", "gradient_as_bucket_view": True}
+    yield "ddp, 2 micro-steps", {"engine": "ddp", "grad_accum": 2, "bucket_mib": 1}
+    yield "fsdp2", {"engine": "fsdp2"}
+    yield "fsdp2, bf16-params", {"engine": "fsdp2", "precision": "bf16-params"}
+    for stage in range(4):
+        yield f"deepspeed, ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage} | BUCKETS
+    yield "accelerate, DDP", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
+
+
 def chosen(only: Sequence[str], ranks: int, device: str) -> dict[tuple[str, str], Trial]:
     """Those whose name holds one of `only`, else all but `OTHERS`; no engine means one rank."""
     return {
         (engine, variant): trial(fields, ranks, device)
         for engine, variant, fields in configurations()
-        if (any(text in f"{engine}, {variant}" for text in only) if only else not variant.startswith(tuple(OTHERS)))
+        if (
+            any(text in f"{engine}, {variant}" for text in only)
+            if only
+            else not variant.startswith((*OTHERS, "traced"))
+        )
         and not (device == "cuda" and variant.startswith(tuple(OTHERS)))  # small against workspaces
-        and (ranks == 1 or engine != "none")
+        and (ranks == 1 or not engine.startswith("none"))
         and ranks % ParallelSpec(**fields.get("parallel", {})).ranks_per_model == 0
     }
 
@@ -466,6 +495,7 @@ def main() -> int:
             if lacking(kept, cases):
                 start_ranks(options.only, ranks, options.device, options.steps, kept)
             of_ranks = {(row["engine"], row["variant"]): row for row in read_rows(kept) if row["ranks"] == ranks}
+            find_cards({f"{engine}, {variant}": wanted for (engine, variant), wanted in cases.items()}, {}, ())
             rows += [forecasted(of_ranks[name], wanted) for name, wanted in cases.items()]
     if options.json:
         print("\n".join(map(json.dumps, rows)))

@@ -37,7 +37,7 @@ RECORDED_TRAIN = json.loads((FORMAT_11 / "runs" / RUNS[0] / "trial.json").read_t
 ADDED = TrainSpec.model_fields.keys() - RECORDED_TRAIN.keys()
 """Fields of [train] that came since: a record without them has their defaults."""
 RENAMED = {"probes": "meters"}
-NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests"}}
+NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests", "cards"}}
 
 
 @pytest.fixture

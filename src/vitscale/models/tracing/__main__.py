@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
+from vitscale.base.interpreter import append_to_search_path
+
 _GRACE_SECONDS = 5
 """CPU time between the signal that ends a trace with a message and the one that ends the process."""
 
@@ -34,7 +36,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m vitscale.models.tracing")
     parser.add_argument("--memory-bytes", type=int, help="address space beyond that of the imports")
     parser.add_argument("--cpu-seconds", type=int, help="CPU time of this process")
+    parser.add_argument(
+        "--import-folder", action="append", default=[], help="searched for modules, behind all that is installed"
+    )
     options = parser.parse_args(arguments)
+    append_to_search_path(options.import_folder)
     with _output_apart() as output:
         try:
             answer = _card_json(sys.stdin.read(), options.memory_bytes, options.cpu_seconds)

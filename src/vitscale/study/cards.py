@@ -15,12 +15,12 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from vitscale.base.distribution import install_command, versions_of
+from vitscale.base.distribution import versions_of
 from vitscale.base.files import read_text, whole_file
 from vitscale.base.interpreter import python_module
 from vitscale.engines.trace_requests import needs_card, trace_request
@@ -34,20 +34,15 @@ _BUILDERS = ("torch", "transformers", "timm", "torchvision")
 """Libraries whose versions may change what a model is."""
 _TRACER_VERSION = "1"
 """Raised when a card of an earlier tracer must not be used any more."""
-_LONGEST_TRACE_SECONDS = 120.0
+_LONGEST_TRACE_SECONDS = 120
+"""Of a core, and by the clock."""
 _MOST_TRACE_MEMORY_BYTES = 8 << 30
-_AT_ONCE = 2
-"""Models that are traced side by side; a trace takes one core."""
+_PROCESSES = 2
+"""Processes that trace side by side; each takes one core."""
+_NO_TORCH = (
+    "counting this model takes torch, which is not installed here: plan on the machine that trains, or with its results"
+)
 _LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """A model to be traced, and where its factory's module lies."""
-
-    request: TraceRequest
-    import_folders: tuple[str, ...]
-    """Folders that are searched for modules behind all that is installed."""
 
 
 def find_cards(
@@ -62,16 +57,14 @@ def find_cards(
         factory_digests: trial identity -> digest of the file of its model's factory, where it has one.
         import_folders: folders in which ranks look for a user's modules.
     """
-    models: dict[TraceRequest, TracedModel] = {}
+    requests: dict[TraceRequest, None] = {}  # each once, in order
     for trial_id, trial in trials.items():
         if _needs_card(trial):
-            for request in _requests(trial, factory_digests.get(trial_id)):
-                models[request] = TracedModel(request, tuple(import_folders))
-    unknown = [model for model in models.values() if KNOWN_MODELS.card(model.request) is None]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(_make_known, unknown):
-            pass
-    cards = (KNOWN_MODELS.card(request) for request in models)
+            requests |= dict.fromkeys(_requests(trial, factory_digests.get(trial_id)))
+    unknown = [request for request in requests if KNOWN_MODELS.card(request) is None]
+    uncached = [request for request in unknown if not _take_from_cache(request)]
+    _trace_all(uncached, import_folders)
+    cards = (KNOWN_MODELS.card(request) for request in requests)
     return tuple(card for card in cards if card is not None)
 
 
@@ -89,19 +82,13 @@ def _requests(trial: Trial, factory_digest: str | None) -> list[TraceRequest]:
     return [request.model_copy(update={"checkpointing": checkpointing}) for checkpointing in (False, True)]
 
 
-def _make_known(model: TracedModel) -> None:
-    """Put a model's card, from the cache or traced now, among those known; or why there is none."""
-    path = _cached_path(model.request)
-    card = _read_card(path, model.request)
+def _take_from_cache(request: TraceRequest) -> bool:
+    """Make a cached card known; return whether there is one."""
+    card = _read_card(_cached_path(request), request)
     if card is None:
-        try:
-            card = _trace(model)
-        except RequestError as error:
-            KNOWN_MODELS.put_reason(model.request, str(error))
-            return
-        with contextlib.suppress(OSError), whole_file(path, make_folder=True) as file:
-            file.write(card.model_dump_json().encode())
+        return False
     KNOWN_MODELS.put(card)
+    return True
 
 
 def _cached_path(request: TraceRequest) -> Path:
@@ -122,62 +109,89 @@ def _read_card(path: Path, request: TraceRequest) -> ModelCard | None:
     return card if card.request == request else None
 
 
-def _trace(model: TracedModel) -> ModelCard:
-    """Trace a model in a process of its own.
+def _trace_all(requests: Sequence[TraceRequest], import_folders: Sequence[str]) -> None:
+    """Trace models, and make their cards known and cache them; or make known why there is none.
 
-    Raises:
-        RequestError: it cannot be traced; the message says why, in one sentence.
+    Args:
+        requests: models that no cache has.
+        import_folders: folders in which ranks look for a user's modules.
     """
     if importlib.util.find_spec("torch") is None:
-        raise RequestError(
-            "counting this model takes torch, which is not installed here",
-            next_step=f"Run {install_command('train')}, or plan on the machine that trains",
-        )
+        for request in requests:
+            KNOWN_MODELS.put_reason(request, _NO_TORCH)
+        return
+    # The first of each share is where most of the time goes: a process imports its libraries once.
+    shares = [requests[first::_PROCESSES] for first in range(min(_PROCESSES, len(requests)))]
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        for _ in pool.map(lambda share: _trace_in_turn(share, import_folders), shares):
+            pass
+
+
+def _trace_in_turn(requests: Sequence[TraceRequest], import_folders: Sequence[str]) -> None:
+    """Trace models one after the other in one process; in another one from where it ends before its time."""
+    remaining = list(requests)
+    while remaining:
+        answers = _answers(remaining, import_folders)
+        for request, line in zip(remaining, answers.lines, strict=False):
+            _take_answer(request, line)
+        if len(answers.lines) < len(remaining):
+            KNOWN_MODELS.put_reason(remaining[len(answers.lines)], answers.end_reason)
+        remaining = remaining[len(answers.lines) + 1 :]
+
+
+class _Answers(NamedTuple):
+    """What a tracing process printed."""
+
+    lines: list[str]
+    """An answer for each request, in order; fewer where the process ended before its time."""
+    end_reason: str
+    """Why the first request without an answer has none."""
+
+
+def _answers(requests: Sequence[TraceRequest], import_folders: Sequence[str]) -> _Answers:
+    """Ask a process of its own for the cards of some requests."""
     argv = python_module(
         _TRACER_MODULE,
         f"--memory-bytes={_MOST_TRACE_MEMORY_BYTES}",
-        f"--cpu-seconds={int(_LONGEST_TRACE_SECONDS)}",
-        *(f"--import-folder={folder}" for folder in model.import_folders),
+        f"--cpu-seconds={_LONGEST_TRACE_SECONDS}",
+        *(f"--import-folder={folder}" for folder in import_folders),
     )
+    lines = "".join(f"{request.model_dump_json()}\n" for request in requests)
+    seconds = _LONGEST_TRACE_SECONDS * len(requests)
     try:
-        answer = subprocess.run(
-            argv,
-            input=model.request.model_dump_json(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LONGEST_TRACE_SECONDS,
-            check=False,
+        process = subprocess.run(
+            argv, input=lines.encode(), capture_output=True, timeout=seconds, check=False, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        what = f"counting this model took longer than {_LONGEST_TRACE_SECONDS:g} s"
-        raise RequestError(what) from None
+    except subprocess.TimeoutExpired as error:
+        return _Answers(_whole_lines(error.stdout), f"counting this model took longer than {_LONGEST_TRACE_SECONDS} s")
     except OSError as error:
-        raise RequestError(f"the process that counts models cannot be started: {error.strerror}") from None
-    return _card_in(answer, model.request)
+        return _Answers([], f"the process that counts models cannot be started: {error.strerror}")
+    error_lines = process.stderr.decode(errors="replace").strip().splitlines()
+    last_words = error_lines[-1] if error_lines else f"exit code {process.returncode}"
+    end_reason = f"the process that counts models ended: {shown(printable(last_words)[:_LONGEST_REASON])}"
+    return _Answers(_whole_lines(process.stdout), end_reason)
 
 
-def _card_in(answer: subprocess.CompletedProcess[str], request: TraceRequest) -> ModelCard:
-    """Return the card that the tracing process printed on its last line.
+def _whole_lines(output: bytes | None) -> list[str]:
+    """Return the lines of a process's output that are ended by a newline."""
+    whole, _, _ = (output or b"").rpartition(b"\n")
+    return whole.decode(errors="replace").splitlines()
 
-    Raises:
-        RequestError: it printed an error, or ended without either.
-    """
-    last_line = _last_line(answer.stdout)
+
+def _take_answer(request: TraceRequest, line: str) -> None:
+    """Make the answer to a request known, and cache it if it is a card."""
     try:
-        content = json.loads(last_line)
+        content = json.loads(line)
         if isinstance(content, dict) and isinstance(content.get("error"), str):
-            raise RequestError(printable(content["error"])[:_LONGEST_REASON])
-        card = ModelCard.model_validate_json(last_line)
+            KNOWN_MODELS.put_reason(request, printable(content["error"])[:_LONGEST_REASON])
+            return
+        card = ModelCard.model_validate(content)
     except (ValueError, RecursionError):  # no JSON, or no card
-        reason = _last_line(answer.stderr) or f"exit code {answer.returncode}"
-        what = f"the process that counts models ended without an answer: {shown(printable(reason)[:_LONGEST_REASON])}"
-        raise RequestError(what) from None
+        KNOWN_MODELS.put_reason(request, "the process that counts models gave no card")
+        return
     if card.request != request:
-        raise RequestError("the process that counts models answered another request")
-    return card
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
+        KNOWN_MODELS.put_reason(request, "the process that counts models answered another request")
+        return
+    KNOWN_MODELS.put(card)
+    with contextlib.suppress(OSError), whole_file(_cached_path(request), make_folder=True) as file:
+        file.write(line.encode())

@@ -1,12 +1,14 @@
-"""`python -m vitscale.models.tracing`: a request as JSON on standard input, the model's card as JSON on standard output.
+"""`python -m vitscale.models.tracing`: requests as lines of JSON on standard input, cards as lines on standard output.
 
-    python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < request.json
+    python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < requests.jsonl
 
-    {"request": {...}, "parts": [...], ...}   the card, exit code 0
-    {"error": "one sentence"}                 why there is none, exit code 1; never a traceback
+    {"request": {...}, "parts": [...], ...}   the card of a request
+    {"error": "one sentence"}                 why there is none; never a traceback
 
-What the model's own code prints goes to standard error. The bounds hold for what comes after the imports of torch: the
-memory is address space beyond theirs.
+Requests are answered in their order, each as soon as it is known; the imports serve them all. Where one takes more than
+its bounds, this process may end: then that request and those behind it have no answer. What the models' own code prints
+goes to standard error. The bounds hold for each request, and for what comes after the imports of torch: the memory is
+address space beyond theirs.
 """
 
 from __future__ import annotations
@@ -22,9 +24,6 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from vitscale.base.interpreter import append_to_search_path
-
-_GRACE_SECONDS = 5
-"""CPU time between the signal that ends a trace with a message and the one that ends the process."""
 
 
 class _OutOfTimeError(BaseException):
@@ -42,20 +41,22 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     append_to_search_path(options.import_folder)
     with _output_apart() as output:
-        try:
-            answer = _card_json(sys.stdin.read(), options.memory_bytes, options.cpu_seconds)
-            exit_code = 0
-        except _OutOfTimeError:
-            answer = _error_json(f"counting the model took longer than {options.cpu_seconds:,} CPU seconds")
-            exit_code = 1
-        except MemoryError:
-            answer = _error_json(f"counting the model took more than {options.memory_bytes:,} bytes of memory")
-            exit_code = 1
-        except BaseException as error:  # the model's code may raise anything, SystemExit included
-            answer = _error_json(_sentence(error))
-            exit_code = 1
-        os.write(output, answer.encode() + b"\n")
-    return exit_code
+        for request_json in sys.stdin:
+            answer = _answer(request_json, options.memory_bytes, options.cpu_seconds)
+            os.write(output, answer.encode() + b"\n")
+    return 0
+
+
+def _answer(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
+    """Return the card of a request as JSON, or an error as JSON."""
+    try:
+        return _card_json(request_json, memory_bytes, cpu_seconds)
+    except _OutOfTimeError:
+        return _error_json(f"counting the model took longer than {cpu_seconds:,} CPU seconds")
+    except MemoryError:
+        return _error_json(f"counting the model took more than {memory_bytes:,} bytes of memory")
+    except BaseException as error:  # the model's code may raise anything, SystemExit included
+        return _error_json(_sentence(error))
 
 
 def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
@@ -97,11 +98,14 @@ def _address_space_bytes() -> int:
 
 
 def _bound_time(cpu_seconds: int | None) -> None:
-    """Raise `_OutOfTimeError` in this process after so many CPU seconds, and have it killed soon after that."""
+    """Raise `_OutOfTimeError` in this process after so many more CPU seconds."""
     if cpu_seconds is None:
         return
     signal.signal(signal.SIGXCPU, _raise_out_of_time)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + _GRACE_SECONDS))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + cpu_seconds
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard_limit))
 
 
 def _raise_out_of_time(number: int, frame: object) -> NoReturn:

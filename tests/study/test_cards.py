@@ -1,0 +1,150 @@
+"""Cards are traced by a real process of their own, kept, and missing with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitscale.engines import trace_requests
+from vitscale.study import cards
+from vitscale.study.cards import find_cards
+from vitscale.trial import model_cost
+from vitscale.trial.known_models import KnownModels
+from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
+
+DINOV2 = {
+    "model_type": "dinov2", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2,
+    "image_size": 16, "patch_size": 8,
+}  # fmt: skip
+FACTORIES = """
+import os
+from torch import nn
+
+def linear(num_classes, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, 5), nn.Linear(5, num_classes))
+
+class Choosing(nn.Module):
+    def __init__(self, num_classes, image_size):
+        super().__init__()
+        self.head = nn.Linear(3 * image_size**2, num_classes)
+    def forward(self, images):
+        return self.head(images.flatten(1)[images.flatten(1).sum(1) > 0])
+
+def choosing(num_classes, image_size):
+    return Choosing(num_classes, image_size)
+
+def ending(num_classes, image_size):
+    os._exit(3)
+"""
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KnownModels:
+    """What this test alone knows, and a cache of its own."""
+    own = KnownModels()
+    for module in (cards, model_cost):
+        monkeypatch.setattr(module, "KNOWN_MODELS", own)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return own
+
+
+def trial(model: ModelSpec, **train: Any) -> Trial:
+    fields: dict[str, Any] = {"engine": "none", "precision": "fp32", "micro_batch": 2, "device": "cpu"} | train
+    return Trial(
+        model=resolve(model.model_copy(update={"image_size": 16}), 3),
+        data=DataSpec(name="synthetic"),
+        train=TrainSpec(**fields),
+        world=World(ranks_per_node=1, threads_per_rank=1),
+        window=WindowSpec(steps=1),
+        launcher="torchrun",
+    )
+
+
+@pytest.fixture
+def factories(tmp_path: Path) -> Callable[[str], Trial]:
+    (tmp_path / "my_models.py").write_text(FACTORIES)
+    return lambda function: trial(ModelSpec(factory=f"my_models:{function}"))
+
+
+def test_a_model_of_the_hub_s_is_traced_once_and_then_kept(
+    known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(DINOV2))
+    asked = trial(ModelSpec(hf=str(tmp_path / "model")))
+    kept, recomputed = find_cards({"a": asked}, {}, ())
+    assert (kept.request.checkpointing, recomputed.request.checkpointing) == (False, True)
+    # 4 patches and a class token; a block's two norms, q, k, v, output, two scales and an MLP of 32; mask token frozen.
+    block = 2 * 32 + 4 * (16 * 16 + 16) + 2 * 16 + (16 * 32 + 32 + 32 * 16 + 16)
+    embedding = 16 + 5 * 16 + 3 * 8 * 8 * 16 + 16
+    assert kept.trainable_parameters == embedding + 2 * block + 32 + (32 * 3 + 3)
+    assert kept.frozen_elements == 16
+    assert model_cost.parameters(asked.model) == kept.parameters
+    assert kept.versions.keys() >= {"torch", "transformers", "tracer"}
+
+    # From here on nothing can be traced: the second study of this user takes what is kept.
+    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
+    monkeypatch.setattr(cards, "KNOWN_MODELS", KnownModels())
+    assert find_cards({"a": asked}, {}, ()) == (kept, recomputed)
+
+
+def test_a_kept_card_that_is_broken_or_of_another_model_is_traced_again(
+    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = factories("linear")
+    request = trace_requests.trace_request(asked)
+    path = cards._cached_path(request)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"request": 1}')
+    (card,) = find_cards({"a": asked}, {}, [str(tmp_path)])  # it has no blocks to compute again
+    assert card.parameters == 3 * 256 * 5 + 5 + 5 * 3 + 3
+    content = card.model_copy(update={"request": request.model_copy(update={"device": "cuda"})})
+    path.write_text(content.model_dump_json())
+    monkeypatch.setattr(cards, "KNOWN_MODELS", KnownModels())
+    assert card in find_cards({"a": asked}, {}, [str(tmp_path)])
+
+
+def test_a_factory_s_card_is_of_the_bytes_of_its_module(
+    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path
+) -> None:
+    asked = factories("linear")
+    first, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
+    assert first.request.model_digest == "a" * 64
+    wider = FACTORIES.replace("5)", "50)").replace("(5,", "(50,")
+    (tmp_path / "my_models.py").write_text(wider)
+    second, *_ = find_cards({"a": asked}, {"a": "b" * 64}, [str(tmp_path)])
+    assert (first.parameters, second.parameters) == (3863, 38603)
+    assert model_cost.parameters(asked.model) is None  # two models of one name: which one is not said
+
+
+def test_why_a_model_has_no_card_names_what_stopped_it_and_others_have_theirs(
+    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path
+) -> None:
+    functions = ("choosing", "ending", "absent", "linear")
+    trials = {function: factories(function) for function in functions}
+    found = find_cards(trials, {}, [str(tmp_path)])
+    assert [card.request.model.factory for card in found] == ["my_models:linear"]
+    reasons = {name: known.reason(trace_requests.trace_request(asked)) for name, asked in trials.items()}
+    assert "nonzero" in reasons["choosing"] or "index" in reasons["choosing"]
+    assert reasons["ending"] == "the process that counts models ended: 'exit code 3'"
+    assert "no function of that name" in reasons["absent"]
+    assert reasons["linear"] == ""
+
+
+def test_named_models_and_scripts_need_none(known: KnownModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
+    assert find_cards({"a": trial(ModelSpec(name="vit-ti16"))}, {}, ()) == ()
+
+
+def test_without_torch_the_reason_says_where_to_plan(
+    known: KnownModels, factories: Callable[[str], Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards.importlib.util, "find_spec", lambda name: None)
+    asked = factories("linear")
+    assert find_cards({"a": asked}, {}, ()) == ()
+    assert "plan on the machine that trains" in known.reason(trace_requests.trace_request(asked))

@@ -100,7 +100,7 @@ def doubling_test(
     epochs: tuple[Sequence[float], Sequence[float]],
     steps: tuple[Sequence[float], Sequence[float]],
     transfer_seconds: float | None,
-    looked: tuple[int, int] = (0, 0),
+    deciding_runs: tuple[int, int] = (0, 0),
 ) -> Doubling:
     """Test whether twice the GPUs shorten training, and whether transfers explain what is missing.
 
@@ -110,12 +110,12 @@ def doubling_test(
         epochs: epoch seconds; positive and finite.
         steps: seconds of a whole step; positive and finite.
         transfer_seconds: seconds that a ring needs for an optimizer step's transfer on 2 N GPUs; None: not known.
-        looked: `looked` of each side, as for `statistics.interval`.
+        deciding_runs: `deciding_runs` of each side, as for `statistics.interval`.
     """
     base_epochs, doubled_epochs = epochs
     base_steps, doubled_steps = steps
-    base_looked, doubled_looked = looked
-    gain = statistics.compare(doubled_epochs, base_epochs, (doubled_looked, base_looked))
+    base_deciding_runs, doubled_deciding_runs = deciding_runs
+    gain = statistics.compare(doubled_epochs, base_epochs, (doubled_deciding_runs, base_deciding_runs))
     hardly: Literal["confirmed", "refuted", "not decided"]
     match gain.ratio.side_of(1 + MARGIN):
         case "below":
@@ -129,7 +129,7 @@ def doubling_test(
     # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
     # own: transfers cannot explain a step that is slower still.
     base_with_transfer = [seconds + transfer_seconds for seconds in base_steps]
-    beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_looked, base_looked))
+    beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_deciding_runs, base_deciding_runs))
     transfers: Literal["do not explain it", "are enough", "not decided"]
     match beyond.side_of(1.0):
         case "above":

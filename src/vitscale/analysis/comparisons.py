@@ -250,7 +250,7 @@ def _are_comparable(first: TrialResult, second: TrialResult, combine_unlike: boo
         return False
     if not first.comparable_costs or not second.comparable_costs:
         return False
-    return not first.unlike(second, combine_unlike)
+    return not first.reasons_not_to_compare(second, combine_unlike)
 
 
 def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, TrialResult]) -> CurveComparison:
@@ -268,6 +268,6 @@ def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, Tri
         result=compare(
             first_trial.comparable_costs,
             second_trial.comparable_costs,
-            looked=(first_trial.looked, second_trial.looked),
+            deciding_runs=(first_trial.deciding_runs, second_trial.deciding_runs),
         ),
     )

@@ -272,17 +272,17 @@ def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     """Compare the times of two trials; None where one has no times, or their times are of different kinds."""
     first_costs = first.comparable_costs
     other_costs = other.comparable_costs
-    if not first_costs or not other_costs or first.unlike(other, combine=True):
+    if not first_costs or not other_costs or first.reasons_not_to_compare(other, combine=True):
         return None
-    had_repeats_added = first.looked > 0 or other.looked > 0  # until an interval was narrow enough
+    had_repeats_added = first.deciding_runs > 0 or other.deciding_runs > 0  # until an interval was narrow enough
     rounds_of_both = () if had_repeats_added else rounds(first, other)
     if rounds_of_both:
         return _measured_in_rounds(rounds_of_both)
-    looked = (other.looked, first.looked)
+    deciding_runs = (other.deciding_runs, first.deciding_runs)
     return Measured(
-        result=compare(other_costs, first_costs, looked),
-        slowdown=ratio(other_costs, first_costs, looked),
-        sides=(log_mean(other_costs, other.looked), log_mean(first_costs, first.looked)),
+        result=compare(other_costs, first_costs, deciding_runs),
+        slowdown=ratio(other_costs, first_costs, deciding_runs),
+        sides=(log_mean(other_costs, other.deciding_runs), log_mean(first_costs, first.deciding_runs)),
     )
 
 
@@ -362,7 +362,7 @@ def _trial_differences(first: TrialResult, other: TrialResult) -> list[str]:
 
 def _environment_differences(first: TrialResult, other: TrialResult) -> list[str]:
     """Return what differs in hardware and software between two trials, in words; the git revision comes last."""
-    differences = list(first.unlike(other))
+    differences = list(first.reasons_not_to_compare(other))
     first_revision = _git_revision(first)
     other_revision = _git_revision(other)
     if first_revision != other_revision:

@@ -271,9 +271,9 @@ def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
     trial whose costs are of the kind that most trials have.
     """
     with_costs = [trial for trial in ordered if trial.comparable_costs]
-    most_have_rates = 2 * sum(trial.of_rates for trial in with_costs) > len(with_costs)
+    most_have_rates = 2 * sum(trial.has_rates_alone for trial in with_costs) > len(with_costs)
     for trial in with_costs:
-        if trial.of_rates == most_have_rates:
+        if trial.has_rates_alone == most_have_rates:
             return trial
     return None
 
@@ -298,13 +298,13 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         result = trials[point.trial_id]
         over_base = _NO_SCALING
         if reference is not None and base is not None and result.comparable_costs:
-            reasons = reference.unlike(result, combine_unlike)
+            reasons = reference.reasons_not_to_compare(result, combine_unlike)
             if reasons:
                 unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(reasons)}"
             else:
                 over_base = _scaling(reference, result, curve.mode, point.gpus / base.gpus)
         over_plain = _NO_SCALING
-        if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
+        if plain is not None and result.comparable_costs and not plain.reasons_not_to_compare(result, combine_unlike):
             over_plain = _scaling(plain, result, curve.mode, point.gpus)  # the plain run has 1 rank
         points.append(
             ScalingPoint(
@@ -351,7 +351,7 @@ def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
         if len(result.comparable_costs) > 1:
             return Estimate(1.0, 1.0, 1.0)
         return Estimate(1.0, note=ONE_RUN)
-    return ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
+    return ratio(reference.comparable_costs, result.comparable_costs, (reference.deciding_runs, result.deciding_runs))
 
 
 def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> TrialResult | None:

@@ -84,21 +84,21 @@ class LogMean:
         return SquaredError(self.squared_error, self.freedom)
 
 
-def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Estimate:
+def interval(values: Sequence[float], *, deciding_runs: int = 0, fewest: int = 2) -> Estimate:
     """The geometric mean of one positive value per run and its 95 % interval: Student's t on the logarithms.
 
     Times are bounded below and skewed to the right; their logarithms are less so.
 
     Args:
         values: one per run, in the order of the runs.
-        looked: how many of the first runs decided how many runs there are (`analysis.runs.repeats`). What they say
-            about the spread is left out, because it was acted on.
+        deciding_runs: how many of the first runs decided how many runs there are (`analysis.runs.repeats`). What they
+            say about the spread is left out, because it was acted on.
         fewest: number of runs below which there are no bounds.
 
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
     """
-    mean = log_mean(values, looked)
+    mean = log_mean(values, deciding_runs)
     if mean.runs < max(2, fewest):
         return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
@@ -146,7 +146,9 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(centre, centre - half, centre + half)
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Estimate:
+def ratio(
+    numerators: Sequence[float], denominators: Sequence[float], deciding_runs: tuple[int, int] = (0, 0)
+) -> Estimate:
     """Ratio of two costs, each with one positive value per run, and its 95 % interval.
 
     It is the ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it.
@@ -155,13 +157,13 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     Args:
         numerators: one value per run, in the order of the runs.
         denominators: the same for the other side.
-        looked: `looked` of each side, as for `interval`.
+        deciding_runs: `deciding_runs` of each side, as for `interval`.
 
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above = log_mean(numerators, looked[0])
-    below = log_mean(denominators, looked[1])
+    above = log_mean(numerators, deciding_runs[0])
+    below = log_mean(denominators, deciding_runs[1])
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
@@ -170,17 +172,19 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     return Estimate(exp_of(difference), exp_of(difference - half), exp_of(difference + half), note=_note(fewest))
 
 
-def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
+def compare(
+    seconds: Sequence[float], other_seconds: Sequence[float], deciding_runs: tuple[int, int] = (0, 0)
+) -> Comparison:
     """Compare two sides, each with one cost in seconds per run: is the first faster than the second?
 
     No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
-    `looked` holds a value for each side, as for `interval`.
+    `deciding_runs` holds a value for each side, as for `interval`.
     """
-    times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
+    times_as_fast = ratio(other_seconds, seconds, (deciding_runs[1], deciding_runs[0]))
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
-    first = log_mean(seconds, looked[0])
-    second = log_mean(other_seconds, looked[1])
+    first = log_mean(seconds, deciding_runs[0])
+    second = log_mean(other_seconds, deciding_runs[1])
     p = welch_p(first.value - second.value, [first.error, second.error])
     return Comparison(times_as_fast, _direction(times_as_fast), p, p)
 
@@ -296,10 +300,10 @@ def welch_p(difference: float, errors: Sequence[SquaredError]) -> float:
     return 2 * t_below(welch_freedom(errors), -abs(difference) / math.sqrt(squared_error))
 
 
-def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
+def log_mean(values: Sequence[float], deciding_runs: int = 0) -> LogMean:
     """The mean of the logarithms of positive values, at least one.
 
-    Its spread is that of all runs; with `looked`, only what the later runs add to it.
+    Its spread is that of all runs; with `deciding_runs`, only what the later runs add to it.
 
     In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
     all runs. Hence no decision that rested on that spread makes the interval wrong. One degree of freedom less is
@@ -310,13 +314,13 @@ def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
     mean = statistics.fmean(logs)
     if runs == 1:
         return LogMean(mean, squared_error=0.0, freedom=0, runs=1)
-    if not 0 < looked < runs - 1:
+    if not 0 < deciding_runs < runs - 1:
         return LogMean(mean, squared_error=variance(logs) / runs, freedom=runs - 1, runs=runs)
-    first_logs = logs[:looked]
+    first_logs = logs[:deciding_runs]
     first_mean = statistics.fmean(first_logs)
     added_squares = sum((log - mean) ** 2 for log in logs) - sum((log - first_mean) ** 2 for log in first_logs)
-    added_variance = max(0.0, added_squares) / (runs - looked)
-    return LogMean(mean, squared_error=added_variance / runs, freedom=runs - looked - 1, runs=runs)
+    added_variance = max(0.0, added_squares) / (runs - deciding_runs)
+    return LogMean(mean, squared_error=added_variance / runs, freedom=runs - deciding_runs - 1, runs=runs)
 
 
 def variance(values: Sequence[float]) -> float:

@@ -17,8 +17,8 @@ from vitscale.analysis.runs.repeats import (
     allocation_of,
     clusters_of,
     components,
+    count_deciding_runs,
     groups,
-    looked_at,
     observations,
 )
 from vitscale.analysis.runs.resources import resource_figures
@@ -55,7 +55,7 @@ def summarise(
 
     def over_runs(values: Sequence[float | None]) -> Estimate | None:
         known_values = observations(values, sample.clusters)
-        return interval(known_values, looked=sample.looked) if known_values else None
+        return interval(known_values, deciding_runs=sample.deciding_runs) if known_values else None
 
     outcome = _outcome(all_runs)
     explained = _breakdown(runs, figures_by_run, sample)
@@ -79,11 +79,11 @@ def summarise(
         loss_by_step=_mean_loss_by_step([figures.loss_by_step for figures in figures_by_run]),
         peak_bytes=_peak_bytes(figures_by_run),
         breakdown=explained,
-        resources=resource_figures(runs, figures_by_run, sample.clusters, sample.looked),
+        resources=resource_figures(runs, figures_by_run, sample.clusters, sample.deciding_runs),
         convergence=convergence(runs, figures_by_run, sample.clusters),
         traffic=_traffic(trial, runs, figures_by_run, sample),
         checkpoint=checkpoint_cost(runs),
-        looked=sample.looked,
+        deciding_runs=sample.deciding_runs,
         allocations=sample.allocations,
         components=sample.components,
         clock_anomalies=_last_clock_anomalies(runs),
@@ -131,7 +131,7 @@ class _Sample(NamedTuple):
     """The spread between allocations and inside them."""
     clusters: tuple[tuple[int, ...], ...]
     """Indices of the runs of each observation."""
-    looked: int
+    deciding_runs: int
     """Number of first runs that decided how many there are; 0 where none did."""
 
 
@@ -145,11 +145,11 @@ def _sample(runs: Sequence[Run], figures: Sequence[RunFigures], target_ci: float
         known_by_allocation.append([seconds for seconds in seconds_of_runs if seconds is not None])
     spread = components(known_by_allocation)
     clusters = clusters_of(len(runs), allocations, spread)
-    looked = 0
+    deciding_runs = 0
     is_run_observation = len(clusters) == len(runs)
     if is_run_observation:  # `target_ci` counts runs, and decides nothing where allocations are the observations
-        looked = looked_at([seconds for seconds in epoch_seconds if seconds], target_ci)
-    return _Sample(allocations, spread, clusters, looked)
+        deciding_runs = count_deciding_runs([seconds for seconds in epoch_seconds if seconds], target_ci)
+    return _Sample(allocations, spread, clusters, deciding_runs)
 
 
 def _breakdown(runs: Sequence[Run], figures: Sequence[RunFigures], sample: _Sample) -> Breakdown | None:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment, differences
 from vitscale.analysis.runs.figures import PHASES, EpochFigures, LossByStep, RunFigures
-from vitscale.analysis.runs.repeats import Components, clusters_of, looked_at, observations
+from vitscale.analysis.runs.repeats import Components, clusters_of, count_deciding_runs, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
 from vitscale.analysis.statistics import known_mean, known_median
@@ -213,7 +213,7 @@ class TrialFigures:
     """What an optimizer step sends; None where no run recorded it."""
     checkpoint: CheckpointCost | None
     """What a checkpoint takes; None where no run measured it."""
-    looked: int
+    deciding_runs: int
     """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...]
     """Indices in `run_figures` of the runs of each allocation, or of the same hosts; empty without runs."""
@@ -253,7 +253,8 @@ class TrialFigures:
     def observed_costs(self) -> list[float]:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ.
 
-        Where no run has them, the seconds of one image times the share of the images that is trained (`of_rates`).
+        Where no run has them (`has_rates_alone`), the seconds of one image times the share of the images that is
+        trained.
         """
         return observations(self.run_costs, self.clusters)
 
@@ -261,10 +262,10 @@ class TrialFigures:
     def run_costs(self) -> list[float | None]:
         """Epoch seconds of each of `run_figures`; None for a run that has none.
 
-        Where no run has them, the seconds of one image by each run's rate, times the share of the images that is
-        trained (`of_rates`).
+        Where no run has them (`has_rates_alone`), the seconds of one image by each run's rate, times the share of the
+        images that is trained.
         """
-        if not self.of_rates:
+        if not self.has_rates_alone:
             return [run.epoch_seconds for run in self.run_figures]
         trained_share = self.trial.data.fraction
         return [trained_share / run.images_per_second if run.images_per_second else None for run in self.run_figures]
@@ -274,13 +275,13 @@ class TrialFigures:
         """Seconds of a whole step of each observation, as `observed_costs`."""
         return observations([run.step_seconds for run in self.run_figures], self.clusters)
 
-    def unlike(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
+    def reasons_not_to_compare(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
         """Return why the times of two trials must not be compared; empty where no reason is known.
 
         Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
         (`differences`) and, among imports, datasets of markedly unlike size.
         """
-        if self.of_rates != other.of_rates:
+        if self.has_rates_alone != other.has_rates_alone:
             return ("one tells the time of an epoch, the other images/s alone",)
         if combine:
             return ()
@@ -312,7 +313,7 @@ class TrialFigures:
         return [run.epoch_seconds for run in self.run_figures if run.epoch_seconds is not None]
 
     @property
-    def of_rates(self) -> bool:
+    def has_rates_alone(self) -> bool:
         """Whether its runs have images/s alone, and none has the time of an epoch."""
         return not self.epoch_costs and any(run.images_per_second for run in self.run_figures)
 
@@ -413,7 +414,8 @@ class TrialResult(TrialFigures):
         """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
 
         They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run has those of an
-        epoch, they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
+        epoch (`has_rates_alone`), they are those of one image times the share that is trained. Empty where the trial
+        drifts.
         """
         if self.drifts:
             return []
@@ -472,6 +474,6 @@ def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> 
         return "failed"
     if figures.run_figures and not figures.epoch_costs:
         return "untimed"
-    if looked_at(figures.epoch_costs, target_ci):
+    if count_deciding_runs(figures.epoch_costs, target_ci):
         return "reached"
     return "stopped" if figures.runs_done >= max_repeats else "open"

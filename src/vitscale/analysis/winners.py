@@ -75,7 +75,7 @@ def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), 
 
     Args:
         costs: of each trial one positive cost per run, all in one unit.
-        deciding_runs: how many of the first runs of each trial decided how many runs it has (`looked` of
+        deciding_runs: how many of the first runs of each trial decided how many runs it has (`deciding_runs` of
             `statistics.interval`); empty: none, for the number of runs was fixed.
         correct: whether to correct its cost, which takes a second for some thousand trials.
 
@@ -86,7 +86,7 @@ def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), 
         raise ValueError("no trials: one must be chosen from at least one")
     if not deciding_runs:
         deciding_runs = [0] * len(costs)
-    means = [log_mean(values, looked) for values, looked in zip(costs, deciding_runs, strict=True)]
+    means = [log_mean(values, first_runs) for values, first_runs in zip(costs, deciding_runs, strict=True)]
     best = min(range(len(means)), key=lambda position: means[position].value)
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)

@@ -195,7 +195,7 @@ def _held_share(held_seconds: float | None, cpu_seconds: float) -> float | None:
 
 
 def resource_figures(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, deciding_runs: int = 0
 ) -> ResourceFigures | None:
     """Return what the completed runs of one trial used; None without a run.
 
@@ -203,7 +203,7 @@ def resource_figures(
         runs: the records.
         figures: `run_figures` of each.
         clusters: the runs of each observation.
-        looked: number of first runs that decided how many there are, as in `over_runs`.
+        deciding_runs: number of first runs that decided how many there are, as in `over_runs`.
     """
     if not runs:
         return None
@@ -215,7 +215,7 @@ def resource_figures(
     gpu_utilisation = whole_mean([rank.gpu_utilisation for rank in by_rank])
 
     def estimate(values: Sequence[float | None]) -> Estimate | None:
-        return over_runs(values, clusters, looked)
+        return over_runs(values, clusters, deciding_runs)
 
     joules_per_image = estimate([use.energy.joules_per_image for use in uses])
     mfu = estimate([use.compute.mfu for use in uses])

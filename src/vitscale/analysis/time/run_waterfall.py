@@ -56,7 +56,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     Raises:
         Unexplained: a part is not known.
     """
-    costs = [] if trial.of_rates else trial.comparable_costs
+    costs = [] if trial.has_rates_alone else trial.comparable_costs
     if not costs:
         raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
     startup_seconds = trial.startup_seconds
@@ -135,7 +135,7 @@ def _run_waterfall(waterfall: of_epoch.Waterfall, trials: Mapping[str, TrialResu
     except of_epoch.Unexplained as unexplained:
         return replace(waterfall, efficiency=None, interval=None, factors=(), reason=str(unexplained))
     efficiency = math.prod(factor.factor for factor in factors)
-    speedup = ratio(run_seconds(reference), run_seconds(trial), (reference.looked, trial.looked))
+    speedup = ratio(run_seconds(reference), run_seconds(trial), (reference.deciding_runs, trial.deciding_runs))
     interval = replace(speedup.times(efficiency / speedup.value), value=efficiency)
     return replace(waterfall, efficiency=efficiency, interval=interval, factors=factors)
 

@@ -399,7 +399,7 @@ def _steps(result: TrialResult) -> float:
     Raises:
         Unexplained: the steps are unknown.
     """
-    if result.of_rates:
+    if result.has_rates_alone:
         if not result.batch_known:
             raise Unexplained("how many images a step takes is not told")
         return result.trial.data.fraction / result.trial.global_batch

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
-from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
+from vitscale.analysis.runs.steps import common_steps, has_only_whole_epochs
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
 from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.step_schedule import has_two_batch_sizes
@@ -142,7 +142,7 @@ def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     for rank in run.ranks:
         for line in rank.epochs:
             lines_by_epoch.setdefault(line.epoch, []).append(line)
-    has_epoch_times_alone = whole_epochs_alone(run)
+    has_epoch_times_alone = has_only_whole_epochs(run)
     rate = figures.images_per_second
     points: list[AccuracyPoint] = []
     images = 0

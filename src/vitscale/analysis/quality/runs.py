@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
 from vitscale.analysis.quality.wording import any_imported, counted_trials, note, run_name, trials_above, warning
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS, RunFigures
-from vitscale.analysis.runs.steps import whole_epochs_alone
+from vitscale.analysis.runs.steps import has_only_whole_epochs
 from vitscale.analysis.trials import StartUp, TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
@@ -212,7 +212,7 @@ def _times_steps(trial: TrialResult) -> bool:
     """
     if trial.trial.origin is not None:
         return False
-    return not all(whole_epochs_alone(run) for run in trial.recorded_runs)
+    return not all(has_only_whole_epochs(run) for run in trial.recorded_runs)
 
 
 def _fewest_timed_steps(trial: TrialResult) -> int:

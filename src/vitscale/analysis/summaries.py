@@ -11,7 +11,7 @@ from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.analysis.quality.shares import explained_rank_speeds
 from vitscale.analysis.runs.environments import RunEnvironment, differences, largest_like_group, run_environments
-from vitscale.analysis.runs.figures import LEARNED, EpochFigures, LossByStep, RunFigures, all_run_figures
+from vitscale.analysis.runs.figures import LEARNING_FIGURES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import (
     Components,
     allocation_of,
@@ -255,7 +255,7 @@ def _mean_epoch(epochs: Sequence[EpochFigures]) -> EpochFigures:
         elapsed_seconds=known_median(epoch.elapsed_seconds for epoch in epochs),
         complete=all(epoch.complete for epoch in epochs),
         runs=len(epochs),
-        **{name: whole_mean([getattr(epoch, name) for epoch in epochs]) for name in LEARNED},
+        **{name: whole_mean([getattr(epoch, name) for epoch in epochs]) for name in LEARNING_FIGURES},
     )
 
 

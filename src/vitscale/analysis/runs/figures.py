@@ -30,10 +30,10 @@ from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
 """Parts of the start-up, in order."""
-OF_SCRIPT = ("script",)
+SCRIPT_PHASES = ("script",)
 """Phases that only a user's own script has: everything up to its first step."""
 
-LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
+LEARNING_FIGURES = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
 """Figures of an epoch about learning."""
 FEWEST_FOR_TAILS = 100
 """Fewest steps of a run for its tails: with fewer, the 99th percentile is little else than the largest."""
@@ -562,9 +562,9 @@ def _missing_phases(run: Run, phase_seconds: Mapping[str, float]) -> list[str]:
     if run.header.imported is not None or step_figures.has_only_whole_epochs(run):
         return []
     if run.header.trial.train.script is not None:
-        expected = list(OF_SCRIPT)
+        expected = list(SCRIPT_PHASES)
     else:
-        expected = [phase for phase in PHASES if phase not in OF_SCRIPT]
+        expected = [phase for phase in PHASES if phase not in SCRIPT_PHASES]
     missing = [phase for phase in expected if phase not in phase_seconds]
     return [f"start-up lacks {', '.join(missing)}"] if missing else []
 
@@ -623,7 +623,7 @@ def _epochs(run: Run) -> list[_Epoch]:
             elapsed_seconds=None if is_partial else max(line.seconds for line in lines),
             complete=all(line.complete for line in lines),
             runs=1,
-            **{name: finite_or_none(getattr(lines[0], name)) for name in LEARNED},
+            **{name: finite_or_none(getattr(lines[0], name)) for name in LEARNING_FIGURES},
         )
         epochs.append(_Epoch(figures, is_partial))
     return epochs

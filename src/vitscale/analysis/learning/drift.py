@@ -234,7 +234,7 @@ _TRAINING_SECTIONS = (
 
 ALONE = "no other trial of the study computes the same"
 IMPORTED = "neither the first weights nor the order of the images of an imported run are known"
-SCRIPT_PHASES = "what a user's own script computes is its own affair"
+SCRIPT_NOT_COMPARED = "what a user's own script computes is its own affair"
 AMPLIFIED = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
     "difference that comes late; too few trials agree to tell"
@@ -266,7 +266,7 @@ def _reason_not_to_compare(figures: TrialFigures) -> str:
     if trial.origin is not None:
         return IMPORTED
     if trial.train.script is not None:
-        return SCRIPT_PHASES
+        return SCRIPT_NOT_COMPARED
     if not of_engine(trial.train.wrapper).trains_like:
         return f"whom {trial.train.wrapper} trains alike with is not known"
     return "" if figures.recorded_runs else "no run has completed"

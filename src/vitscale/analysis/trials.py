@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,11 +23,11 @@ from vitscale.analysis.statistics import known_mean, known_median
 from vitscale.analysis.time.breakdown import Breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import CheckpointLine, EpochLine
+from vitscale.store.records import CheckpointLine, EpochLine, RankRecord
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
-_UNLIKE_DATASETS = 0.05
+_LARGEST_SAMPLES_DIFFERENCE = 0.05
 """Share by which the recorded sizes of one dataset may differ: some logs give steps x batch."""
 
 
@@ -46,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """Medians over runs."""
+    """What a checkpoint costs: in one run, or the median over runs."""
 
     save_seconds: float
     """Seconds until the last rank has its files on the disk."""
@@ -58,22 +59,26 @@ class CheckpointCost:
 
 def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
     """Return the cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
-    lines_by_run = []
+    cost_by_run = []
     for run in runs:
         lines = [rank.checkpoint for rank in run.ranks if rank.checkpoint is not None]
         if lines:
-            lines_by_run.append(lines)
-    if not lines_by_run:
+            cost_by_run.append(_run_checkpoint_cost(lines))
+    if not cost_by_run:
         return None
-
-    def median_of_largest(figure: Callable[[CheckpointLine], float]) -> float:
-        """The largest figure of each run's ranks, median over runs."""
-        return statistics.median(max(figure(line) for line in lines) for lines in lines_by_run)
-
     return CheckpointCost(
-        save_seconds=median_of_largest(lambda line: line.save_seconds),
-        load_seconds=median_of_largest(lambda line: line.load_seconds),
-        bytes=median_of_largest(lambda line: line.bytes),
+        save_seconds=statistics.median(cost.save_seconds for cost in cost_by_run),
+        load_seconds=statistics.median(cost.load_seconds for cost in cost_by_run),
+        bytes=statistics.median(cost.bytes for cost in cost_by_run),
+    )
+
+
+def _run_checkpoint_cost(lines: Sequence[CheckpointLine]) -> CheckpointCost:
+    """Return the cost of one run's checkpoint: the largest of each figure over its ranks, of at least one rank."""
+    return CheckpointCost(
+        save_seconds=max(line.save_seconds for line in lines),
+        load_seconds=max(line.load_seconds for line in lines),
+        bytes=max(line.bytes for line in lines),
     )
 
 
@@ -100,25 +105,41 @@ class LoaderFigures:
 
     images_per_second: float | None = None
     """Rate at which a loader reads, median over ranks and epochs."""
-    on_the_cores: float | None = None
-    """Seconds that a rank's loader is at work per second of its cores, median over ranks and epochs. None also on GPUs,
-    whose hosts' cores compute nothing else, and without loader threads."""
+    share_of_cores: float | None = None
+    """Share of the time of a rank's cores that its loader threads are at work, median over ranks and epochs. None also
+    on GPUs, whose hosts' cores compute nothing else, and without loader threads."""
     decoding_share: float | None = None
     """Share of the loader threads' time that decoding took; None where any record lacks it."""
 
     @classmethod
     def of(cls, trial: Trial, runs: Sequence[Run]) -> LoaderFigures:
         """Work out the figures from the epochs of all ranks of a trial's runs."""
-        lines = [line for run in runs for rank in run.ranks for line in rank.epochs]
-        work_by_line = [_loader_work(line) for line in lines]
-        work = [work_of_line for work_of_line in work_by_line if work_of_line is not None]
-        loads_beside_training = trial.train.device == "cpu" and trial.data.workers > 0
-        is_work_complete = len(work) == len(lines)
+        epoch_lines = _epoch_lines(runs)
+        recorded_work = []
+        for line in epoch_lines:
+            work = _loader_work(line)
+            if work is not None:
+                recorded_work.append(work)
+        share_of_cores = None
+        if trial.train.device == "cpu" and trial.data.workers > 0:  # loader threads take cores from training
+            share_of_cores = _share_of_cores(recorded_work, cores=trial.world.threads_per_rank)
+        decoding_share = None
+        if len(recorded_work) == len(epoch_lines):
+            decoding_share = _decoding_share(recorded_work)
         return cls(
-            images_per_second=known_median(line.loader_images_per_second for line in lines),
-            on_the_cores=_share_of_cores(work, trial.world.threads_per_rank) if loads_beside_training else None,
-            decoding_share=_decoding_share(work) if is_work_complete else None,
+            images_per_second=known_median(line.loader_images_per_second for line in epoch_lines),
+            share_of_cores=share_of_cores,
+            decoding_share=decoding_share,
         )
+
+
+def _epoch_lines(runs: Sequence[Run]) -> list[EpochLine]:
+    """Return the epoch lines of all ranks of all runs."""
+    lines: list[EpochLine] = []
+    for run in runs:
+        for rank in run.ranks:
+            lines += rank.epochs
+    return lines
 
 
 class _LoaderWork(NamedTuple):
@@ -131,6 +152,7 @@ class _LoaderWork(NamedTuple):
 
 
 def _loader_work(line: EpochLine) -> _LoaderWork | None:
+    """Return the work that an epoch line records; None where it lacks a part of it."""
     if line.loader_reading_seconds is None or line.loader_decoding_seconds is None:
         return None
     return _LoaderWork(line.loader_reading_seconds, line.loader_decoding_seconds, line.seconds)
@@ -229,16 +251,19 @@ class TrialFigures:
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; one
-        of early format 11 says nothing, and has steps without images."""
+        """Whether the micro-batch is known.
+
+        An import that does not give it has 1 instead, and its runs record that (`batch_told`). One of early format 11
+        records nothing, and has steps without images.
+        """
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         imports = [run.header.imported for run in self.recorded_runs if run.header.imported]
         statements = [imported.batch_told for imported in imports if imported.batch_told is not None]
         if statements:
             return any(statements)
-        ranks = [rank for run in self.recorded_runs for rank in run.ranks]
-        has_images = any(line.images for rank in ranks for line in rank.steps)
+        ranks = list(itertools.chain.from_iterable(run.ranks for run in self.recorded_runs))
+        has_images = any(_has_images(rank) for rank in ranks)
         return has_images or any(rank.epochs for rank in ranks)
 
     @property
@@ -246,8 +271,7 @@ class TrialFigures:
         """Whether a whole run stands for an epoch: its script recorded no step, and left no trace of any."""
         if self.trial.train.script is None:
             return False  # without a look at its ranks' lines, which would be read from disk for it
-        epochs = [line for run in self.recorded_runs for rank in run.ranks for line in rank.epochs]
-        return any(line.steps is None for line in epochs)
+        return any(line.steps is None for line in _epoch_lines(self.recorded_runs))
 
     @cached_property
     def observed_costs(self) -> list[float]:
@@ -278,8 +302,8 @@ class TrialFigures:
     def reasons_not_to_compare(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
         """Return why the times of two trials must not be compared; empty where no reason is known.
 
-        Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
-        (`differences`) and, among imports, datasets of markedly unlike size.
+        Reasons are the time of an epoch against a rate of images alone and, unless `combine`, other hardware or
+        software (`differences`) and datasets of markedly other size, which only imports have.
         """
         if self.has_rates_alone != other.has_rates_alone:
             return ("one tells the time of an epoch, the other images/s alone",)
@@ -304,7 +328,7 @@ class TrialFigures:
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """The runs of each observation, by their index in `run_figures`."""
+        """The runs of each observation, by their index in `run_figures`: ((0, 1), (2,)) are two of three runs."""
         return clusters_of(len(self.run_figures), self.allocations, self.components)
 
     @property
@@ -314,7 +338,7 @@ class TrialFigures:
 
     @property
     def has_rates_alone(self) -> bool:
-        """Whether its runs have images/s alone, and none has the time of an epoch."""
+        """Whether some run has images/s, and none has the time of an epoch."""
         return not self.epoch_costs and any(run.images_per_second for run in self.run_figures)
 
     @property
@@ -366,11 +390,16 @@ class TrialFigures:
         return self.trial.model_name or "unknown model"
 
 
+def _has_images(rank: RankRecord) -> bool:
+    """Whether any step of a rank records images."""
+    return any(line.images for line in rank.steps)
+
+
 def _have_like_size(samples: int | None, other_samples: int | None) -> bool:
     """Whether two recorded sizes may be those of one dataset; True where either is unknown."""
     if samples is None or other_samples is None:
         return True
-    return max(samples, other_samples) <= (1 + _UNLIKE_DATASETS) * min(samples, other_samples)
+    return max(samples, other_samples) <= (1 + _LARGEST_SAMPLES_DIFFERENCE) * min(samples, other_samples)
 
 
 @dataclass(frozen=True)
@@ -406,7 +435,7 @@ class TrialResult(TrialFigures):
 
     @property
     def drifts(self) -> bool:
-        """Whether it computes something else than the others, so that its times stand for other work."""
+        """Whether its loss differs from that of a trial that must compute the same: its times stand for other work."""
         return self.drift.status == "drifts"
 
     @cached_property
@@ -431,16 +460,20 @@ class TrialResult(TrialFigures):
             dropped: indices in `run_figures` of the runs to leave out.
         """
         remaining = [run for run in range(len(self.run_figures)) if run not in dropped]
-        fewer = replace(
+        trial_of_remaining = replace(
             self,
             run_figures=tuple(self.run_figures[run] for run in remaining),
             start_ups=tuple(self.start_ups[run] for run in remaining),
             allocations=_renumbered(self.allocations, remaining),
         )
         if self.breakdown is None:
-            return fewer
-        by_run = [self.breakdown.by_run[run] for run in remaining]
-        return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, self.breakdown.typical.rank))
+            return trial_of_remaining
+        breakdown = mean_breakdown(
+            [self.breakdown.by_run[run] for run in remaining],
+            trial_of_remaining.clusters,
+            self.breakdown.typical.rank,
+        )
+        return replace(trial_of_remaining, breakdown=breakdown)
 
 
 def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -459,7 +492,7 @@ def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
 """reached: it has as many runs as its first ones asked for. open: another run is wanted. stopped: not reached with as
-many runs as are allowed. failed: a run did not complete, so none is added. untimed: its runs tell no epoch time."""
+many runs as are allowed. failed: a run did not complete, so none is added. untimed: no run has an epoch time."""
 
 
 def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> TargetStatus:

@@ -306,7 +306,7 @@ def loader_on_the_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     Trials that wait for data are left to `data_bound`.
     """
     not_waiting = [trial for trial in measured if (_data_wait_share(trial) or 0.0) <= _DATA_BOUND]
-    busy = trials_above(_DATA_BOUND, not_waiting, figure=lambda trial: trial.loader.on_the_cores)
+    busy = trials_above(_DATA_BOUND, not_waiting, figure=lambda trial: trial.loader.share_of_cores)
     if busy is None:
         return
     rate = busy.worst_trial.loader.images_per_second

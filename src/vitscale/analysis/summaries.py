@@ -164,7 +164,7 @@ def _traffic(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures], s
     """Return what an optimizer step of the trial sends; None where no run recorded it."""
     ranks_share_model = trial.parallel.pipeline * trial.parallel.sequence > 1
     reason = exchanges_unknown(trial) if trial.world.size > 1 else ""
-    return traffic(runs, figures, sample.clusters, unlike=ranks_share_model, exchanges_unknown=reason)
+    return traffic(runs, figures, sample.clusters, ranks_differ=ranks_share_model, exchanges_unknown=reason)
 
 
 def _peak_bytes(figures: Sequence[RunFigures]) -> int | None:

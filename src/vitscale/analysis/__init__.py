@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import drift_by_trial
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, ScalingPoint, base_of, by_mode, scale, trial_names
+from vitscale.analysis.scaling import CurveResult, ScalingPoint, base_of, by_mode, curve_result, trial_names
 from vitscale.analysis.start_ups import start_ups_by_trial
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
@@ -229,7 +229,7 @@ def _analysis_of_figures(
     return Analysis(
         study=study,
         trials=trial_results,
-        curves=tuple(scale(curve, trial_results, combine_unlike) for curve in curves),
+        curves=tuple(curve_result(curve, trial_results, combine_unlike) for curve in curves),
         problems=(*results.problems, *_run_notes(trial_results.values())),
         unread=results.unread,
         runs=results.runs,

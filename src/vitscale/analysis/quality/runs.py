@@ -305,7 +305,8 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     yield warning(
         "data-bound",
         message=f"data-bound: {counted_trials(waiting.trials)} wait for data for more than "
-        f"{percent(_LARGEST_LOADER_SHARE)} of a step ({percent(waiting.highest)} in {waiting.worst_trial.name}{loader_clause})",
+        f"{percent(_LARGEST_LOADER_SHARE)} of a step ({percent(waiting.highest)} in {waiting.worst_trial.name}"
+        f"{loader_clause})",
         advice=advice,
         trials=waiting.trials,
     )

@@ -41,7 +41,9 @@ def spread_of_runs(trial: TrialResult) -> float | None:
 def steady_first(measured: Sequence[TrialResult]) -> str:
     """Return a sentence on runs that are too unsteady to conclude from, and what to do first.
 
-    Empty where they are steady. Example: "Run-to-run spread is 58 % (ddp on 1 rank; 4 of 6 trials are above 5 %): first stop what else runs there,
+    It is empty where they are steady.
+
+    Example: "Run-to-run spread is 58 % (ddp on 1 rank; 4 of 6 trials are above 5 %): first stop what else runs there,
     then add runs (measure.target_ci)."
     """
     unsteady = unsteady_trials(measured)

@@ -28,7 +28,7 @@ from vitscale.analysis.runs.repeats import observations
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time import waterfall as of_epoch
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import StartUp, TrialResult
 
 START_UP = "start-up"
 EVALUATION = "evaluation"
@@ -56,8 +56,8 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     Raises:
         Unexplained: a part is not known.
     """
-    costs = [] if trial.has_rates_alone else trial.comparable_costs
-    if not costs:
+    epoch_costs = [] if trial.has_rates_alone else trial.comparable_costs
+    if not epoch_costs:
         raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
     startup_seconds = trial.startup_seconds
     if startup_seconds is None:
@@ -70,7 +70,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
         raise of_epoch.Unexplained("runs end with the epoch that reaches train.target_accuracy, each with another one")
     parts = {
         START_UP: max(0.0, startup_seconds - step_seconds),
-        _EPOCHS: epochs * math.exp(statistics.fmean(math.log(cost) for cost in costs)),
+        _EPOCHS: epochs * math.exp(statistics.fmean(math.log(cost) for cost in epoch_costs)),
     }
     if trial.trial.window.evaluate:
         evaluation_seconds = trial.median_of(lambda run: run.evaluation_seconds)
@@ -91,17 +91,19 @@ def run_seconds(trial: TrialResult) -> list[float]:
     epochs = epochs_of(trial)
     trained_share = 1 - trial.images_left_out
 
-    def seconds_of(run: RunFigures, startup_seconds: float | None) -> float | None:
-        if epochs is None or run.epoch_seconds is None or startup_seconds is None:
+    def whole_run_seconds(run: RunFigures, start_up: StartUp) -> float | None:
+        """R of the module's docstring for one run; None where a part of it is unknown."""
+        if epochs is None or run.epoch_seconds is None or start_up.seconds is None:
             return None
-        evaluation = (run.evaluation_seconds or 0.0) if EVALUATION in parts else 0.0
-        start_up = max(0.0, startup_seconds - (run.step_seconds or 0.0))
-        return start_up + epochs * (run.epoch_seconds / trained_share + evaluation) + parts.get(CHECKPOINT, 0.0)
+        evaluation_seconds = (run.evaluation_seconds or 0.0) if EVALUATION in parts else 0.0
+        start_up_seconds = max(0.0, start_up.seconds - (run.step_seconds or 0.0))
+        epoch_seconds = run.epoch_seconds / trained_share + evaluation_seconds
+        return start_up_seconds + epochs * epoch_seconds + parts.get(CHECKPOINT, 0.0)
 
-    by_run = [
-        seconds_of(run, start_up.seconds) for run, start_up in zip(trial.run_figures, trial.start_ups, strict=True)
+    seconds_by_run = [
+        whole_run_seconds(run, start_up) for run, start_up in zip(trial.run_figures, trial.start_ups, strict=True)
     ]
-    return observations(by_run, trial.clusters)
+    return observations(seconds_by_run, trial.clusters)
 
 
 def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
@@ -112,8 +114,8 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
     """
     parts = run_parts(trial)
     step_parts = of_epoch.light_step_parts(trial)
-    steps = parts[_EPOCHS] / sum(step_parts.values())
-    inside_epochs = {name: steps * seconds for name, seconds in step_parts.items()}
+    steps_in_run = parts[_EPOCHS] / sum(step_parts.values())
+    inside_epochs = {name: steps_in_run * seconds for name, seconds in step_parts.items()}
     outside_epochs = {name: seconds for name, seconds in parts.items() if name != _EPOCHS}
     return inside_epochs | outside_epochs
 
@@ -141,7 +143,14 @@ def _run_waterfall(waterfall: of_epoch.Waterfall, trials: Mapping[str, TrialResu
 
 
 def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[of_epoch.Factor, ...]:
-    """Return the factors of a whole run's efficiency, without their intervals; `ranks`: `share_of_ranks`.
+    """Return the factors of a whole run's efficiency, without their intervals.
+
+    The formulas, with the parts x of the trial and y of the ideal, are those of the module's docstring.
+
+    Args:
+        trial: the trial.
+        reference: the baseline.
+        ranks: `share_of_ranks` of the two.
 
     Raises:
         Unexplained: with the reason.
@@ -150,12 +159,12 @@ def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
     parts = run_parts(trial)
     reference_parts = run_parts(reference)
     # A checkpoint or an evaluation that was timed on one side alone is in neither run.
-    measured = {name: seconds for name, seconds in parts.items() if name in reference_parts}
-    ideal = {name: ranks * reference_parts[name] for name in measured}
-    mean = of_epoch.logarithmic_mean(sum(measured.values()), sum(ideal.values()))
-    epochs_weight = of_epoch.logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean
-    logs = {factor.name: epochs_weight * math.log(factor.factor) for factor in epoch_factors}
+    measured = {name: seconds for name, seconds in parts.items() if name in reference_parts}  # x
+    ideal = {name: ranks * reference_parts[name] for name in measured}  # y
+    mean_of_sums = of_epoch.logarithmic_mean(sum(measured.values()), sum(ideal.values()))  # L(X, Y)
+    epochs_weight = of_epoch.logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean_of_sums
+    log_factors = {factor.name: epochs_weight * math.log(factor.factor) for factor in epoch_factors}
     for name in measured:
         if name != _EPOCHS:
-            logs[name] = (ideal[name] - measured[name]) / mean
-    return of_epoch.factors_of(logs, math.exp(sum(logs.values())))
+            log_factors[name] = (ideal[name] - measured[name]) / mean_of_sums
+    return of_epoch.factors_of(log_factors, math.exp(sum(log_factors.values())))

@@ -388,9 +388,9 @@ def _git_revision(result: TrialResult) -> str | None:
 
 def _difference(subject: str, first: object, other: object) -> str:
     """Return "train.precision: fp32 against bf16"."""
-    return f"{subject}: {_with_short_digests(first)} against {_with_short_digests(other)}"
+    return f"{subject}: {_shortened(first)} against {_shortened(other)}"
 
 
-def _with_short_digests(value: object) -> str:
+def _shortened(value: object) -> str:
     """Return a value as text; of digests and revisions only the first 12 digits, as git shows them."""
     return _DIGEST.sub(lambda digest: digest[0][:12], str(value))

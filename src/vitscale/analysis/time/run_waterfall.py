@@ -131,9 +131,9 @@ def _run_waterfall(waterfall: of_epoch.Waterfall, trials: Mapping[str, TrialResu
         return replace(waterfall, efficiency=None, interval=None)
     trial = trials[waterfall.trial_id]
     reference = trials[waterfall.baseline_trial]
-    ranks = of_epoch.share_of_ranks(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
+    time_share = of_epoch.ideal_time_share(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
     try:
-        factors = of_epoch.with_intervals(trial, reference, ranks, _run_factors)
+        factors = of_epoch.with_intervals(trial, reference, time_share, _run_factors)
     except of_epoch.Unexplained as unexplained:
         return replace(waterfall, efficiency=None, interval=None, factors=(), reason=str(unexplained))
     efficiency = math.prod(factor.factor for factor in factors)
@@ -142,7 +142,7 @@ def _run_waterfall(waterfall: of_epoch.Waterfall, trials: Mapping[str, TrialResu
     return replace(waterfall, efficiency=efficiency, interval=interval, factors=factors)
 
 
-def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[of_epoch.Factor, ...]:
+def _run_factors(trial: TrialResult, reference: TrialResult, time_share: float) -> tuple[of_epoch.Factor, ...]:
     """Return the factors of a whole run's efficiency, without their intervals.
 
     The formulas, with the parts x of the trial and y of the ideal, are those of the module's docstring.
@@ -150,17 +150,17 @@ def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
     Args:
         trial: the trial.
         reference: the baseline.
-        ranks: `share_of_ranks` of the two.
+        time_share: `ideal_time_share` of the two.
 
     Raises:
         Unexplained: with the reason.
     """
-    epoch_factors = of_epoch.step_factors(trial, reference, ranks)
+    epoch_factors = of_epoch.step_factors(trial, reference, time_share)
     parts = run_parts(trial)
     reference_parts = run_parts(reference)
     # A checkpoint or an evaluation that was timed on one side alone is in neither run.
     measured = {name: seconds for name, seconds in parts.items() if name in reference_parts}  # x
-    ideal = {name: ranks * reference_parts[name] for name in measured}  # y
+    ideal = {name: time_share * reference_parts[name] for name in measured}  # y
     mean_of_sums = of_epoch.logarithmic_mean(sum(measured.values()), sum(ideal.values()))  # L(X, Y)
     epochs_weight = of_epoch.logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean_of_sums
     log_factors = {factor.name: epochs_weight * math.log(factor.factor) for factor in epoch_factors}

@@ -167,16 +167,18 @@ def hosts_test(
             scatter=None,
             margin=margin,
             p_equivalence=None,
-            cannot_exclude=_cannot_exclude(ratio),
-            verdict=_verdict_of_one_count(ratio, margin),
+            cannot_exclude=_largest_difference(ratio),
+            verdict=_one_count_verdict(ratio, margin),
         )
     mean = fmean(logs)
     spread = stdev(logs)
     freedom = len(logs) - 1
     error = spread / math.sqrt(len(logs))
-    half = statistics.t_quantile(freedom) * error
-    ratio = Estimate(statistics.exp_of(mean), statistics.exp_of(mean - half), statistics.exp_of(mean + half))
-    p_value = _equivalence(mean, error, freedom, math.log1p(margin))
+    half_width = statistics.t_quantile(freedom) * error
+    low = statistics.exp_of(mean - half_width)
+    high = statistics.exp_of(mean + half_width)
+    ratio = Estimate(statistics.exp_of(mean), low, high)
+    p_value = _equivalence_p(mean, error, freedom, math.log1p(margin))
     has_enough_counts = len(logs) >= statistics.FEWEST_REPEATS
     return HostsTest(
         counts,
@@ -184,8 +186,8 @@ def hosts_test(
         scatter=statistics.exp_of(spread) - 1,
         margin=margin,
         p_equivalence=p_value,
-        cannot_exclude=_cannot_exclude(ratio),
-        verdict=_verdict(ratio, p_value) if has_enough_counts else "too few to tell",
+        cannot_exclude=_largest_difference(ratio),
+        verdict=_hosts_verdict(ratio, p_value) if has_enough_counts else "too few to tell",
     )
 
 
@@ -224,21 +226,28 @@ def accuracy_difference(
     other_mean = fmean(other)
     difference = other_mean - reference_mean
     seeds = (len(reference), len(other))
-    counting = None
+    counting_error = None
     if images_counted is not None:
         images_of_all_seeds = [images * runs for images, runs in zip(images_counted, seeds, strict=True)]
-        counting = _counting_error((reference_mean, other_mean), images_of_all_seeds)
+        counting_error = _counting_error((reference_mean, other_mean), images_of_all_seeds)
     if min(seeds) < 2:
         estimate = Estimate(difference, note=statistics.ONE_RUN)
-        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
-    errors = [statistics.SquaredError(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
-    half = statistics.welch_half(errors)
+        return AccuracyDifference(estimate, counting_error, seeds, _few_runs_verdict(difference, counting_error))
+    errors = [_error_of_mean(reference), _error_of_mean(other)]
+    half_width = statistics.welch_half(errors)
+    low = difference - half_width
+    high = difference + half_width
     if min(seeds) < statistics.FEWEST_REPEATS:
-        estimate = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW)
-        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
-    estimate = Estimate(difference, difference - half, difference + half)
+        estimate = Estimate(difference, low, high, note=statistics.TOO_FEW)
+        return AccuracyDifference(estimate, counting_error, seeds, _few_runs_verdict(difference, counting_error))
+    estimate = Estimate(difference, low, high)
     p = statistics.welch_p(difference, errors)
-    return AccuracyDifference(estimate, counting, seeds, _accuracy_verdict(estimate), p=p, p_adjusted=p)
+    return AccuracyDifference(estimate, counting_error, seeds, _accuracy_verdict(estimate), p=p, p_adjusted=p)
+
+
+def _error_of_mean(values: Sequence[float]) -> statistics.SquaredError:
+    """Return the squared error of the mean of two values or more."""
+    return statistics.SquaredError(variance(values) / len(values), len(values) - 1)
 
 
 def _counting_error(means: Sequence[float], images: Sequence[int]) -> float:
@@ -254,6 +263,7 @@ def _counting_error(means: Sequence[float], images: Sequence[int]) -> float:
 
 
 def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
+    """Return the verdict by the interval of a difference: does it hold 0?"""
     match difference.side_of(0.0):
         case "above":
             return "higher"
@@ -263,7 +273,7 @@ def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
             return "no difference shown"
 
 
-def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
+def _equivalence_p(mean: float, error: float, freedom: int, bound: float) -> float:
     """Return the larger p-value of two one-sided tests: that the truth is -bound or less, and that it is bound or more.
 
     Args:
@@ -279,7 +289,7 @@ def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float
     return max(p_below_lower, p_above_upper)
 
 
-def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
+def _hosts_verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
     """Return the verdict of several GPU counts.
 
     Args:
@@ -293,7 +303,7 @@ def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
     return "equivalent" if is_equivalent else "no difference shown"
 
 
-def _verdict_of_one_count(ratio: Estimate, margin: float) -> HostsVerdict:
+def _one_count_verdict(ratio: Estimate, margin: float) -> HostsVerdict:
     """Return the verdict of a single GPU count, from its repeated runs, if it has any."""
     if ratio.low is None or ratio.high is None or ratio.note:
         return "too few to tell"
@@ -303,20 +313,22 @@ def _verdict_of_one_count(ratio: Estimate, margin: float) -> HostsVerdict:
     return "different, but within the margin" if is_within else "different"
 
 
-def _cannot_exclude(ratio: Estimate) -> float | None:
+def _largest_difference(ratio: Estimate) -> float | None:
     """Return the largest difference within the interval, as a share, in either direction."""
     if ratio.low is None or ratio.high is None:
         return None
     return max(abs(ratio.low - 1), abs(ratio.high - 1))
 
 
-def _verdict_of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
-    if counting is None:
+def _few_runs_verdict(difference: float, counting_error: float | None) -> AccuracyVerdict:
+    """Return the verdict on a difference between too few seeds: is it larger than counting alone explains?"""
+    if counting_error is None:
         return "too few runs: no error known"
-    if abs(difference) > counting:
+    if abs(difference) > counting_error:
         return "too few runs: beyond counting error"
     return "too few runs: within counting error"
 
 
 def _mean_log(values: Sequence[float]) -> float:
+    """Return the mean of the logarithms of positive values."""
     return fmean(map(math.log, values))

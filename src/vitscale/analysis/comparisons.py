@@ -200,7 +200,8 @@ def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialRes
         trials: trial identity -> its result.
     """
 
-    def rank(trial_id: str) -> _ReferenceRank:
+    def reference_rank(trial_id: str) -> _ReferenceRank:
+        """Where a trial stands in the order of references."""
         labels = members[trial_id].labels
         is_usual = of_engine(str(labels.get("train.engine"))).usual
         epoch = trials[trial_id].epoch_seconds
@@ -210,7 +211,7 @@ def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialRes
             epoch_seconds=epoch.value if epoch else 0.0,
         )
 
-    return min(members, key=rank)
+    return min(members, key=reference_rank)
 
 
 class _ReferenceRank(NamedTuple):

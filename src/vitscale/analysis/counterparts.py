@@ -87,6 +87,7 @@ class Pair:
         return self._smallest_shown(limit)
 
     def _smallest_shown(self, limit: float | None) -> float | None:
+        """Return the smallest slowdown that is reported in 4 of 5 cases: as slower, or with a limit as beyond it."""
         if self.measured is None:
             return None
         return power.smallest_shown(self.measured.sides, power.ComparisonQuestion(self.tests, limit))
@@ -337,6 +338,7 @@ class _Begin(NamedTuple):
 
 
 def _begin_of(run: Run) -> _Begin:
+    """Return what tells the run apart from others, and is the same in every copy of it."""
     return _Begin(run.outcome.started_unix_seconds, run.outcome.wall_seconds, run.header.repeat)
 
 

@@ -186,6 +186,7 @@ def _last_clock_anomalies(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _failures(all_runs: Sequence[Run]) -> tuple[Failure, ...]:
+    """Return the failure of each run that did not complete."""
     failures = []
     for run in all_runs:
         if run.outcome.kind == "completed":

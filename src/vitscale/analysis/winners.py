@@ -312,6 +312,7 @@ class _NormalValues(NamedTuple):
 
 @functools.cache
 def _normal_table() -> _NormalValues:
+    """Return the shares at deviations from -8 to 32, between which `_share_above` interpolates."""
     deviations = np.linspace(-_GRID_ERRORS, 4 * _GRID_ERRORS, 40 * _GRID_POINTS)
     return _NormalValues(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
 

@@ -324,6 +324,7 @@ def _loader_clause(trial: TrialResult) -> str:
 
 
 def _loader_advice(trial: TrialResult) -> str:
+    """Return how the images of a trial come faster."""
     data = trial.trial.data
     more_workers = 2 * data.workers if data.workers else 2
     decoded_source = ', or data.source = "cache"' if data.source == "jpeg" else ""

@@ -306,6 +306,7 @@ def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
 
 
 def _drift_difference(trial: TrialResult) -> float:
+    """Return the largest relative difference of a trial's loss from its reference's; 0 where none is known."""
     return trial.drift.difference or 0.0
 
 

@@ -161,6 +161,7 @@ class _LastLines(NamedTuple):
 
 
 def _last_lines(steps: Steps) -> _LastLines:
+    """Return the last line of each number."""
     # np.unique returns the first position of each number, which in the reversed steps is the last one.
     numbers, positions_from_the_end = np.unique(steps.step[::-1], return_index=True)
     return _LastLines(numbers, len(steps) - 1 - positions_from_the_end)
@@ -355,14 +356,12 @@ def decide_slow_steps(
     Returns:
         One for each run.
     """
-    slow_and_first_short = list(zip(slow_by_run, first_short_steps, strict=True))
-    other_slow_by_run = [
-        [slow for slow in slow_steps_of_run if slow.step != first_short]
-        for slow_steps_of_run, first_short in slow_and_first_short
-    ]
+    other_slow_by_run = []
+    for slow_steps_of_run, first_short in zip(slow_by_run, first_short_steps, strict=True):
+        other_slow_by_run.append([slow for slow in slow_steps_of_run if slow.step != first_short])
     only_one = one_off(other_slow_by_run)
     decisions = []
-    for run, (slow_steps_of_run, first_short) in enumerate(slow_and_first_short):
+    for run, (slow_steps_of_run, first_short) in enumerate(zip(slow_by_run, first_short_steps, strict=True)):
         steps_to_set_aside = {first_short}
         if only_one is not None and only_one.run == run:
             steps_to_set_aside.add(only_one.step)

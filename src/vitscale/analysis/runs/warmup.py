@@ -131,8 +131,8 @@ def _noise_widening(seconds: FloatArray, median: FloatArray) -> FloatArray:
     ratios = seconds / np.where(median > 0, median, math.nan)
     residuals = ratios - ratios.mean(axis=1, keepdims=True)
     estimates = np.array([_neighbour_correlation(residuals_of_run) for residuals_of_run in residuals])[:, None]
-    # Deviations from a mean of n values show r - (1 + 3 r) / n on average; solved for r. Kendall, "Note on bias in the
-    # estimation of autocorrelation" (Biometrika 41, 1954, 403-404).
+    # Deviations from a mean of n values show about r - (1 + 3 r) / n on average: Kendall, "Note on bias in the estimation
+    # of autocorrelation" (Biometrika 41, 1954, 403-404). This is solved for r.
     unbiased = (steps * estimates + 1) / (steps - 3)  # (runs, 1)
     usable = np.clip(unbiased, 0.0, _LARGEST_STEP_CORRELATION)
     correlation = np.where(np.isnan(unbiased), _LARGEST_STEP_CORRELATION, usable)
@@ -215,7 +215,7 @@ def _slope(values: FloatArray) -> _Slope:
     positions: FloatArray = np.arange(count, dtype=np.float64) - (count - 1) / 2  # -1, 0, 1: their mean is 0
     ordinary_slope = positions @ values / (positions @ positions)
     residuals = values - float(values.mean()) - ordinary_slope * positions
-    # Residuals of a line through n values show r - (2 + 4 r) / n on average; solved for r.
+    # Residuals of a line through n values show about r - (2 + 4 r) / n on average. This is solved for r.
     unbiased = (count * _neighbour_correlation(residuals) + 2) / (count - 4)
     correlation = min(max(unbiased, 0.0), _LARGEST_BLOCK_CORRELATION)
     return _least_squares_slope(
@@ -232,8 +232,8 @@ def _decorrelated(column: FloatArray, correlation: float) -> FloatArray:
     variance is 1 - r^2 of that of e(k). The first element has none before it, and is scaled to the same variance.
     """
     first = math.sqrt(1 - correlation * correlation) * column[:1]
-    others = column[1:] - correlation * column[:-1]
-    return np.concatenate([first, others])
+    following = column[1:] - correlation * column[:-1]
+    return np.concatenate([first, following])
 
 
 def _least_squares_slope(ones: FloatArray, positions: FloatArray, values: FloatArray) -> _Slope:

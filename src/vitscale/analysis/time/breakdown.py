@@ -160,6 +160,7 @@ class Breakdown:
         """
 
         def seconds_in(run: Breakdown) -> float | None:
+            """The part's seconds in one run."""
             rank = run.rank(number)
             if part is None:
                 return rank.seconds
@@ -191,6 +192,7 @@ class Breakdown:
 
 
 def _wait_or_exposed_seconds(rank: RankParts) -> float:
+    """Return the seconds that a rank waited; where they are unknown those of its exposed communication."""
     wait_seconds = rank.parts["wait"]
     if wait_seconds is not None:
         return wait_seconds
@@ -407,16 +409,20 @@ def _without_lossy(by_run: Sequence[Breakdown | None]) -> list[Breakdown | None]
 
 
 def _mean_over_observations(by_run: Sequence[Breakdown | None], clusters: Clusters) -> tuple[RankParts, ...]:
-    """Return the mean of each rank over observations; that of an observation is the mean over its runs."""
-    if clusters is None:
-        clusters = [[run] for run in range(len(by_run))]
-    means = []
-    for cluster in clusters:
-        runs = [by_run[index] for index in cluster]
+    """Return the mean of each rank over observations; that of an observation is the mean over its runs.
+
+    Args:
+        by_run: breakdown of each run; None for those that do not count.
+        clusters: the runs of each observation; None: each run is one.
+    """
+    observed_runs = [[run] for run in range(len(by_run))] if clusters is None else clusters
+    ranks_by_observation = []
+    for run_indices in observed_runs:
+        runs = [by_run[index] for index in run_indices]
         ranks_by_run = [run.ranks for run in runs if run is not None]
         if ranks_by_run:
-            means.append(_mean_ranks(ranks_by_run))
-    return _mean_ranks(means)
+            ranks_by_observation.append(_mean_ranks(ranks_by_run))
+    return _mean_ranks(ranks_by_observation)
 
 
 def _mean_ranks(ranks_by_step: Sequence[Sequence[RankParts]]) -> tuple[RankParts, ...]:

@@ -83,18 +83,18 @@ def _has_steps_from_epochs(run: RunFigures) -> bool:
 
 def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials of which the files hold some ranks only."""
-    partial_trials = [trial for trial in measured if any(map(_has_some_ranks_alone, trial.recorded_runs))]
+    partial_trials = [result for result in measured if any(map(_has_some_ranks_alone, result.recorded_runs))]
     if not partial_trials:
         return
-    trial = partial_trials[0]
-    first_run = trial.recorded_runs[0]
-    bounds = one_rank_bounds(first_run, steady_from=trial.run_figures[0].steady_from or 0)
+    result = partial_trials[0]
+    first_run = result.recorded_runs[0]
+    bounds = one_rank_bounds(first_run, steady_from=result.run_figures[0].steady_from or 0)
     bounds_clause = f"; {_bounds_in_words(bounds)}" if bounds is not None else ""
     yield note(
         "some-ranks",
         message=f"not all ranks are told of: of {counted_trials(partial_trials)} the files hold some ranks alone (rank "
-        f"{_ranks_in_words(first_run.ranks_needed)} of {trial.trial.world.size} in {trial.name}); each step is theirs, "
-        f"and who was waited for is not known{bounds_clause}",
+        f"{_ranks_in_words(first_run.ranks_needed)} of {result.trial.world.size} in {result.name}); each step is "
+        f"theirs, and who was waited for is not known{bounds_clause}",
         advice="Import the logs of all ranks together, where there are any.",
         trials=partial_trials,
     )

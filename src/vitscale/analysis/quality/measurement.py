@@ -106,25 +106,25 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             )
 
 
-def _cause_of_no_profile(trial: TrialResult) -> _NoProfileCause | None:
+def _cause_of_no_profile(result: TrialResult) -> _NoProfileCause | None:
     """Return why a trial has no profile; None where it has one.
 
     None also for an imported trial: no option brings what its log does not hold.
     """
-    if trial.trial.origin is not None:
+    if result.trial.origin is not None:
         return None
-    if trial.breakdown is not None:
-        parts = trial.breakdown.typical.parts.values()
+    if result.breakdown is not None:
+        parts = result.breakdown.typical.parts.values()
         has_no_part = set(parts) == {None}
         return _NoProfileCause.PROFILER_FAILED if has_no_part else None
-    if not trial.trial.window.explain:
+    if not result.trial.window.explain:
         return _NoProfileCause.SWITCHED_OFF
-    return _NoProfileCause.NO_PROBE if _marks_no_step(trial) else _NoProfileCause.TOO_SHORT
+    return _NoProfileCause.NO_PROBE if _marks_no_step(result) else _NoProfileCause.TOO_SHORT
 
 
-def _marks_no_step(trial: TrialResult) -> bool:
+def _marks_no_step(result: TrialResult) -> bool:
     """Whether the trial ran a user's script that has no Probe around its steps."""
-    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.run_figures)
+    return result.trial.train.script is not None and not any(run.timed_steps for run in result.run_figures)
 
 
 def _no_profile_clause(cause: _NoProfileCause, trials: Sequence[TrialResult]) -> str:
@@ -203,7 +203,7 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     slowed = trials_above(_REPORTED_OVERHEAD, measured, figure=_overhead)
     if slowed is None:
         return
-    devices = sorted({trial.trial.train.device for trial in slowed.trials})
+    devices = sorted({result.trial.train.device for result in slowed.trials})
     effects = " ".join(_EFFECT_OF_EXPLAINING[device] for device in devices)
     is_on_cpu = slowed.worst_trial.trial.train.device == "cpu"
     warning_or_note = warning if is_on_cpu and slowed.highest > _MISLEADING_OVERHEAD else note
@@ -249,8 +249,8 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     unclear = trials_above(_REPORTED_UNACCOUNTED_SHARE, measured, figure=_largest_unaccounted_share)
     if unclear is None:
         return
-    are_scripts = all(trial.trial.train.script is not None for trial in unclear.trials)
-    are_imported = all(trial.trial.origin is not None for trial in unclear.trials)
+    are_scripts = all(result.trial.train.script is not None for result in unclear.trials)
+    are_imported = all(result.trial.origin is not None for result in unclear.trials)
     if are_imported:
         way_to_know_more = "traces whose steps are marked tell more"
     elif are_scripts:

@@ -50,7 +50,7 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes curves that begin inside one host and go on over several: one line over two networks."""
-    hosts_by_trial = {trial.trial_id: trial.trial.world.nodes for trial in trials}
+    hosts_by_trial = {result.trial_id: result.trial.world.nodes for result in trials}
     for curve in curves:
         # Both from few ranks to many, as the points of a curve are.
         on_one_host = [point for point in curve.points if hosts_by_trial[point.trial_id] == 1]
@@ -276,17 +276,17 @@ def gradients_sent_otherwise(measured: Sequence[TrialResult]) -> Iterable[Findin
     """
     differing: list[TrialResult] = []
     clauses: list[str] = []
-    for trial in measured:
-        sent_dtype = _sent_dtype(trial)
-        named_dtype = _named_dtype(trial)
+    for result in measured:
+        sent_dtype = _sent_dtype(result)
+        named_dtype = _named_dtype(result)
         if not sent_dtype or not named_dtype:  # not recorded
             continue
         if sent_dtype != named_dtype:
-            differing.append(trial)
-            clauses.append(f"{sent_dtype} where {trial.trial.train.engine} names {named_dtype}")
+            differing.append(result)
+            clauses.append(f"{sent_dtype} where {result.trial.train.engine} names {named_dtype}")
     if not differing:
         return
-    is_requested = any(trial.trial.train.gradient_dtype for trial in differing)
+    is_requested = any(result.trial.train.gradient_dtype for result in differing)
     warning_or_note = warning if is_requested else note
     yield warning_or_note(
         "gradient-dtype-sent",

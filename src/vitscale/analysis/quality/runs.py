@@ -178,12 +178,12 @@ def _all_run_figures(trials: Sequence[TrialResult]) -> Iterator[RunFigures]:
 
 def long_warm_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials in which at least half the runs were slow still after the marked warm-up."""
-    warming_up = [trial for trial in measured if _holds_in_half_of_runs(trial, _has_detected_warm_up)]
+    warming_up = [result for result in measured if _holds_in_half_of_runs(result, _has_detected_warm_up)]
     if not warming_up:
         return
-    trial = max(warming_up, key=_most_warm_up_steps)
-    detected_steps = _most_warm_up_steps(trial)
-    marked_steps = trial.trial.window.warmup_steps
+    result = max(warming_up, key=_most_warm_up_steps)
+    detected_steps = _most_warm_up_steps(result)
+    marked_steps = result.trial.window.warmup_steps
     if any_imported(warming_up):
         advice = "Nothing need be done: the times of an imported log stand without them."
     else:
@@ -192,7 +192,7 @@ def long_warm_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     yield note(
         "long-warm-up",
         message=f"long warm-up: in {counted_trials(warming_up)} the first steps after the marked warm-up were slow "
-        f"still and are left out of every figure (up to {detected_steps} of a run; {trial.name})",
+        f"still and are left out of every figure (up to {detected_steps} of a run; {result.name})",
         advice=advice,
         trials=warming_up,
     )
@@ -230,15 +230,15 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     )
 
 
-def _has_single_steps(trial: TrialResult) -> bool:
+def _has_single_steps(result: TrialResult) -> bool:
     """Whether each recorded step of the trial is a single step.
 
     An imported step may be the mean of many steps or of an epoch, and so may a script's whole time: how few steps are
     behind it is unknown.
     """
-    if trial.trial.origin is not None:
+    if result.trial.origin is not None:
         return False
-    return not all(has_only_whole_epochs(run) for run in trial.recorded_runs)
+    return not all(has_only_whole_epochs(run) for run in result.recorded_runs)
 
 
 def _fewest_timed_steps(trial: TrialResult) -> int:
@@ -249,11 +249,11 @@ def _fewest_timed_steps(trial: TrialResult) -> int:
 def short_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes runs on a GPU that are over before its clocks have come down from their boost."""
     seconds_by_trial: dict[str, float] = {}  # of trials that are too short
-    for trial in measured:
-        ran_here_on_gpu = trial.trial.origin is None and trial.trial.train.device == "cuda"
-        seconds = _training_seconds(trial) if ran_here_on_gpu else None
+    for result in measured:
+        ran_here_on_gpu = result.trial.origin is None and result.trial.train.device == "cuda"
+        seconds = _training_seconds(result) if ran_here_on_gpu else None
         if seconds is not None and seconds < _SHORT_TRAINING_SECONDS:
-            seconds_by_trial[trial.trial_id] = seconds
+            seconds_by_trial[result.trial_id] = seconds
     if not seconds_by_trial:
         return
     yield note(
@@ -312,20 +312,20 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     )
 
 
-def _loader_clause(trial: TrialResult) -> str:
+def _loader_clause(result: TrialResult) -> str:
     """Return ", with data.workers = 2; its loader reads 1,200 images/s a rank from /data", as far as it is known."""
-    workers = f", with data.workers = {trial.trial.data.workers}"
-    rate = trial.loader.images_per_second
+    workers = f", with data.workers = {result.trial.data.workers}"
+    rate = result.loader.images_per_second
     if rate is None:
         return workers
-    source = trial.trial.data.source
+    source = result.trial.data.source
     origin = f" from {source}" if source is not None else ""
     return f"{workers}; its loader reads {rate:,.0f} images/s a rank{origin}"
 
 
-def _loader_advice(trial: TrialResult) -> str:
+def _loader_advice(result: TrialResult) -> str:
     """Return how the images of a trial come faster."""
-    data = trial.trial.data
+    data = result.trial.data
     more_workers = 2 * data.workers if data.workers else 2
     decoded_source = ', or data.source = "cache"' if data.source == "jpeg" else ""
     return (

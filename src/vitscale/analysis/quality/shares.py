@@ -28,8 +28,8 @@ _LEAST_SAVING = 0.05
 
 def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Warns of trials whose ranks differ in type or quota but take equally many images; names shares that suit them."""
-    with_equal_shares = [trial for trial in measured if trial.trial.train.micro_batches is None]
-    mixed = [trial for trial in with_equal_shares if _hardware_difference(trial)]
+    with_equal_shares = [result for result in measured if result.trial.train.micro_batches is None]
+    mixed = [result for result in with_equal_shares if _hardware_difference(result)]
     if not mixed:
         return
     largest = _largest_trial(mixed)
@@ -52,7 +52,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials whose ranks take unequal shares of the images; warns where other shares would save time."""
-    unequal = [trial for trial in measured if trial.trial.train.micro_batches is not None]
+    unequal = [result for result in measured if result.trial.train.micro_batches is not None]
     if not unequal:
         return
     largest = _largest_trial(unequal)
@@ -70,7 +70,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def _largest_trial(trials: Sequence[TrialResult]) -> TrialResult:
     """Return the trial with the most ranks, which stands for all: smaller ones use the first of its speeds."""
-    return max(trials, key=lambda trial: trial.trial.world.size)
+    return max(trials, key=lambda result: result.trial.world.size)
 
 
 def _advice_to_set(speeds: Sequence[float], trial: TrialResult) -> str:

@@ -105,15 +105,15 @@ def slowdowns(measured: Sequence[TrialResult], share_by_folder: Mapping[str, flo
     sums_by_hosts: dict[str, _Sums] = {}
     y_squares = 0.0  # of all runs: both kinds of trials have the same noise
     freedom = 0
-    for trial in measured:
-        observations = _observations(trial, share_by_folder)
+    for result in measured:
+        observations = _observations(result, share_by_folder)
         if len(observations) < 2:
             continue  # a single run equals its trial's mean
         shares = np.array([observation.concurrent_share for observation in observations])
         logs = np.array([observation.log_seconds for observation in observations])
         x = shares - shares.mean()
         y = logs - logs.mean()
-        hosts = "within one host" if trial.trial.world.nodes == 1 else "over several hosts"
+        hosts = "within one host" if result.trial.world.nodes == 1 else "over several hosts"
         sums = sums_by_hosts.setdefault(hosts, _Sums())
         sums.x_squares += float(x @ x)
         sums.products += float(x @ y)

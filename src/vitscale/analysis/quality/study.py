@@ -213,7 +213,7 @@ def _lack_micro_batch(trials: Sequence[TrialResult]) -> bool:
 
     So it is if all were imported and have runs with figures: times of steps are then known, but not their images.
     """
-    return all(trial.trial.origin is not None and trial.run_figures for trial in trials)
+    return all(result.trial.origin is not None and result.run_figures for result in trials)
 
 
 def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:

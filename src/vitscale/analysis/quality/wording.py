@@ -98,7 +98,7 @@ class _TrialValue(NamedTuple):
 
 def any_imported(trials: Sequence[TrialResult]) -> bool:
     """Whether one of these trials is imported, so that nobody can run it again from here."""
-    return any(trial.trial.origin is not None for trial in trials)
+    return any(result.trial.origin is not None for result in trials)
 
 
 def run_name(trial: TrialResult, run: RunFigures) -> str:

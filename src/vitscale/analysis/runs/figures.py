@@ -299,7 +299,9 @@ class _RunGroup:
 def _steady_steps(
     steps: step_figures.RunSteps, elapsed: FloatArray, kinds: npt.NDArray[np.uint8]
 ) -> list[_SteadySteps]:
-    """Return the steady steps of each run.
+    """Return the steady steps of each run: those that ran without a profiler, after warm-up.
+
+    Runs with equally long warm-up have the same ones, and are worked out together.
 
     Args:
         steps: of all runs.

@@ -36,19 +36,19 @@ CHECKPOINT = "checkpoint"
 _EPOCHS = "epochs"
 
 
-def epochs_of(trial: TrialResult) -> int | None:
+def epochs_of(result: TrialResult) -> int | None:
     """Return the epochs of a whole run: those that the trial trains; one where it only measures some steps.
 
     None where a run ends as soon as it has reached an accuracy: runs of one trial then train unlike numbers of epochs.
     """
-    if trial.trial.train.target_accuracy is not None:
+    if result.trial.train.target_accuracy is not None:
         return None
-    if trial.trial.window.steps is not None:
+    if result.trial.window.steps is not None:
         return 1
-    return trial.trial.train.epochs or 1
+    return result.trial.train.epochs or 1
 
 
-def run_parts(trial: TrialResult) -> Mapping[str, float]:
+def run_parts(result: TrialResult) -> Mapping[str, float]:
     """Return part -> seconds of a whole run, over its runs: the geometric mean for epochs, as everywhere, else medians.
 
     There is no "evaluation" where the trial evaluates nothing, and no "checkpoint" where none was measured.
@@ -56,29 +56,29 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     Raises:
         Unexplained: a part is not known.
     """
-    epoch_costs = [] if trial.has_rates_alone else trial.comparable_costs
+    epoch_costs = [] if result.has_rates_alone else result.comparable_costs
     if not epoch_costs:
-        raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
-    startup_seconds = trial.startup_seconds
+        raise of_epoch.Unexplained(result.reason or "no run has completed with an epoch time")
+    startup_seconds = result.startup_seconds
     if startup_seconds is None:
         raise of_epoch.Unexplained("how long a run takes to start is unknown")
-    step_seconds = trial.median_of(lambda run: run.step_seconds)
+    step_seconds = result.median_of(lambda run: run.step_seconds)
     if step_seconds is None:
         raise of_epoch.Unexplained("how long a step takes is unknown")
-    epochs = epochs_of(trial)
+    epochs = epochs_of(result)
     if epochs is None:
         raise of_epoch.Unexplained("runs end with the epoch that reaches train.target_accuracy, each with another one")
     parts = {
         START_UP: max(0.0, startup_seconds - step_seconds),
         _EPOCHS: epochs * math.exp(statistics.fmean(math.log(cost) for cost in epoch_costs)),
     }
-    if trial.trial.window.evaluate:
-        evaluation_seconds = trial.median_of(lambda run: run.evaluation_seconds)
+    if result.trial.window.evaluate:
+        evaluation_seconds = result.median_of(lambda run: run.evaluation_seconds)
         if evaluation_seconds is None:
             raise of_epoch.Unexplained("how long an evaluation takes is unknown")
         parts[EVALUATION] = epochs * evaluation_seconds
-    if trial.checkpoint is not None:
-        parts[CHECKPOINT] = trial.checkpoint.save_seconds
+    if result.checkpoint is not None:
+        parts[CHECKPOINT] = result.checkpoint.save_seconds
     return parts
 
 

@@ -345,20 +345,20 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
 
 def _parts_all_can_tell(trials: Sequence[TrialResult]) -> _CommonParts:
     """Return which parts of a step are known apart from one another in all of these trials."""
-    breakdowns = [trial.breakdown for trial in trials]
+    breakdowns = [result.breakdown for result in trials]
     is_communication_one_part = not all(breakdown is None or breakdown.wait_known for breakdown in breakdowns)
     merged: dict[str, str] = {}
     # Where a trial did not record the marks of such a part, its time is in "other".
     for part in ("launch_gaps", "data_wait", "optimizer"):
         if any(breakdown is None or breakdown.typical.parts[part] is None for breakdown in breakdowns):
             merged[part] = "other"
-    has_synchronised_norm = any(trial.trial.train.batch_norm == "synchronised" for trial in trials)
+    has_synchronised_norm = any(result.trial.train.batch_norm == "synchronised" for result in trials)
     if not is_communication_one_part and not has_synchronised_norm:
         merged["norm"] = "wire"  # adds 0: there is no synchronised norm
-    has_stages = any(trial.trial.parallel.pipeline > 1 for trial in trials)
+    has_stages = any(result.trial.parallel.pipeline > 1 for result in trials)
     if not has_stages:
         merged["bubble"] = "other"  # adds 0: there is no pipeline
-    decoding_shares = [trial.loader.decoding_share for trial in trials]
+    decoding_shares = [result.loader.decoding_share for result in trials]
     is_decoding_known = None not in decoding_shares and any(decoding_shares)
     return _CommonParts(
         is_communication_one_part, merged, is_decoding_apart=is_decoding_known and "data_wait" not in merged
@@ -427,9 +427,9 @@ def _steps_per_epoch(result: TrialResult) -> float:
     return steps / (1 - result.images_left_out)
 
 
-def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
+def _work_per_rank(result: TrialResult, reference: TrialResult) -> float:
     """Return q, the images of a rank's optimizer step: those of the trial / those of the reference."""
-    train = trial.trial.train
+    train = result.trial.train
     reference_train = reference.trial.train
     images = train.micro_batch * train.grad_accum
     reference_images = reference_train.micro_batch * reference_train.grad_accum

@@ -114,7 +114,7 @@ def doubling_test(
     """
     base_epochs, doubled_epochs = epochs
     base_steps, doubled_steps = steps
-    base_deciding_runs, doubled_deciding_runs = deciding_runs
+    base_deciding_runs, doubled_deciding_runs = deciding_runs  # base: on N GPUs; doubled: on 2 N
     gain = statistics.compare(doubled_epochs, base_epochs, (doubled_deciding_runs, base_deciding_runs))
     hardly: Literal["confirmed", "refuted", "not decided"]
     match gain.ratio.side_of(1 + MARGIN):

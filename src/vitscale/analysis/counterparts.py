@@ -142,10 +142,10 @@ def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, .
     Args:
         named_results: two results or more, each with its name.
     """
-    (_, first_results), *others = named_results
+    _first_name, first_results = named_results[0]
     pairs: list[Pair] = []
-    for name, other_results in others:
-        pairs += _compare_results(first_results, other_results, other_name=name)
+    for other_name, other_results in named_results[1:]:
+        pairs += _compare_results(first_results, other_results, other_name=other_name)
     return _with_correction(pairs)
 
 
@@ -205,14 +205,15 @@ def unmatched(named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pai
         named_results: two results or more, each with its name.
         pairs: their pairs (`side_by_side`).
     """
-    (_, first_results), *others = named_results
+    _first_name, first_results = named_results[0]
     sentences = []
-    for name, other_results in others:
-        paired = {pair.first.trial_id for pair in pairs if pair.results == name}
-        matched = paired | _counterparts(first_results, other_results).keys()
+    for other_name, other_results in named_results[1:]:
+        paired_ids = {pair.first.trial_id for pair in pairs if pair.results == other_name}
+        # A trial has a counterpart, but makes no pair, where neither of the two has run.
+        matched_ids = paired_ids | _counterparts(first_results, other_results).keys()
         for point in _points_by_place(first_results).values():
-            if point.trial_id not in matched:
-                sentences.append(f"{name} has nothing like {point.curve} on {ranks(point.gpus)}")
+            if point.trial_id not in matched_ids:
+                sentences.append(f"{other_name} has nothing like {point.curve} on {ranks(point.gpus)}")
     return tuple(sentences)
 
 

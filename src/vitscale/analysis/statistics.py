@@ -350,8 +350,17 @@ def variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
-def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> tuple[float, float]:
-    """Return (standard deviation of logarithms of costs about the mean of their group, its degrees of freedom).
+class GroupSpread(NamedTuple):
+    """How far costs are from the mean of their group."""
+
+    deviation: float
+    """Standard deviation of their logarithms."""
+    freedom: float
+    """Its degrees of freedom."""
+
+
+def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> GroupSpread:
+    """Return the spread of costs about the mean of their group, over all groups together, drawn towards a prior.
 
     Args:
         costs: positive costs of each group.
@@ -363,7 +372,7 @@ def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: floa
     for group in costs:
         squares += _squares_about_mean(group)
         freedom += len(group) - 1
-    return math.sqrt(squares / freedom), freedom
+    return GroupSpread(math.sqrt(squares / freedom), freedom)
 
 
 @functools.lru_cache(maxsize=1 << 12)

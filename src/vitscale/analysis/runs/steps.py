@@ -285,8 +285,8 @@ def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uin
     instead, where there are two or more and that is longer: waiting for the loader is part of every epoch.
 
     Args:
-        numbers: numbers of the steps, (S,).
-        seconds: elapsed seconds (`elapsed_seconds`), (B, S).
+        numbers: numbers of the S steps, which all B runs have.
+        seconds: seconds that each step adds to the time that passed (`elapsed_seconds`), (B, S).
         kinds: kinds of the steps (`step_kinds`), (S,).
 
     Returns:

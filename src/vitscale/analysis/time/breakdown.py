@@ -226,22 +226,22 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     explained_steps = [_explained_step(lines) for lines in explained(run, steady_from)]
     if not explained_steps:
         return None
-    steps, lossy_steps = _select_steps(explained_steps)
-    reasons = _merged_reasons([step.reasons for step in steps])
+    steps_in_means, steps_left_out = _select_steps(explained_steps)
+    reasons = _merged_reasons([step.reasons for step in steps_in_means])
     overheads = _overheads(run, steady_from)
-    profiled_ranks = _mean_ranks([step.ranks for step in steps])
+    profiled_ranks = _mean_ranks([step.ranks for step in steps_in_means])
     if run.header.trial.train.device == "cuda":
         ranks = _without_profiling(profiled_ranks, overheads.light_seconds)
     else:
         ranks = profiled_ranks
     return Breakdown(
         ranks=ranks,
-        steps=len(steps),
+        steps=len(steps_in_means),
         reasons=reasons,
         overhead=overheads.explained_overhead,
-        straggler=_straggler(ranks, [step.wait_by_rank for step in steps]),
+        straggler=_straggler(ranks, [step.wait_by_rank for step in steps_in_means]),
         attached_overhead=overheads.attached_overhead,
-        left_out=tuple(_lossy_reason(step.reasons, reasons) for step in lossy_steps),
+        left_out=tuple(_lossy_reason(step.reasons, reasons) for step in steps_left_out),
     )
 
 

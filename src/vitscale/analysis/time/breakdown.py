@@ -310,8 +310,8 @@ def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedSte
         ranks.append(_rank_parts(line, exposure))
         reasons |= {part: reason for part, reason in line.unknown.items() if part in PARTS}
         reasons |= dict.fromkeys(exposure.unknown_parts, exposure.reason)
-        if exposure.late_by_seconds is not None:
-            wait_by_rank[exposure.rank] = exposure.late_by_seconds
+        if exposure.waiting_seconds is not None:
+            wait_by_rank[exposure.rank] = exposure.waiting_seconds
     return _ExplainedStep(ranks, reasons, wait_by_rank)
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,8 @@ class RankExposure:
     wire: tuple[Interval, ...] | None
     norm: tuple[Interval, ...] | None
     """Transfers of synchronised norms, if there are any. None: they cannot be told apart; `reason` says why."""
-    late_by_seconds: float | None
-    """All waiting in the step, exposed or not: how early this rank was. The rank that the others wait for has least."""
+    waiting_seconds: float | None
+    """All waiting in the step, exposed or not: the earlier a rank, the more. The one that others wait for has least."""
     wire_seconds: float | None
     """All transfer in the step, exposed or not."""
     reason: str = ""
@@ -102,12 +103,16 @@ class _Communication(NamedTuple):
 def _communication(line: ExplainedLine) -> _Communication:
     """Return when a rank was idle and when it communicated; where it holds a stage, without its pipeline's messages."""
     idle = union(line.idle)
-    bubble = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
-    if not bubble:
-        return _Communication(idle, union((start, end) for _, _, start, end in line.collectives))
+    bubbles = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
+    if not bubbles:
+        all_in_flight = union((start, end) for _, _, start, end in line.collectives)
+        return _Communication(idle, all_in_flight)
     # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
-    in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _BETWEEN_STAGES)
-    return _Communication(intersection(idle, complement(union(bubble), (0.0, line.seconds))), in_flight)
+    idle_outside_bubble = intersection(idle, complement(union(bubbles), (0.0, line.seconds)))
+    others_in_flight = union(
+        (start, end) for _, operation, start, end in line.collectives if operation not in _BETWEEN_STAGES
+    )
+    return _Communication(idle_outside_bubble, others_in_flight)
 
 
 def _mixed_exposure(rank: int, line: ExplainedLine, reason: str) -> RankExposure:
@@ -119,7 +124,7 @@ def _mixed_exposure(rank: int, line: ExplainedLine, reason: str) -> RankExposure
         wait=None,
         wire=None,
         norm=() if has_no_norms else None,
-        late_by_seconds=None,
+        waiting_seconds=None,
         wire_seconds=None,
         reason=reason,
     )
@@ -142,7 +147,7 @@ def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers) -> RankExpo
         wait=tuple(intersection(communication.idle, waiting)),
         wire=tuple(intersection(communication.idle, transferring_others)),
         norm=tuple(intersection(communication.idle, transferring_norms)),
-        late_by_seconds=length(waiting),
+        waiting_seconds=length(waiting),
         wire_seconds=length(transferring),
     )
 
@@ -331,12 +336,7 @@ def explained(run: Run, steady_from: int = 0) -> list[list[tuple[int, ExplainedL
     """
     rank_numbers = [rank.rank for rank in explained_ranks(run)]
     common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
-    return [sorted(zip(rank_numbers, lines, strict=True), key=_rank_number) for lines in common]
-
-
-def _rank_number(rank_and_line: tuple[int, ExplainedLine]) -> int:
-    rank, _line = rank_and_line
-    return rank
+    return [sorted(zip(rank_numbers, lines, strict=True), key=operator.itemgetter(0)) for lines in common]
 
 
 def explained_steps(run: Run) -> tuple[int, ...]:

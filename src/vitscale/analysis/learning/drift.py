@@ -78,15 +78,16 @@ class LossDifference:
                 return position
         return len(self.by_step)
 
-    def differs_early(self, after_one_update: float, after_two: float) -> bool:
+    def differs_early(self, tolerance_of_first_two: float, tolerance_of_first_three: float) -> bool:
         """Whether losses differ by more than rounding explains in the first three steps, before training amplifies it.
 
         Args:
-            after_one_update: the largest difference that rounding explains in the first two steps.
-            after_two: the same in the first three steps.
+            tolerance_of_first_two: the largest difference that rounding explains in the first two steps.
+            tolerance_of_first_three: the same in the first three steps, after two updates.
         """
-        first_differences = [step.difference for step in self.by_step[:3]]
-        return max(first_differences[:2]) > after_one_update or max(first_differences) > after_two
+        first_three = [step.difference for step in self.by_step[:3]]
+        first_two = first_three[:2]
+        return max(first_two) > tolerance_of_first_two or max(first_three) > tolerance_of_first_three
 
 
 def largest_difference(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
@@ -209,13 +210,13 @@ def _relative_gap(gap: float, scale: float) -> float:
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
 """Largest relative difference of a loss that rounding explains, by precision."""
-SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
+_SIXTEEN_BIT_GRADIENTS_TOLERANCE = TOLERANCES["bf16"]
 """Tolerance of fp32 training whose gradients travel in 16 bits."""
-COMPILED = 1e-4
+_COMPILED_TOLERANCE = 1e-4
 """Tolerance in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
-_AFTER_ONE_UPDATE = 1e-6
+_TOLERANCE_OF_FIRST_TWO = 1e-6
 """Tolerance in fp32 in the first two steps, before training has had the time to amplify rounding."""
-_AFTER_TWO_UPDATES = 1e-4
+_TOLERANCE_OF_FIRST_THREE = 1e-4
 """Tolerance in fp32 in the first three steps."""
 _AMPLIFICATION_LIMIT = 30.0
 """How many times the largest difference of trials that agree a difference may be, and still be amplified rounding."""
@@ -237,10 +238,10 @@ _TRAINING_SECTIONS = (
 )
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
-ALONE = "no other trial of the study computes the same"
-IMPORTED = "neither the first weights nor the order of the images of an imported run are known"
-SCRIPT_NOT_COMPARED = "what a user's own script computes is its own affair"
-AMPLIFIED = (
+_ALONE_REASON = "no other trial of the study computes the same"
+_IMPORTED_REASON = "neither the first weights nor the order of the images of an imported run are known"
+_SCRIPT_REASON = "what a user's own script computes is its own affair"
+_AMPLIFIED_REASON = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
     "difference that comes late; too few trials agree to tell"
 )
@@ -269,9 +270,9 @@ def _reason_not_to_compare(figures: TrialFigures) -> str:
     """Return why a trial's losses are compared with no others; empty where they are compared."""
     trial = figures.trial
     if trial.origin is not None:
-        return IMPORTED
+        return _IMPORTED_REASON
     if trial.train.script is not None:
-        return SCRIPT_NOT_COMPARED
+        return _SCRIPT_REASON
     if not of_engine(trial.train.wrapper).trains_like:
         return f"whom {trial.train.wrapper} trains alike with is not known"
     return "" if figures.recorded_runs else "no run has completed"
@@ -339,7 +340,7 @@ def _normalised_images(trial: Trial) -> object:
 def _drifts_in_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
     """Return trial identity -> its drift, of trials that must all show the same losses."""
     if len(members) == 1:
-        return {members[0].trial_id: Drift("unknown", reason=ALONE)}
+        return {members[0].trial_id: Drift("unknown", reason=_ALONE_REASON)}
     reference = _reference(members)
     comparisons = [_Comparison.of(member, reference) for member in members if member is not reference]
     reference_spread = _reference_spread(reference, members)
@@ -420,10 +421,10 @@ class _Comparison:
         """The largest difference that rounding explains, however the reference's own runs differ."""
         precision = self.member.trial.train.precision
         if precision == "fp32" and (_has_16_bit_gradients(self.member) or _has_16_bit_gradients(self.reference)):
-            return SIXTEEN_BIT_GRADIENTS
+            return _SIXTEEN_BIT_GRADIENTS_TOLERANCE
         tolerance = TOLERANCES[precision]
         if self.member.trial.train.compile != self.reference.trial.train.compile:
-            return max(tolerance, COMPILED)
+            return max(tolerance, _COMPILED_TOLERANCE)
         return tolerance
 
     def tolerance(self, reference_spread: float) -> float:
@@ -447,9 +448,10 @@ class _Comparison:
         tolerance = self.tolerance(reference_spread)
         is_rounding_coarse = self._rounding_tolerance > TOLERANCES["fp32"]
         if is_rounding_coarse:
-            return self.difference.differs_early(after_one_update=tolerance, after_two=math.inf)
+            return self.difference.differs_early(tolerance_of_first_two=tolerance, tolerance_of_first_three=math.inf)
         return self.difference.differs_early(
-            after_one_update=max(_AFTER_ONE_UPDATE, 2 * reference_spread), after_two=max(_AFTER_TWO_UPDATES, tolerance)
+            tolerance_of_first_two=max(_TOLERANCE_OF_FIRST_TWO, 2 * reference_spread),
+            tolerance_of_first_three=max(_TOLERANCE_OF_FIRST_THREE, tolerance),
         )
 
 
@@ -484,7 +486,7 @@ def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: fl
         return replace(compared, status="drifts")
     difference_in_words = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
     equal_steps = comparison.difference.equal_steps(tolerance)
-    return replace(compared, reason=AMPLIFIED.format(equal_steps, difference_in_words))
+    return replace(compared, reason=_AMPLIFIED_REASON.format(equal_steps, difference_in_words))
 
 
 def _cause_besides_engine(trial: Trial, reference: Trial) -> str:

@@ -43,7 +43,7 @@ from vitscale.analysis.statistics import FEWEST_REPEATS, f_above, interval, mean
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Run
 
-_POOLED_ABOVE = 0.25
+_POOLING_P = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each
 the test sees little, and runs that are wrongly pooled make an interval too narrow."""
 
@@ -68,7 +68,7 @@ class Components:
     @property
     def clustered(self) -> bool:
         """Whether an allocation counts as one observation."""
-        return self.p < _POOLED_ABOVE
+        return self.p < _POOLING_P
 
 
 def allocation_of(run: Run) -> str:
@@ -195,7 +195,7 @@ FEWEST_DECIDING_RUNS = 3
 """Fewest first runs that may decide how many runs there are: m of the module's docstring."""
 FEWEST_RUNS_AFTER_DECISION = 3
 """Fewest runs that follow them."""
-_SPREAD_BOUND = 0.2
+_SPREAD_BOUND_CHANCE = 0.2
 """Chance that the spread is larger than the bound taken for it; chosen with seed 7, tested with others."""
 
 
@@ -218,7 +218,7 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
     """
     logs = [math.log(cost) for cost in costs]
     for deciding_runs in range(FEWEST_DECIDING_RUNS, len(logs) + 1):
-        largest_spread = math.sqrt(variance(logs[:deciding_runs])) * _bound(deciding_runs - 1)
+        largest_spread = math.sqrt(variance(logs[:deciding_runs])) * _spread_bound_factor(deciding_runs - 1)
         fewest_runs = deciding_runs + FEWEST_RUNS_AFTER_DECISION
         most_runs = max(fewest_runs, 2 * deciding_runs)
         for runs in range(fewest_runs, most_runs + 1):
@@ -254,8 +254,8 @@ def half_width(interval: Estimate | None) -> float | None:
 
 
 @functools.cache
-def _bound(freedom: int) -> float:
+def _spread_bound_factor(freedom: int) -> float:
     """Return the factor from a standard deviation with so many degrees of freedom to its upper bound."""
     from scipy.special import chdtri  # here, as in `analysis.statistics`
 
-    return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND)))
+    return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND_CHANCE)))

@@ -63,7 +63,7 @@ DEVIATIONS = 6.0
 of log-normal runs."""
 MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""
-_SAME_SIZE = 0.25
+_SAME_SIZE_SHARE = 0.25
 """Share of the largest excess from which another slow step counts as of the same size. Steps that recur differ among
 themselves, by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs."""
 
@@ -395,7 +395,7 @@ def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
     if not slow_steps_of_all:
         return None
     slowest = max(slow_steps_of_all, key=lambda slow: slow.excess_seconds)
-    same_size_excess = _SAME_SIZE * slowest.excess_seconds
+    same_size_excess = _SAME_SIZE_SHARE * slowest.excess_seconds
     same_size = [slow for slow in slow_steps_of_all if slow.excess_seconds >= same_size_excess]
     if len(same_size) > 1:
         return None

@@ -202,6 +202,7 @@ class TrialFigures:
     outcome: OutcomeKind | None
     """None: the trial has no run yet."""
     reason: str
+    """How runs ended that did not complete, in words; empty where all completed."""
     run_figures: tuple[RunFigures, ...]
     """Figures of each completed run that was combined."""
     recorded_runs: tuple[Run, ...]
@@ -209,15 +210,19 @@ class TrialFigures:
     runs_done: int
     """Runs with an outcome of any kind."""
     left_out: tuple[str, ...]
-    """Why completed runs were not combined with the others."""
+    """For each completed run that was not combined with the others, why: "repeat 2: device: ..."."""
     failures: tuple[Failure, ...]
     environment: RunEnvironment | None
+    """Hardware and software of the combined runs; None where no run completed."""
     step_seconds: Estimate | None
+    """Mean seconds of a whole step, by the timed steps of each run."""
     images_per_second: Estimate | None
-    """Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the dataset is known."""
+    """Images of all ranks. Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the
+    dataset is known."""
     epoch_seconds: Estimate | None
     """Seconds of a steady epoch: the pace of timed steps, times the steps of an epoch (`RunFigures.epoch_seconds`)."""
     epoch_seconds_source: PaceSource | None
+    """What `epoch_seconds` derives from; None without it."""
     elapsed_epoch_seconds: Estimate | None
     """Seconds from barrier to barrier, slow steps included, from each run's median epoch of light steps alone."""
     epochs: tuple[EpochFigures, ...]
@@ -225,6 +230,7 @@ class TrialFigures:
     loss_by_step: LossByStep
     """Mean over runs."""
     peak_bytes: int | None
+    """Peak of memory of the rank and run that needed most."""
     breakdown: Breakdown | None
     """The parts of a step's time; None where no step was explained."""
     resources: ResourceFigures | None

@@ -217,19 +217,20 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
         target_ci: how far the interval may reach from its centre, as a share of it.
     """
     logs = [math.log(cost) for cost in costs]
-    for deciding_runs in range(FEWEST_DECIDING_RUNS, len(logs) + 1):
+    for deciding_runs in range(FEWEST_DECIDING_RUNS, len(logs) + 1):  # m of the module's docstring
         largest_spread = math.sqrt(variance(logs[:deciding_runs])) * _spread_bound_factor(deciding_runs - 1)
         fewest_runs = deciding_runs + FEWEST_RUNS_AFTER_DECISION
         most_runs = max(fewest_runs, 2 * deciding_runs)
-        for runs in range(fewest_runs, most_runs + 1):
+        for runs in range(fewest_runs, most_runs + 1):  # N of the module's docstring
             freedom = runs - deciding_runs - 1  # counted as in `statistics.interval`
-            if t_quantile(freedom) * largest_spread / math.sqrt(runs) <= math.log1p(target_ci):
+            log_half_width = t_quantile(freedom) * largest_spread / math.sqrt(runs)
+            if log_half_width <= math.log1p(target_ci):
                 return RunPlan(deciding_runs, runs)
     return None
 
 
 def count_deciding_runs(costs: Sequence[float], target_ci: float | None) -> int:
-    """Return how many first runs decided the number of runs, where so many were made; else 0.
+    """Return how many first runs decided the number of runs, where as many runs were made as they asked for; else 0.
 
     Args:
         costs: epoch seconds of the runs so far, in the order of the runs.

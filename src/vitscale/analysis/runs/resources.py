@@ -111,7 +111,7 @@ class _RankUse:
     """Its lines of all epochs; the figures below cover the epochs of `timed_spans` alone."""
     seconds: float
     cpu_seconds: float
-    held_seconds: float | None
+    held_back_seconds: float | None
     """Core-seconds for which the CPU controller held back the group of its host; None where an epoch lacks them."""
     host: str
     gpu_samples: tuple[GpuSamples, ...]
@@ -163,7 +163,7 @@ class _RunUse:
         cpu_seconds_by_host: dict[str, float] = {}
         for rank in self.ranks:
             cpu_seconds_by_host[rank.host] = cpu_seconds_by_host.get(rank.host, 0.0) + rank.cpu_seconds
-        return _highest(_held_back_share(rank.held_seconds, cpu_seconds_by_host[rank.host]) for rank in self.ranks)
+        return _highest(_held_back_share(rank.held_back_seconds, cpu_seconds_by_host[rank.host]) for rank in self.ranks)
 
     @property
     def sm_clock_mhz(self) -> float | None:
@@ -186,13 +186,13 @@ class _RunUse:
         return _highest(rank.gpu_mean(lambda samples: samples.limited_share) for rank in self.ranks)
 
 
-def _held_back_share(held_seconds: float | None, cpu_seconds: float) -> float | None:
+def _held_back_share(held_back_seconds: float | None, cpu_seconds: float) -> float | None:
     """Return held seconds / (held + computed ones); None where the held ones are unknown."""
-    if held_seconds is None:
+    if held_back_seconds is None:
         return None
-    if held_seconds == 0:
+    if held_back_seconds == 0:
         return 0.0
-    return held_seconds / (held_seconds + cpu_seconds)
+    return held_back_seconds / (held_back_seconds + cpu_seconds)
 
 
 def resource_figures(
@@ -322,7 +322,7 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
         all_lines=rank.resources,
         seconds=sum(line.seconds for line in lines),
         cpu_seconds=sum(line.cpu_seconds for line in lines),
-        held_seconds=_sum_if_complete([line.cpu_throttled_seconds for line in lines]),
+        held_back_seconds=_sum_if_complete([line.cpu_throttled_seconds for line in lines]),
         host=environment.host if environment else "",
         gpu_samples=tuple(line.gpu for line in lines if line.gpu is not None),
         threads=recorded_threads or run.header.trial.world.threads_per_rank,

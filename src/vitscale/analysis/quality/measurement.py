@@ -16,6 +16,7 @@ from vitscale.present.document import Finding
 from vitscale.present.units import counted, seconds
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
+from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
 
 _REPORTED_OVERHEAD = 0.1
@@ -289,7 +290,7 @@ def clock_anomalies(run: Run) -> tuple[str, ...]:
     """
     if run.header.imported is not None:
         return ()
-    contradictions = (_steps_without_length(run), _steps_contradict_epoch(run), _ranks_contradict_each_other(run))
+    contradictions = (_steps_without_length(run), _epoch_against_its_steps(run), _epoch_against_other_ranks(run))
     return tuple(phrase for phrase in contradictions if phrase)
 
 
@@ -316,30 +317,44 @@ def _largest_contradiction(contradictions: Sequence[_Contradiction]) -> str:
     return max(contradictions, key=lambda contradiction: contradiction.share).phrase
 
 
-def _steps_contradict_epoch(run: Run) -> str:
+def _epoch_against_its_steps(run: Run) -> str:
     """Return a phrase on the epoch whose steps add up to a sum that differs most from its time; empty if all agree."""
     contradictions = []
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
-        is_light = steps.window == LIGHT
         for epoch in rank.epochs:
-            is_in_epoch = steps.epoch == epoch.epoch
-            step_seconds = steps.seconds[is_in_epoch]
-            if len(step_seconds) != epoch.steps or not is_light[is_in_epoch].all():
-                continue  # a line was lost, or the epoch has pauses before and after its explained steps
-            difference = float(step_seconds.sum()) - epoch.seconds
-            if _is_contradiction(difference, epoch.seconds):
-                share = abs(difference) / epoch.seconds
-                direction = "more" if difference > 0 else "less"
-                phrase = (
-                    f"the steps of epoch {epoch.epoch} on rank {rank.rank} add up to "
-                    f"{100 * abs(difference) / epoch.seconds:.1f} % {direction} than the epoch took"
-                )
-                contradictions.append(_Contradiction(share, phrase))
+            contradiction = _steps_contradiction(rank.rank, epoch, steps)
+            if contradiction is not None:
+                contradictions.append(contradiction)
     return _largest_contradiction(contradictions)
 
 
-def _ranks_contradict_each_other(run: Run) -> str:
+def _steps_contradiction(rank: int, epoch: EpochLine, steps: Steps) -> _Contradiction | None:
+    """Return how the steps of an epoch contradict its time; None where they agree, or cannot be compared.
+
+    Args:
+        rank: the rank that recorded them.
+        epoch: its line of the epoch.
+        steps: its steps of all epochs.
+    """
+    is_in_epoch = steps.epoch == epoch.epoch
+    step_seconds = steps.seconds[is_in_epoch]
+    is_light = steps.window[is_in_epoch] == LIGHT
+    if len(step_seconds) != epoch.steps or not is_light.all():
+        return None  # a line was lost, or the epoch has pauses before and after its explained steps
+    difference = float(step_seconds.sum()) - epoch.seconds
+    if not _is_contradiction(difference, epoch.seconds):
+        return None
+    direction = "more" if difference > 0 else "less"
+    percentage = 100 * abs(difference) / epoch.seconds
+    return _Contradiction(
+        share=abs(difference) / epoch.seconds,
+        phrase=f"the steps of epoch {epoch.epoch} on rank {rank} add up to {percentage:.1f} % {direction} than the "
+        "epoch took",
+    )
+
+
+def _epoch_against_other_ranks(run: Run) -> str:
     """Return a phrase on the epoch whose times differ most between ranks; empty where all agree."""
     seconds_by_epoch: dict[int, list[float]] = {}
     for rank in run.ranks:

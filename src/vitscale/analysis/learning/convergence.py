@@ -115,19 +115,20 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
     if target is not None:
         target_runs = [_target_run(run, points, target) for run, points in zip(runs, points_by_run, strict=True)]
         target_runs.sort(key=lambda run: run.repeat)
-    images = _cost_of_target([_images_to_target(run) for run in target_runs], clusters=None)
-    seconds = _cost_of_target([_seconds_to_target(run) for run in target_runs], clusters)
+    images_cost = _cost_of_target([_images_to_target(run) for run in target_runs], clusters=None)
+    seconds_cost = _cost_of_target([_seconds_to_target(run) for run in target_runs], clusters)
+    points_by_epoch = zip(*points_by_run, strict=False)  # as far as every run went
     noise = noise_scale(runs)
     return Convergence(
         noise_scale_images=noise.images,
         noise_reason=noise.reason,
         target_accuracy=target,
         target_runs=tuple(target_runs),
-        images_to_target=images.estimate,
-        seconds_to_target=seconds.estimate,
-        points=tuple(_mean_point(points_of_epoch) for points_of_epoch in zip(*points_by_run, strict=False)),
-        images_to_target_at_least=images.at_least,
-        seconds_to_target_at_least=seconds.at_least,
+        images_to_target=images_cost.estimate,
+        seconds_to_target=seconds_cost.estimate,
+        points=tuple(map(_mean_point, points_by_epoch)),
+        images_to_target_at_least=images_cost.at_least,
+        seconds_to_target_at_least=seconds_cost.at_least,
         trained_images=tuple(points[-1].images for points in points_by_run if points),
     )
 
@@ -138,10 +139,7 @@ def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     An epoch takes what its images take at the run's `images_per_second`, so that no time holds warm-up, explained or
     rare slow steps. In an imported log of whole epochs alone it takes its own seconds.
     """
-    lines_by_epoch: dict[int, list[EpochLine]] = {}
-    for rank in run.ranks:
-        for line in rank.epochs:
-            lines_by_epoch.setdefault(line.epoch, []).append(line)
+    lines_by_epoch = _lines_by_epoch(run)
     has_epoch_times_alone = has_only_whole_epochs(run)
     rate = figures.images_per_second
     points: list[AccuracyPoint] = []
@@ -172,6 +170,15 @@ def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
         )
         points.append(point)
     return tuple(points)
+
+
+def _lines_by_epoch(run: Run) -> dict[int, list[EpochLine]]:
+    """Return number of an epoch -> its line of each rank that has one."""
+    lines_by_epoch: dict[int, list[EpochLine]] = {}
+    for rank in run.ranks:
+        for line in rank.epochs:
+            lines_by_epoch.setdefault(line.epoch, []).append(line)
+    return lines_by_epoch
 
 
 def _add_evaluation(seconds_so_far: float | None, lines: Sequence[EpochLine]) -> float | None:

@@ -31,6 +31,8 @@ AccuracyVerdict = Literal[
     "higher", "lower", "no difference shown", "not significant among all comparisons",
     "too few runs: beyond counting error", "too few runs: within counting error", "too few runs: no error known",
 ]  # fmt: skip
+GainVerdict = Literal["confirmed", "refuted", "not decided"]
+TransferVerdict = Literal["do not explain it", "are enough", "not decided"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Doubling:
 
     gain: statistics.Comparison
     """How many times as fast an epoch is on twice the GPUs: 2 is ideal."""
-    hardly: Literal["confirmed", "refuted", "not decided"]
+    hardly: GainVerdict
     """Verdict on the claim that a doubling hardly shortens training: confirmed where the whole interval of `gain` lies
     below 1 + `MARGIN`, refuted where it lies above."""
     left: float | None
@@ -93,7 +95,7 @@ class Doubling:
     beyond: Estimate | None
     """Step seconds on twice the GPUs over those on N GPUs plus the whole transfer: above 1 something other than
     transfers slows the step. None, as `left`, where the transfer is not known."""
-    transfers: Literal["do not explain it", "are enough", "not decided"] | None
+    transfers: TransferVerdict | None
 
 
 def doubling_test(
@@ -116,29 +118,37 @@ def doubling_test(
     base_steps, doubled_steps = steps
     base_deciding_runs, doubled_deciding_runs = deciding_runs  # base: on N GPUs; doubled: on 2 N
     gain = statistics.compare(doubled_epochs, base_epochs, (doubled_deciding_runs, base_deciding_runs))
-    hardly: Literal["confirmed", "refuted", "not decided"]
-    match gain.ratio.side_of(1 + MARGIN):
-        case "below":
-            hardly = "confirmed"
-        case "above":
-            hardly = "refuted"
-        case None:
-            hardly = "not decided"
+    hardly = _verdict_on_gain(gain.ratio)
     if transfer_seconds is None or not base_steps or not doubled_steps:
         return Doubling(gain, hardly, left=None, beyond=None, transfers=None)
     # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
     # own: transfers cannot explain a step that is slower still.
     base_with_transfer = [seconds + transfer_seconds for seconds in base_steps]
     beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_deciding_runs, base_deciding_runs))
-    transfers: Literal["do not explain it", "are enough", "not decided"]
+    gain_without_overlap = gain.ratio.value * beyond.value
+    return Doubling(gain, hardly, left=gain_without_overlap, beyond=beyond, transfers=_verdict_on_transfers(beyond))
+
+
+def _verdict_on_gain(gain: Estimate) -> GainVerdict:
+    """Return whether twice the GPUs hardly shorten training; `gain`: how many times as fast an epoch is."""
+    match gain.side_of(1 + MARGIN):
+        case "below":
+            return "confirmed"
+        case "above":
+            return "refuted"
+        case None:
+            return "not decided"
+
+
+def _verdict_on_transfers(beyond: Estimate) -> TransferVerdict:
+    """Return whether transfers explain what a doubling lacks; `beyond`: `Doubling.beyond`."""
     match beyond.side_of(1.0):
         case "above":
-            transfers = "do not explain it"
+            return "do not explain it"
         case "below":
-            transfers = "are enough"
+            return "are enough"
         case None:
-            transfers = "not decided"
-    return Doubling(gain, hardly, left=gain.ratio.value * beyond.value, beyond=beyond, transfers=transfers)
+            return "not decided"
 
 
 def hosts_test(

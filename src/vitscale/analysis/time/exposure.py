@@ -356,8 +356,8 @@ def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
         line_by_rank[rank.rank] = line_by_step[step]
     lines = sorted(line_by_rank.items())
     parts_by_rank = {}
-    for (rank, line), exposure in zip(lines, exposures(lines), strict=True):
-        parts_by_rank[rank] = step_parts(line, exposure)
+    for (rank_number, line), exposure in zip(lines, exposures(lines), strict=True):
+        parts_by_rank[rank_number] = step_parts(line, exposure)
     return parts_by_rank
 
 

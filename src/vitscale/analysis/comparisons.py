@@ -70,7 +70,7 @@ def compare_curves(
     """
     comparisons = []
     for first, second in itertools.combinations(curves, 2):
-        if first.mode != second.mode or not _different_fields(first, second):
+        if first.mode != second.mode or not _comparable_differences(first, second):
             continue
         second_trial_by_gpus = {point.gpus: point.trial_id for point in second.points}
         for point in first.points:
@@ -180,16 +180,17 @@ def _trials_by_group(
 
     A trial is in one group for each thing that varies among the curves, so that it may be in several.
     """
-    groups: dict[_Group, dict[str, CurveResult]] = {}
+    curves_by_group: dict[_Group, dict[str, CurveResult]] = {}
     for curve in curves:
         for varies in dict.fromkeys(map(_varying_thing, curve.labels)):
             shared_labels = json.dumps(_labels_without(curve, varies), sort_keys=True, default=str)
             for point in curve.points:
-                if trials[point.trial_id].comparable_costs:
-                    computed = computation(trials[point.trial_id].trial)
-                    group = _Group(curve.mode, point.gpus, varies, shared_labels, computed)
-                    groups.setdefault(group, {}).setdefault(point.trial_id, curve)
-    return groups
+                result = trials[point.trial_id]
+                if not result.comparable_costs:
+                    continue
+                group = _Group(curve.mode, point.gpus, varies, shared_labels, computation(result.trial))
+                curves_by_group.setdefault(group, {}).setdefault(point.trial_id, curve)
+    return curves_by_group
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
@@ -234,8 +235,8 @@ def _labels_without(curve: CurveResult, varies: str) -> dict[str, Any]:
     return {field: value for field, value in curve.labels.items() if _varying_thing(field) != varies}
 
 
-def _different_fields(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
-    """Return the swept fields in which two curves differ; empty where they may not be compared.
+def _comparable_differences(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
+    """Return the swept fields in which two curves differ, if the curves may be compared; else nothing.
 
     They may be compared if the fields all belong to one thing (`_varying_thing`), which is not the data.
     """
@@ -263,7 +264,7 @@ def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, Tri
     return CurveComparison(
         mode=first.curve.mode,
         gpus=gpus,
-        fields=_different_fields(first.curve, second.curve),
+        fields=_comparable_differences(first.curve, second.curve),
         first=first.curve.name,
         second=second.curve.name,
         first_trial=first.trial_id,

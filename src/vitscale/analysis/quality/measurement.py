@@ -200,14 +200,15 @@ def _missing_readings_of(trial: TrialResult) -> Iterator[_MissingReading]:
 
 
 def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Reports trials whose explained steps take more than 10 % longer than the timed ones beside them."""
+    """Reports trials whose explained steps, which a profiler records, take over 10 % longer than those beside them."""
     slowed = trials_above(_REPORTED_OVERHEAD, measured, figure=_overhead)
     if slowed is None:
         return
     devices = sorted({result.trial.train.device for result in slowed.trials})
     effects = " ".join(_EFFECT_OF_EXPLAINING[device] for device in devices)
     is_on_cpu = slowed.worst_trial.trial.train.device == "cpu"
-    warning_or_note = warning if is_on_cpu and slowed.highest > _MISLEADING_OVERHEAD else note
+    is_misleading = is_on_cpu and slowed.highest > _MISLEADING_OVERHEAD
+    warning_or_note = warning if is_misleading else note
     yield warning_or_note(
         "explaining-costs",
         message=f"explaining costs: in {counted_trials(slowed.trials)} explained steps take more than "
@@ -258,7 +259,8 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         way_to_know_more = 'a script says what it is at by probe.phase("forward") and the like'
     else:
         way_to_know_more = "measure.traces = true keeps what the profiler saw"
-    warning_or_note = warning if unclear.highest > _MISLEADING_UNACCOUNTED_SHARE and not are_scripts else note
+    is_misleading = unclear.highest > _MISLEADING_UNACCOUNTED_SHARE and not are_scripts
+    warning_or_note = warning if is_misleading else note
     yield warning_or_note(
         "unaccounted-time",
         message=f"unaccounted time: in {counted_trials(unclear.trials)} more than "

@@ -317,9 +317,10 @@ def _steady_steps(
         # All runs with so many steps of warm-up, together.
         runs = [run for run, run_warm_up in enumerate(warm_ups) if run_warm_up.steps == warmup_steps]
         positions = _positions_after_warm_up(light_positions, whole_positions, warmup_steps)
-        slow_by_run = step_figures.slow_steps(steps.step[positions], elapsed[runs][:, positions], kinds[positions])
-        slowest_rank_seconds = steps.seconds[runs][:, :, positions].max(axis=1, initial=0.0)  # (runs, positions)
-        tails_by_run = _tails(slowest_rank_seconds)
+        steady_elapsed = elapsed[runs][:, positions]  # (runs, positions)
+        slow_by_run = step_figures.slow_steps(steps.step[positions], steady_elapsed, kinds[positions])
+        rank_seconds = steps.seconds[runs][:, :, positions]  # (runs, ranks, positions)
+        tails_by_run = _tails(rank_seconds.max(axis=1, initial=0.0))
         disturbed_epochs = _disturbed_epochs(steps, positions)
         for run, slow, tails in zip(runs, slow_by_run, tails_by_run, strict=True):
             steady_by_run[run] = _SteadySteps(
@@ -646,7 +647,7 @@ def _partial_epochs(epochs: Sequence[_Epoch]) -> list[str]:
 def _undisturbed_epoch_seconds(
     trial: Trial, model: ModelLine | None, epochs: Sequence[_Epoch], disturbed_epochs: Collection[int]
 ) -> list[float]:
-    """Return the elapsed seconds of each complete epoch after warm-up that has steady steps alone.
+    """Return the elapsed seconds of each complete epoch after warm-up that ran without a profiler.
 
     Which epochs hold warm-up is counted, not read from the steps: a marked step's line may have been left out.
     """

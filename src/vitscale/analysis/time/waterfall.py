@@ -328,7 +328,7 @@ class _CommonParts(NamedTuple):
 
 
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
-    """Return the seconds of the parts of each side's light step, under names that all can tell apart.
+    """Return the seconds of the parts of each side's step without the profiler, by names that both can tell apart.
 
     Args:
         sides: words that messages add for a side (" of the baseline") -> its trial.

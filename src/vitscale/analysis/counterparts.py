@@ -184,16 +184,18 @@ def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str,
 
 def _with_correction(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Return the pairs with their verdicts after Holm's correction for all of them, and with the number of tests."""
+    measured_indices = [index for index, pair in enumerate(pairs) if pair.measured is not None]
     results = [pair.measured.result for pair in pairs if pair.measured is not None]
     tested_trials = [(pair.results, pair.first.trial_id) for pair in pairs if pair.measured is not None]
     tests = max(1, sum(result.p is not None for result in results))
-    corrected_results = iter(corrected(results, tested_trials))  # one for each measured pair, in the same order
+    corrected_results = corrected(results, tested_trials)
+    result_by_index = dict(zip(measured_indices, corrected_results, strict=True))
     corrected_pairs = []
-    for pair in pairs:
+    for index, pair in enumerate(pairs):
         if pair.measured is None:
             corrected_pairs.append(pair)
         else:
-            measured = replace(pair.measured, result=next(corrected_results))
+            measured = replace(pair.measured, result=result_by_index[index])
             corrected_pairs.append(replace(pair, measured=measured, tests=tests))
     return tuple(corrected_pairs)
 

@@ -308,8 +308,12 @@ class TrialFigures:
     def reasons_not_to_compare(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
         """Return why the times of two trials must not be compared; empty where no reason is known.
 
-        Reasons are the time of an epoch against a rate of images alone and, unless `combine`, other hardware or
-        software (`differences`) and datasets of markedly other size, which only imports have.
+        It is a reason that one has the time of an epoch, and the other a rate of images alone. So are other hardware or
+        software (`differences`), and among imports datasets of markedly other size.
+
+        Args:
+            other: the other trial.
+            combine: whether trials are compared also where hardware, software or datasets differ.
         """
         if self.has_rates_alone != other.has_rates_alone:
             return ("one tells the time of an epoch, the other images/s alone",)

@@ -489,7 +489,7 @@ def _step_noise(lines: Sequence[GradientLine]) -> _StepNoise | None:
         return None
     big_batch = big_batches.pop()  # B
     if big_batch % micro_step_images != 0 or small_batch >= big_batch:
-        return None
+        return None  # the big batch is that of one or more micro-steps of all ranks
     is_mean_possible = big_squared_norm <= _LARGEST_SQUARE_RATIO * small_squared_norm  # False for NaN too
     if not is_mean_possible:
         return None

@@ -371,19 +371,19 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     parts = _phase_parts(line, exposed)
     if line.device == "cuda":
         parts |= _idle_parts(line, exposed)
-    if exposure.wait is None:
+    if exposure.wait is None:  # nor are wire and norm known apart from it
         parts[COMMUNICATION] = intersection(exposure.exposed, [step])
     else:
         for name in EXPOSED:
             if name not in exposure.unknown_parts:
                 parts[name] = intersection(getattr(exposure, name), [step])
     parts["other"] = complement(union(itertools.chain.from_iterable(parts.values())), step)
-    present = {}
+    known_parts = {}
     for name, intervals in parts.items():
         is_known = name in EXPOSED or name not in line.unknown
         if intervals and is_known:
-            present[name] = union(intervals)
-    return present
+            known_parts[name] = union(intervals)
+    return known_parts
 
 
 def computing_seconds(line: ExplainedLine) -> float:

@@ -158,9 +158,14 @@ def _slowdown(hosts: str, sums: _Sums, noise_squares: float, freedom: int) -> Sl
     """
     delta = sums.delta
     error = math.sqrt(noise_squares / freedom / sums.x_squares)  # of a least-squares slope
-    half = t_quantile(freedom) * error
-    p = 2 * t_below(freedom, -abs(delta) / error) if error > 0 else float(delta == 0)
-    return Slowdown(hosts, factor=math.exp(delta), low=math.exp(delta - half), high=math.exp(delta + half), p=p)
+    if error > 0:
+        p = 2 * t_below(freedom, -abs(delta) / error)
+    else:  # runs without noise: any difference is a real one
+        p = float(delta == 0)
+    half_width = t_quantile(freedom) * error
+    low = math.exp(delta - half_width)
+    high = math.exp(delta + half_width)
+    return Slowdown(hosts, factor=math.exp(delta), low=low, high=high, p=p)
 
 
 def _shared_host_by_trial(runs: Sequence[Run]) -> dict[str, str]:

@@ -429,7 +429,7 @@ class _TimedSteps:
             timed_positions = steady_positions[~is_set_aside]
             timed_seconds = sum(steps.elapsed[timed_positions].tolist())
         if timed_seconds <= 0:
-            timed_positions = timed_positions[:0]
+            timed_positions = timed_positions[:0]  # steps that take no time have no rate
         return cls(steps, slow, timed_positions, steady_seconds)
 
     def __len__(self) -> int:

@@ -268,13 +268,13 @@ def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
         for line in rank.resources:
             spans_by_epoch.setdefault(line.epoch, set()).add(_covered_steps(line))
         disturbing_by_rank.append(_disturbing_steps(rank, steady_from))
-    disturbing = np.concatenate(disturbing_by_rank)
+    disturbing_steps = np.concatenate(disturbing_by_rank)  # their numbers, of all ranks
     timed_span_by_epoch = {}
     for epoch, spans in spans_by_epoch.items():
         if len(spans) > 1:
             continue
         (span,) = spans
-        is_disturbed = ((disturbing >= span.start) & (disturbing < span.stop)).any()
+        is_disturbed = ((disturbing_steps >= span.start) & (disturbing_steps < span.stop)).any()
         if span and not is_disturbed:
             timed_span_by_epoch[epoch] = span
     return timed_span_by_epoch

@@ -130,7 +130,8 @@ def _noise_widening(seconds: FloatArray, median: FloatArray) -> FloatArray:
     steps = seconds.shape[1]
     ratios = seconds / np.where(median > 0, median, math.nan)
     residuals = ratios - ratios.mean(axis=1, keepdims=True)
-    estimates = np.array([_neighbour_correlation(residuals_of_run) for residuals_of_run in residuals])[:, None]
+    correlations = [_neighbour_correlation(residuals_of_run) for residuals_of_run in residuals]
+    estimates = np.array(correlations)[:, None]  # (runs, 1)
     # Deviations from a mean of n values show about r - (1 + 3 r) / n on average: Kendall, "Note on bias in the
     # estimation of autocorrelation" (Biometrika 41, 1954, 403-404). This is solved for r.
     unbiased = (steps * estimates + 1) / (steps - 3)  # (runs, 1)

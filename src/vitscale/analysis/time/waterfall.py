@@ -331,7 +331,7 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
     """Return the seconds of the parts of each side's step without the profiler, by names that both can tell apart.
 
     Args:
-        sides: words that messages add for a side (" of the baseline") -> its trial.
+        sides: clause that messages add for a side (" of the baseline") -> its trial.
 
     Returns:
         Part -> seconds of each side, in the order of the sides.
@@ -340,7 +340,7 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
         Unexplained: with the reason.
     """
     common = _parts_all_can_tell(list(sides.values()))
-    return [_light_parts(trial, words, common) for words, trial in sides.items()]
+    return [_light_parts(trial, side_clause, common) for side_clause, trial in sides.items()]
 
 
 def _parts_all_can_tell(trials: Sequence[TrialResult]) -> _CommonParts:
@@ -365,23 +365,23 @@ def _parts_all_can_tell(trials: Sequence[TrialResult]) -> _CommonParts:
     )
 
 
-def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[str, float]:
+def _light_parts(result: TrialResult, side_clause: str, common: _CommonParts) -> dict[str, float]:
     """Return part -> seconds of the light step that the trial's epochs consist of.
 
     Args:
         result: the trial.
-        words: what messages add for it (" of the baseline").
+        side_clause: what messages add for it (" of the baseline").
         common: the parts that can be told apart.
 
     Raises:
         Unexplained: with the reason.
     """
     if result.breakdown is None:
-        raise Unexplained(f"no step{words} was explained")
+        raise Unexplained(f"no step{side_clause} was explained")
     typical = result.breakdown.typical
     reasons = result.breakdown.reasons
     if typical.exposed_seconds is None or typical.parts["other"] is None:
-        raise Unexplained(f"parts of the step{words} are unknown: {reasons.get('other') or reasons.get('wait')}")
+        raise Unexplained(f"parts of the step{side_clause} are unknown: {reasons.get('other') or reasons.get('wait')}")
     parts = {name: typical.parts[name] or 0.0 for name in PARTS}
     if common.is_communication_one_part:
         sum_of_parts = sum(parts.pop(name) for name in EXPOSED)
@@ -393,8 +393,8 @@ def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[
         data_wait = parts.pop("data_wait")
         parts["loading"] = data_wait * (1 - decoding_share)
         parts["decoding"] = data_wait * decoding_share
-    step_seconds = _checked_value(_step_seconds(result), f"the light step{words}", unit=" s")
-    _checked_value(sum(parts.values()), f"the explained step{words}", unit=" s")
+    step_seconds = _checked_value(_step_seconds(result), f"the light step{side_clause}", unit=" s")
+    _checked_value(sum(parts.values()), f"the explained step{side_clause}", unit=" s")
     return unprofiled(parts, step_seconds, result.trial.train.device)
 
 

@@ -158,10 +158,8 @@ def _slowdown(hosts: str, sums: _Sums, noise_squares: float, freedom: int) -> Sl
     """
     delta = sums.delta
     error = math.sqrt(noise_squares / freedom / sums.x_squares)  # of a least-squares slope
-    if error > 0:
-        p = 2 * t_below(freedom, -abs(delta) / error)
-    else:  # runs without noise: any difference is a real one
-        p = float(delta == 0)
+    # Between runs without noise any difference is a real one.
+    p = 2 * t_below(freedom, -abs(delta) / error) if error > 0 else float(delta == 0)
     half_width = t_quantile(freedom) * error
     low = math.exp(delta - half_width)
     high = math.exp(delta + half_width)

@@ -130,7 +130,8 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
     results_folder = folder_of(folder)
-    processes = min(len(usable_cores()), len(pack_files(results_folder)) // _FEWEST_PACKS_PER_PROCESS)
+    packs = len(pack_files(results_folder))
+    processes = min(len(usable_cores()), packs // _FEWEST_PACKS_PER_PROCESS)
     # Packs are read by polars, whose threads a fork would lack.
     may_fork = processes >= 2 and not has_other_threads()
     study = read_study(results_folder) if may_fork else None

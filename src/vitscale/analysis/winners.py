@@ -86,19 +86,15 @@ def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), 
     """
     if not costs:
         raise ValueError("no trials: one must be chosen from at least one")
-    if not deciding_runs:
-        deciding_runs = [0] * len(costs)
-    means = [log_mean(values, first_runs) for values, first_runs in zip(costs, deciding_runs, strict=True)]
+    deciding_runs_by_trial = deciding_runs or [0] * len(costs)
+    means = []
+    for trial_costs, trial_deciding_runs in zip(costs, deciding_runs_by_trial, strict=True):
+        means.append(log_mean(trial_costs, trial_deciding_runs))
     best = min(range(len(means)), key=lambda position: means[position].value)
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)
-    is_to_correct = correct and len(means) > 1
-    return Winner(
-        best,
-        _rivals(means, best),
-        is_tested=True,
-        corrected=_corrected_cost(means, best) if is_to_correct else None,
-    )
+    corrected_cost = _corrected_cost(means, best) if correct and len(means) > 1 else None
+    return Winner(best, _rivals(means, best), is_tested=True, corrected=corrected_cost)
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,11 @@ class Analysis:
         """The waterfall of each trial on each curve, except the baselines."""
         return tuple(itertools.chain.from_iterable(waterfalls(curve, self.trials) for curve in self.curves))
 
-    def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, ScalingPoint, TrialResult]]:
-        """Yield (curve, point, trial) of each point of these curves, in order; a trial on several comes with each."""
+    def along(self, curves: Iterable[CurveResult]) -> Iterator[TrialOnCurve]:
+        """Yield each point of these curves with its trial, in order; a trial on several curves comes with each."""
         for curve in curves:
             for point in curve.points:
-                yield curve, point, self.trials[point.trial_id]
+                yield TrialOnCurve(curve, point, self.trials[point.trial_id])
 
     def curve_of(self, trial_id: str) -> PointOnCurve | None:
         """Return the first curve that a trial is on, with its point; None where it is on none."""
@@ -96,6 +96,14 @@ class Analysis:
                 if point.trial_id == trial_id:
                     return PointOnCurve(curve, point)
         return None
+
+
+class TrialOnCurve(NamedTuple):
+    """A trial where it stands on a curve."""
+
+    curve: CurveResult
+    point: ScalingPoint
+    trial: TrialResult
 
 
 class PointOnCurve(NamedTuple):

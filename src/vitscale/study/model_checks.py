@@ -510,32 +510,42 @@ def _fewest_together(images_by_rank: Sequence[int], *, local: bool) -> int:
     return min(images_by_rank) if local else sum(images_by_rank)
 
 
-def _micro_steps_of_last_step(sizes: Sequence[int], global_batch: int, last_step_images: int) -> list[list[int]]:
-    """Return the images of each rank in the different micro-steps of a short last step, without empty ranks.
+def _micro_steps_of_last_step(
+    images_by_rank: Sequence[int], global_batch: int, last_step_images: int
+) -> list[list[int]]:
+    """Return the different micro-steps of a short last step, as the images of each rank that has any in it.
 
-    `datasets.batches` gives each rank a slot, its share of the micro-step in proportion to the step's images, and fills
-    the slots one after the other. So there are full micro-steps, at most one that is filled in part, and empty ones;
-    one of each of the first two kinds is returned.
+    All micro-steps that are filled wholly are alike, and appear once; one that is filled in part comes after them.
 
-    Example: 7 images of a whole step of 16, on 2 ranks with 4 images per micro-step, have slots of 2 images:
-    [[2, 2], [2, 1]].
+    Example: whole steps of 16 images are 2 micro-steps of 4 images on each of 2 ranks. A last step of 7 images has
+    micro-steps of up to 2 images a rank: [[2, 2], [2, 1]].
 
     Args:
-        sizes: images per micro-step of each rank in a whole step.
+        images_by_rank: images of each rank in a micro-step of a whole step.
         global_batch: images of a whole step.
         last_step_images: images of the last one, above 0.
     """
-    slots = [-(-size * last_step_images // global_batch) for size in sizes]  # rounded up
-    full_micro_steps, images_after_full = divmod(last_step_images, sum(slots))
-    partly_filled = []
-    images = images_after_full
-    for slot in slots:
-        if images > 0:
-            partly_filled.append(min(slot, images))
-            images -= slot
+    # As `datasets.batches` lays the images out: each rank takes up to a share of its usual images, rounded up, and
+    # the images fill the ranks of a micro-step one after the other, and the micro-steps one after the other.
+    most_by_rank = [-(-images * last_step_images // global_batch) for images in images_by_rank]
+    filled_micro_steps, remaining_images = divmod(last_step_images, sum(most_by_rank))
     micro_steps = []
-    if full_micro_steps:
-        micro_steps.append(slots)
-    if partly_filled:
-        micro_steps.append(partly_filled)
+    if filled_micro_steps > 0:
+        micro_steps.append(most_by_rank)
+    if remaining_images > 0:
+        micro_steps.append(_filled_in_order(most_by_rank, remaining_images))
     return micro_steps
+
+
+def _filled_in_order(most_by_rank: Sequence[int], images: int) -> list[int]:
+    """Return the images of each rank that gets any, where they fill one rank after the other.
+
+    Example: 3 images on ranks that take up to 2, 2 and 2 are [2, 1].
+    """
+    filled = []
+    for most in most_by_rank:
+        if images <= 0:
+            break
+        filled.append(min(most, images))
+        images -= most
+    return filled

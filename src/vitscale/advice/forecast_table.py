@@ -270,7 +270,7 @@ def _origins(
     """
     names = []
     for candidate, nearest_name in zip(combinations, nearest, strict=True):
-        measured_series = comparable.measured.get(candidate)
+        measured_series = comparable.series_by_candidate.get(candidate)
         names.append(nearest_name if measured_series is None else measured_series.name)
     return tuple(names)
 

@@ -13,7 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from vitscale.advice.answers import Answer, Choosing, answers, best, closest, each_alone, front, limits, measured_first
-from vitscale.advice.candidates import Candidates, candidates, of_shared_models, rank_counts, rented
+from vitscale.advice.candidates import (
+    Candidates,
+    candidates,
+    candidates_on_instances,
+    rank_counts,
+    shared_model_candidates,
+)
 from vitscale.advice.comparable_series import ComparableSeries, comparable_series, noise_of, work_of
 from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, forecast_table
 from vitscale.advice.next_measurement import Measurement, measurements
@@ -122,7 +128,7 @@ def advise(
     comparable = comparable_series(evidence, request.series)
     work = work_of(comparable, request)
     all_candidates = _candidates(comparable, request)
-    batches = sorted({point.trial.global_batch for series in comparable.of_the_policy for point in series.points})
+    batches = sorted({point.trial.global_batch for series in comparable.members_of_policy for point in series.points})
     forecasts = forecast_table(
         comparable,
         all_candidates,
@@ -201,12 +207,12 @@ def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
     )
     on_hosts = candidates(comparable, counts, hosts_given=request.ranks_per_node is not None)
     if request.split:
-        on_hosts = on_hosts.beside(of_shared_models(comparable, counts))
+        on_hosts = on_hosts.joined_with(shared_model_candidates(comparable, counts))
     if not request.instances:
         return on_hosts
-    on_instances = rented(comparable, request.instances, request.gpus, request.max_gpus)
+    on_instances = candidates_on_instances(comparable, request.instances, request.gpus, request.max_gpus)
     has_price_of_hosts = request.price_per_gpu_hour is not None
-    return on_hosts.beside(on_instances) if has_price_of_hosts else on_instances
+    return on_hosts.joined_with(on_instances) if has_price_of_hosts else on_instances
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:

@@ -23,10 +23,10 @@ from vitscale.present.units import counted, number
 
 _MOST_MEASUREMENTS = 3
 """Most measurements that are proposed."""
-_FAR = 10
+_MULTIPLE_FROM = 10
 """Times a limit from which a value is given as a multiple of it, and no longer as a percentage beyond it."""
 _SHORT_VERDICT: dict[WishVerdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
-_BRACKETS = (
+_NOTE_ON_BRACKETS = (
     "In brackets: where 9 of 10 runs will lie. A limit is met (yes) where the far end of that is within it, and "
     "probably met where the expected value is."
 )
@@ -43,13 +43,13 @@ def advice_document(
         start: the command that starts the file that was written; None: none was.
         remarks: notes on the results, which come first.
     """
-    best_measurement, *other_measurements = _measurements(
+    best_measurement, *other_measurements = _sentences_on_measurements(
         advice.measurements, units.ranks_time(advice.device, "minutes")
     )
     blocks: list[doc.Block] = [
         *remarks.blocks,
-        doc.Paragraph(" ".join(_head(advice)), "strong"),
-        *_answers(advice),
+        doc.Paragraph(" ".join(_head_sentences(advice)), "strong"),
+        *_answer_blocks(advice),
         doc.Paragraph(best_measurement),
     ]
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
@@ -75,11 +75,11 @@ def advice_document(
     return doc.Document("", tuple(blocks), tuple(_last_lines(advice, refusals, start)))
 
 
-def _head(advice: Advice) -> list[str]:
+def _head_sentences(advice: Advice) -> list[str]:
     """Return the first sentences: the work, the number of configurations, the limits."""
     work = advice.work
     head = [
-        f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
+        f"Advice from {sentences.origin_series(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
         f"{counted(advice.looked_at, 'configuration')} looked at."
     ]
     limits = sentences.limit_lines(advice)
@@ -101,8 +101,8 @@ def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> l
     if advice.chosen is None:
         return []
     lines = []
-    whose = "the first answer" if advice.met else "what comes nearest"
-    where_time_goes = shares_in_words(advice.step_shares, whose)
+    chosen_in_words = "the first answer" if advice.met else "what comes nearest"
+    where_time_goes = shares_in_words(advice.step_shares, chosen_in_words)
     if where_time_goes:
         lines.append(where_time_goes)
     lines.append(f"To run {sentences.in_short(advice.chosen)}:")
@@ -113,7 +113,7 @@ def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> l
     return lines
 
 
-def _answers(advice: Advice) -> Iterator[doc.Block]:
+def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     """Yields the table of the answers, the better but less sure options, and a folded table of all figures.
 
     The table has a row for each question. Where nothing meets the limits, it has the row "nearest" too, and bullets say
@@ -128,7 +128,7 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     options = list(option_by_question.values())
     columns = _columns(advice, options, time=lambda option: _seconds_cell(option.seconds))
     detail_columns = _detail_columns(advice, options)
-    first_question: dict[Candidate, str] = {}
+    first_question: dict[Candidate, str] = {}  # of the questions that a candidate answers
     rows = []
     detail_rows = []
     for question, option in option_by_question.items():
@@ -141,13 +141,13 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
             detail_rows.append((doc.Cell(question), *_cells(option, detail_columns)))
         rows.append((doc.Cell(question), *cells))
     question_column = doc.Column("answer", words=True)
-    notes = [_BRACKETS]
+    notes = [_NOTE_ON_BRACKETS]
     if any(starts_as_forks(advice, option) for option in options):
         notes.append(OF_FORKS)
     yield doc.Table((question_column, *columns), (doc.RowGroup("", tuple(rows)),), tuple(notes))
-    dares = tuple(sentences.dares(advice))
-    if dares:
-        yield doc.Bullets(dares)
+    riskier_options = tuple(sentences.sentences_on_riskier_options(advice))
+    if riskier_options:
+        yield doc.Bullets(riskier_options)
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_limits_one_by_one(advice)))
     yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
@@ -166,7 +166,7 @@ def _why_nearest(advice: Advice) -> str:
     verb = "meets" if large.verdict == "meets" else "probably meets"
     return (
         f"Only large-batch training {verb} the limits: {sentences.in_short(large)}, "
-        f"{sentences.amounts(advice, large)} ({large.label}). "
+        f"{sentences.time_and_gpu_hours(advice, large)} ({large.label}). "
         "--large-batch lets the answers do that. What comes nearest without it:"
     )
 
@@ -181,7 +181,8 @@ def _limits_one_by_one(advice: Advice) -> Iterator[str]:
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
-        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(advice, option)} ({option.label})."
+        figures = sentences.time_and_gpu_hours(advice, option)
+        yield f"The {limit} alone: {sentences.in_short(option)}, {figures} ({option.label})."
     for limit in advice.never:
         without = "" if advice.asked.large_batch else " without large-batch training"
         yield f"The {limit} alone: nothing meets it{without}."
@@ -190,18 +191,18 @@ def _limits_one_by_one(advice: Advice) -> Iterator[str]:
 def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
     """Yields sentences on how far the nearest option misses each limit."""
     request = advice.asked
-    spent = option.cost or option.gpu_hours
-    yield from _excess("deadline", option.seconds.value, request.deadline_seconds)
-    yield from _excess("budget", spent.value, request.budget)
+    cost = option.cost or option.gpu_hours  # the budget is in money where prices are known
+    yield from _excess_over_limit("deadline", option.seconds.value, request.deadline_seconds)
+    yield from _excess_over_limit("budget", cost.value, request.budget)
     if request.min_efficiency is not None and not option.efficiency.value >= request.min_efficiency:
         yield f"Its efficiency is {option.efficiency.value:.3g}, and {request.min_efficiency:g} was asked for."
 
 
-def _excess(name: str, value: float, limit: float | None) -> Iterator[str]:
-    """Yields how much larger a limit would have to be; nothing where the value is within it."""
+def _excess_over_limit(name: str, value: float, limit: float | None) -> Iterator[str]:
+    """Yields how much larger a limit would have to be; nothing where there is none, or the value is within it."""
     if limit is None or not value > limit:
         return
-    if value > _FAR * limit:
+    if value > _MULTIPLE_FROM * limit:
         yield f"The {name} would have to be {value / limit:,.0f} times as large."
     else:
         yield f"The {name} would have to be {100 * (value / limit - 1):.3g} % larger."
@@ -294,7 +295,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
     columns[doc.Column("ranks")] = lambda option: doc.Cell(str(option.gpus))
     if any(option.nodes > 1 for option in options):
         columns[doc.Column("hosts")] = lambda option: doc.Cell(str(option.nodes))
-    columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.mark(option))
+    columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.large_batch_mark(option))
     columns[doc.Column("time")] = time
     if advice.asked.priced or are_rented:
         columns[doc.Column("cost")] = lambda option: doc.Cell(
@@ -312,22 +313,26 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
     return columns
 
 
-def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
-    """Return a sentence for each measurement; where there is none, a sentence that says so.
+def _sentences_on_measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
+    """Return a sentence on each of the best measurements; where there is none, one sentence that says so.
 
     Args:
         measurements: the measurements, the best first.
         minutes: the unit of their costs: "GPU-minutes".
     """
-    proposals = [
+    if not measurements:
+        return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]
+    best, *others = [_measurement_in_words(measurement, minutes) for measurement in measurements[:_MOST_MEASUREMENTS]]
+    return [f"What would narrow the first answer most, for what it costs: {best}.", *others]
+
+
+def _measurement_in_words(measurement: Measurement, minutes: str) -> str:
+    """Return the command or study, its cost, and what it would narrow by how much."""
+    return (
         f"{measurement.what}: about {number(measurement.gpu_minutes)} {minutes}; tells of {measurement.part}; the "
         f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
         f"{measurement.spread_after:.2f} apart"
-        for measurement in measurements[:_MOST_MEASUREMENTS]
-    ]
-    if not proposals:
-        return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]
-    return [f"What would narrow the first answer most, for what it costs: {proposals[0]}.", *proposals[1:]]
+    )
 
 
 def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:

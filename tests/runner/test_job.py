@@ -84,7 +84,7 @@ class Array:
             job.write(self.results)
         every = [(job, element) for job in jobs for element in range(len(job.tasks))]
         for job, element in (every[element] for element in elements):
-            driver._do_runs(self.context, submitter, self.nodes, job, job.tasks_of(element))
+            driver._do_runs(self.context, submitter, self.nodes, job, job.tasks_of_element(element))
 
 
 @pytest.fixture

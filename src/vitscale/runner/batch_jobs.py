@@ -71,7 +71,7 @@ def submit_outstanding(
                 outcomes[task] = outcome
                 progress.end(plan.record.trials[task.trial_id], outcome)
 
-            progress.expect(len(todo), added.most())
+            progress.expect(len(todo), added.most_to_come())
             submit_and_watch(context, submitter, todo, say, on_outcome)
             for task in added:
                 submit_and_watch(context, submitter, [task], say, on_outcome)
@@ -112,7 +112,7 @@ def live_jobs(results: Path) -> list[str]:
     """
     jobs_by_scheduler: dict[str, list[batch_file.JobFile]] = {}
     for job in batch_file.open_jobs(results):
-        if not job.elsewhere(results):
+        if not job.writes_elsewhere(results):
             jobs_by_scheduler.setdefault(job.scheduler, []).append(job)
 
     live: list[batch_file.JobFile] = []
@@ -139,7 +139,7 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """
     jobs = []
     for job in batch_file.open_jobs(results):
-        if job.elsewhere(results):
+        if job.writes_elsewhere(results):
             say(f"job {job.job_id or job.name} works on {job.results}, of which this is a copy, and is left to it")
             batch_file.close_job(results, job)
         else:

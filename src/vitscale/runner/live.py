@@ -20,7 +20,7 @@ from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
 from vitscale.runner.progress import describe
-from vitscale.runner.todo import may_be_added
+from vitscale.runner.todo import addable_runs
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
@@ -31,11 +31,11 @@ from vitscale.trial.trial import Trial, samples_used
 
 _FRESH_SECONDS = 60.0
 """A run whose files changed this recently is alive: ranks give signs far more often, except while they compile."""
-_PIECE_BYTES = 256 << 10
+_END_BYTES = 256 << 10
 """Bytes read from each end of a rank's file, so that even a run of a million steps takes no longer to read."""
-_RATE_STEPS = 20
+_LATEST_STEPS = 20
 """Steps from whose median the rate is worked out."""
-_STEADY = 0.05
+_LARGEST_STEADY_TREND = 0.05
 """Largest relative change of step time that still counts as steady."""
 
 _Line = TypeVar("_Line")
@@ -185,8 +185,9 @@ def _addable_count(folder: Path, study: StudyRecord, runs: _StudyRuns, driver_pi
     host runs: then the count alone shows whether work is left. To find these trials takes reading all steps of runs.
     """
     is_only_sign_of_work = not runs.remaining and driver_pid is None
-    again = [run for run, attempt in runs.ended.items() if _is_done_again(attempt)]
-    return len(may_be_added(study, runs.ended, frozenset(again), results=folder if is_only_sign_of_work else None))
+    repeated_runs = frozenset(run for run, attempt in runs.ended.items() if _is_done_again(attempt))
+    results = folder if is_only_sign_of_work else None
+    return len(addable_runs(study, runs.ended, repeated_runs, results))
 
 
 def _running_runs(folder: Path, unfinished: Sequence[RunningRun], driver_pid: int | None) -> tuple[RunningRun, ...]:
@@ -222,6 +223,8 @@ def _driver_state(driver_pid: int | None, running: Sequence[RunningRun], *, has_
 
 
 class _LastOutcome(NamedTuple):
+    """The outcome that came last, in words, and when its run ended."""
+
     words: str
     end_unix_seconds: float
 
@@ -368,12 +371,12 @@ class StepPace(NamedTuple):
 
 def pace(step_seconds: Sequence[float]) -> StepPace:
     """Return the pace of the last 20 steps, by their median, against the median of at least 20 steps before them."""
-    latest = step_seconds[-_RATE_STEPS:]
-    earlier = step_seconds[:-_RATE_STEPS]
+    latest = step_seconds[-_LATEST_STEPS:]
+    earlier = step_seconds[:-_LATEST_STEPS]
     latest_median = statistics.median(latest) if latest else 0.0
     if latest_median <= 0:
         return StepPace(None, None)
-    earlier_median = statistics.median(earlier) if len(earlier) >= _RATE_STEPS else 0.0
+    earlier_median = statistics.median(earlier) if len(earlier) >= _LATEST_STEPS else 0.0
     trend = latest_median / earlier_median - 1 if earlier_median > 0 else None
     return StepPace(1 / latest_median, trend)
 
@@ -391,12 +394,12 @@ class _FileEnds(NamedTuple):
     """Whole lines from both ends of a file, with their line feeds."""
 
     begin: list[bytes]
-    """Lines at the begin; empty for a file of at most `_PIECE_BYTES`, whose lines are all in `end`."""
+    """Lines at the begin; empty for a file of at most `_END_BYTES`, whose lines are all in `end`."""
     end: list[bytes]
 
 
 def _read_ends(path: Path) -> _FileEnds:
-    """Return the lines that lie whole in the first or in the last `_PIECE_BYTES` of a regular file.
+    """Return the lines that lie whole in the first or in the last `_END_BYTES` of a regular file.
 
     Returns no lines where the path is no regular file, or cannot be read.
     """
@@ -407,12 +410,12 @@ def _read_ends(path: Path) -> _FileEnds:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            first_piece = file.read(_PIECE_BYTES)
-            if size <= _PIECE_BYTES:
+            first_piece = file.read(_END_BYTES)
+            if size <= _END_BYTES:
                 return _FileEnds(begin=[], end=first_piece.splitlines(keepends=True))
-            last_piece_start = max(_PIECE_BYTES, size - _PIECE_BYTES)  # so that the pieces share no byte
+            last_piece_start = max(_END_BYTES, size - _END_BYTES)  # so that the pieces share no byte
             file.seek(last_piece_start)
-            last_piece = file.read(_PIECE_BYTES)
+            last_piece = file.read(_END_BYTES)
     except OSError:
         return no_lines
     lines_at_begin = first_piece.splitlines(keepends=True)
@@ -515,7 +518,8 @@ def _running_words(run: RunningRun) -> str:
 
 
 def _trend_words(trend: float) -> str:
-    if abs(trend) <= _STEADY:
+    """Return "steady", or "12 % slower than before" for a trend of 0.12."""
+    if abs(trend) <= _LARGEST_STEADY_TREND:
         return "steady"
     direction = "slower" if trend > 0 else "faster"
     return f"{percent(abs(trend))} {direction} than before"

@@ -202,7 +202,10 @@ def _expansion(
     check_data: Callable[[DataSpec], sources.Summary],
     begun: StudyRecord | None,
 ) -> Expansion:
-    """Return the study's trials for this host. A study that was `begun` keeps its launcher and threads."""
+    """Return the study's trials for hosts like this one.
+
+    A study that was `begun` keeps its launcher, and its threads where each rank's share of the cores is as large.
+    """
     launcher = _launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
@@ -277,7 +280,7 @@ def _hosts_side_by_side(scheduler: Placement | Submitter, measure: MeasureSectio
     return hosts
 
 
-_ALONE = 2
+_MOST_TRIALS_ALONE = 2
 """Most trials of each kind (within one host, over several) with a run alone in the first round, and in the last."""
 
 
@@ -315,14 +318,14 @@ def _trials_alone(trials: Mapping[str, Trial], measure: MeasureSection, host_cou
     within_host = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] == 1]
     across_hosts = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] > 1]
     order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
-    first: list[str] = []
-    last: list[str] = []
+    first_round: list[str] = []
+    last_round: list[str] = []
     for trial_ids in (within_host, across_hosts):
-        per_round = min(_ALONE, math.ceil(len(trial_ids) / 4))
+        per_round = min(_MOST_TRIALS_ALONE, math.ceil(len(trial_ids) / 4))
         selection = order.sample(trial_ids, min(2 * per_round, len(trial_ids)))
-        first += selection[:per_round]
-        last += selection[per_round:]
-    return _TrialsAlone(frozenset(first), frozenset(last))
+        first_round += selection[:per_round]
+        last_round += selection[per_round:]
+    return _TrialsAlone(frozenset(first_round), frozenset(last_round))
 
 
 def begun_study(results: Path, name: str) -> StudyRecord | None:
@@ -337,7 +340,10 @@ def begun_study(results: Path, name: str) -> StudyRecord | None:
 
 
 def _launcher_of(begun: StudyRecord | None) -> str | None:
-    """Return the launcher of a begun study; None where it has none, or more than one."""
+    """Return the one launcher of a begun study; None where no study is begun, or its trials have several.
+
+    Imported trials do not count: nothing here has launched them.
+    """
     if begun is None:
         return None
     launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
@@ -350,7 +356,7 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     Raises:
         StoreError: it is no folder, holds something else or another study, or was begun under other versions or data.
     """
-    entries = _entries(results)
+    entries = _entry_names(results)
     if not entries:
         return
     stored = read_study(results)
@@ -393,7 +399,7 @@ def _refuse_changed_versions(results: Path, stored: StudyRecord, record: StudyRe
         )
 
 
-def _entries(results: Path) -> list[str] | None:
+def _entry_names(results: Path) -> list[str] | None:
     """Return the names in the folder; None where the folder does not exist.
 
     Raises:

@@ -102,7 +102,7 @@ def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
     index = RunIndex(results)
     study = plan.record
     remaining = frozenset(outstanding(plan, index, retry_failed=False))
-    addable = may_be_added(study, index.finished, remaining, results)
+    addable = addable_runs(study, index.finished, remaining, results)
     most_repeats = study.max_repeats or study.repeats
     all_runs: set[RunKey] = set()
     for trial_id in study.trials:
@@ -110,10 +110,10 @@ def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
     return frozenset(all_runs - remaining - addable)
 
 
-def may_be_added(
+def addable_runs(
     study: StudyRecord,
     finished: Mapping[RunKey, EndedAttempt],
-    again: Collection[tuple[str, int]],
+    repeated_runs: Collection[tuple[str, int]],
     results: Path | None,
 ) -> frozenset[RunKey]:
     """Return the runs that `measure.target_ci` may still add.
@@ -123,7 +123,7 @@ def may_be_added(
     Args:
         study: the study's record.
         finished: the runs that have an outcome, as in `RunIndex`.
-        again: runs that are to be done again, whose outcomes do not count.
+        repeated_runs: runs that are to be done again, whose outcomes do not count.
         results: the folder, to read which trials' runs are enough. None: no trial's are taken to be, so that these may
             be too many.
     """
@@ -131,18 +131,19 @@ def may_be_added(
         return frozenset()
     outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in study.trials}
     for run, attempt in finished.items():
-        if run.trial_id in outcomes_by_trial and run not in again:
+        if run.trial_id in outcomes_by_trial and run not in repeated_runs:
             outcomes_by_trial[run.trial_id][run.repeat] = attempt.outcome
-    growing = {trial_id: outcomes for trial_id, outcomes in outcomes_by_trial.items() if _all_completed(outcomes)}
+    # Trials that may get more runs: none of theirs has failed, and they are not known to have enough.
+    open_trials = {trial_id: outcomes for trial_id, outcomes in outcomes_by_trial.items() if _all_completed(outcomes)}
     if results is not None:
         judgeable = {
-            trial_id for trial_id, outcomes in growing.items() if study.repeats <= len(outcomes) < study.max_repeats
+            trial_id for trial_id, outcomes in open_trials.items() if study.repeats <= len(outcomes) < study.max_repeats
         }
         for trial_id in _trials_with_enough_runs(study, judgeable, study.target_ci, study.max_repeats, results):
-            del growing[trial_id]
+            del open_trials[trial_id]
 
     addable: set[RunKey] = set()
-    for trial_id, outcomes in growing.items():
+    for trial_id, outcomes in open_trials.items():
         for repeat in range(study.repeats, study.max_repeats):
             if repeat not in outcomes:
                 addable.add(RunKey(trial_id, repeat))
@@ -172,10 +173,10 @@ def _trials_with_enough_runs(
 
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunKey]) -> dict[RunKey, Outcome]:
     """Return the outcomes of the study's runs, except those of `todo`, which are replaced by the runs to come."""
-    again = frozenset(todo)
+    replaced_runs = frozenset(todo)
     outcomes = {}
     for run, attempt in index.finished.items():
-        if run.trial_id in plan.record.trials and run not in again:
+        if run.trial_id in plan.record.trials and run not in replaced_runs:
             outcomes[run] = attempt.outcome
     return outcomes
 
@@ -187,7 +188,9 @@ def skip_unfit(
     index: RunIndex,
     outcomes: dict[RunKey, Outcome],
 ) -> list[RunKey]:
-    """Record each run of an unfit trial as skipped, once, and return the other runs.
+    """Record each run of an unfit trial as skipped, and return the other runs.
+
+    A run that an earlier call has skipped on request keeps that outcome.
 
     Args:
         context: values that the study's runs share.
@@ -329,14 +332,14 @@ class AddedRuns:
                 # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
                 if self._awaits_earlier_run(task) or self._status(trial_id) == "open":
                     yield task
-                    self._status(trial_id)  # worked out at once, for `most`
+                    self._status(trial_id)  # worked out at once, for `most_to_come`
 
     def wants(self, task: RunKey) -> bool:
         """Whether a run that was yielded is still needed, after what its trial has recorded since."""
         return task in self._todo or self._status(task.trial_id) == "open"
 
-    def most(self) -> int:
-        """Return how many runs may still be added, as far as is known by now."""
+    def most_to_come(self) -> int:
+        """Return how many runs may still be added at most, as far as is known by now."""
         if not self._rounds:
             return 0
         outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in self._plan.record.trials}
@@ -419,6 +422,9 @@ class NextRun(NamedTuple):
 class Lineup:
     """The outstanding runs in their order, and the hosts of those under way.
 
+    The driver asks `next` which run may begin, and reports with `begin` and `end`. A run is first coming (not looked at
+    yet), then waiting (looked at, and perhaps overtaken by later runs), then under way, and is forgotten when it ends.
+
     Neither a host nor a trial has two runs at a time: what one run of a trial shows (it ran out of memory, or its time
     is known closely enough) decides on the next one. Where a run does not fit yet, later runs of the same round may
     overtake it, but no more of them than there are hosts. Runs that must be alone come first or last in their round
@@ -427,29 +433,30 @@ class Lineup:
 
     def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunKey], added: AddedRuns) -> None:
         """`todo`: the runs to do first; those of `added` come after them."""
-        self.most = plan.measure.parallel_runs or 1
-        """Most runs at a time."""
+        self.most_at_a_time = plan.measure.parallel_runs or 1
+        """Most runs that may be under way at the same time."""
         self.under_way: set[RunKey] = set()
         self._plan = plan
         self._placement = placement
-        self._hosts = placement.pool() if self.most > 1 else ()
+        self._hosts = placement.pool() if self.most_at_a_time > 1 else ()
         """Hosts to be divided among runs; empty where runs go one after another, each on the whole placement."""
-        self._position = {host.name: position for position, host in enumerate(self._hosts)}
+        self._position_by_host = {host.name: position for position, host in enumerate(self._hosts)}
         self._added = added
         self._coming: Iterator[RunKey] = chain(todo, added)
         """Runs that were not looked at yet."""
         self._waiting: list[RunKey] = []
         """Runs from `_coming` that could not begin when they were looked at."""
-        self._overtaken: Counter[RunKey] = Counter()
+        self._times_overtaken: Counter[RunKey] = Counter()
         """Run that waits -> how many later ones have begun before it."""
         self._busy_hosts: dict[RunKey, frozenset[str]] = {}
         """Run under way -> names of its hosts."""
-        self._failures: Counter[str] = Counter()
+        self._failures_by_host: Counter[str] = Counter()
         """Host -> how many runs failed because of it."""
 
     def next(self) -> NextRun | None:
         """Return the run that may begin now, and where; None where another must end first, or none is left."""
-        if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
+        has_run_alone = bool(self.under_way & self._plan.alone)
+        if len(self.under_way) >= self.most_at_a_time or has_run_alone:
             return None
         position = 0
         while position < len(self._waiting) or self._add_coming():
@@ -464,7 +471,7 @@ class Lineup:
                 placement = self._free_placement(task)
                 if placement is not None:
                     return NextRun(task, placement)
-            may_be_overtaken = self._overtaken[task] < len(self._hosts)
+            may_be_overtaken = self._times_overtaken[task] < len(self._hosts)
             if not may_be_overtaken:
                 return None
             position += 1
@@ -472,7 +479,8 @@ class Lineup:
 
     def begin(self, task: RunKey, placement: Placement) -> None:
         """Note that a run from `next` begins on the hosts of its placement."""
-        self._overtaken.update(self._waiting[: self._waiting.index(task)])
+        overtaken_runs = self._waiting[: self._waiting.index(task)]
+        self._times_overtaken.update(overtaken_runs)
         self._waiting.remove(task)
         self.under_way.add(task)
         hosts = placement.pool() if self._hosts else ()
@@ -483,7 +491,7 @@ class Lineup:
         self.under_way.remove(task)
         hosts = self._busy_hosts.pop(task)
         if outcome.transient and outcome.host is not None and outcome.host in hosts:
-            self._failures[outcome.host] += 1
+            self._failures_by_host[outcome.host] += 1
 
     def _add_coming(self) -> bool:
         """Move one more coming run to those that wait; False where there is none."""
@@ -514,8 +522,8 @@ class Lineup:
         free = [host for host in self._hosts if host.name not in busy]
         seed = f"{self._plan.measure.order_seed} {task.trial_id} {task.repeat}"
         start = random.Random(seed).randrange(len(free) or 1)  # noqa: S311 - an order, not a secret
-        from_start = free[start:] + free[:start]
-        candidates = sorted(from_start, key=lambda host: self._failures[host.name])
+        from_random_host = free[start:] + free[:start]
+        candidates = sorted(from_random_host, key=lambda host: self._failures_by_host[host.name])
         try:
             hosts = self._placement.limited_to(candidates).hosts(self._plan.record.trials[task.trial_id].world)
         except RequestError:
@@ -524,4 +532,4 @@ class Lineup:
             return None
         # In their own order: srun numbers ranks by it, whatever the order of its --nodelist (srun(1), --nodefile), and
         # all other ranks are told rank 0's host.
-        return self._placement.limited_to(sorted(hosts, key=lambda host: self._position[host.name]))
+        return self._placement.limited_to(sorted(hosts, key=lambda host: self._position_by_host[host.name]))

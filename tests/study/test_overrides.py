@@ -165,7 +165,7 @@ def test_every_word_leads_to_a_field_that_there_is() -> None:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
         assert not {*words.split()} & SECTIONS[section].model_fields.keys() - {key}, words
-    for field in hints._ADVICE:
+    for field in hints._ADVICE_BY_FIELD:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
 

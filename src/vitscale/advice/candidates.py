@@ -33,7 +33,7 @@ from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec, Trial
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
 
-_FARTHEST = 8
+_FARTHEST_TIMES_MEASURED = 8
 """Times the largest measured count up to which counts are candidates, where the user does not say."""
 _HOSTS_ONE_BY_ONE = 16
 """Hosts up to which every count of hosts is looked at; beyond, four to each doubling."""
@@ -104,7 +104,7 @@ def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> s
         max_gpus: the largest count. None: eight times the largest measured one.
         full_host: ranks of a full host.
     """
-    requested_limit = _FARTHEST * max(measured) if max_gpus is None else max_gpus
+    requested_limit = _FARTHEST_TIMES_MEASURED * max(measured) if max_gpus is None else max_gpus
     limit = min(MOST_RANKS, requested_limit)
     counts = {*measured, *_powers_of_two(limit)}
     counts |= {full_host * hosts for hosts in _host_counts(limit // full_host)}
@@ -129,7 +129,7 @@ def rank_counts_on_instances(
         return tuple(sorted(count for count in within_limit if count % instance.gpus == 0))
     if max_gpus is None:
         largest_measured = max(point.gpus for member in series for point in member.points)
-        max_gpus = max(instance.gpus, _FARTHEST * largest_measured)
+        max_gpus = max(instance.gpus, _FARTHEST_TIMES_MEASURED * largest_measured)
     limit = min(MOST_RANKS, max_gpus)
     instance_counts = _host_counts(limit // instance.gpus)
     if instance.gpus == 1:
@@ -191,7 +191,7 @@ def candidates(
         counts: (ranks, ranks on each host), as `rank_counts` has them.
         hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
-    variants, refused = _variants(comparable)
+    variants, refused = _engine_variants(comparable)
     micro_batches = _micro_batches(comparable)
     trainable = _Trainable.of(comparable)
     combinations: list[Candidate] = []
@@ -228,9 +228,13 @@ def _keeps_by_batch(shares: Iterable[int], micro_batches: Sequence[int]) -> dict
         shares: a rank's images of each global batch of the study.
         micro_batches: the micro-batches of candidates.
     """
-    keeps_by_batch = {batch: True for share in shares for batch in _batches_of_share(share, micro_batches)}
+    keeps_by_batch: dict[_Batch, bool] = {}
+    for share in shares:
+        keeps_by_batch |= dict.fromkeys(_batches_of_share(share, micro_batches), True)
     for micro_batch, accum in product(micro_batches, _ACCUMULATIONS):
-        keeps_by_batch.setdefault(_Batch(micro_batch, accum), False)
+        batch = _Batch(micro_batch, accum)
+        if batch not in keeps_by_batch:
+            keeps_by_batch[batch] = False
     return keeps_by_batch
 
 
@@ -322,7 +326,7 @@ def shared_model_candidates(comparable: ComparableSeries, counts: Sequence[tuple
         comparable: the series to advise about.
         counts: (ranks, ranks on each host), as `rank_counts` has them.
     """
-    variants, _ = _variants(comparable)
+    variants, _ = _engine_variants(comparable)
     micro_batches = _micro_batches(comparable)
     trial = comparable.trial
     combinations: list[Candidate] = []
@@ -515,7 +519,7 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
     return frozenset(shares)
 
 
-class _Variants(NamedTuple):
+class _EngineVariants(NamedTuple):
     """Variants of engines, by whether they can train what was measured."""
 
     trainable: list[EngineVariant]
@@ -524,7 +528,7 @@ class _Variants(NamedTuple):
     """Name of a variant -> why it cannot."""
 
 
-def _variants(comparable: ComparableSeries) -> _Variants:
+def _engine_variants(comparable: ComparableSeries) -> _EngineVariants:
     """Return the measured variants, and the unmeasured ones of `PROPOSED` that could train the same."""
     trainable = sorted(comparable.variants)
     refused: dict[str, str] = {}
@@ -533,15 +537,15 @@ def _variants(comparable: ComparableSeries) -> _Variants:
     allows_no_other = train.script is not None or train.optimizer == "deepspeed_config"
     unmeasured = [] if allows_no_other else [variant for variant in PROPOSED if variant not in comparable.variants]
     for variant in unmeasured:
-        reason = _refusal(comparable.trial, variant)
+        reason = _variant_refusal(comparable.trial, variant)
         if reason:
             refused[variant.name] = reason
         else:
             trainable.append(variant)
-    return _Variants(trainable, refused)
+    return _EngineVariants(trainable, refused)
 
 
-def _refusal(measured: Trial, variant: EngineVariant) -> str:
+def _variant_refusal(measured: Trial, variant: EngineVariant) -> str:
     """Return why an unmeasured variant cannot train what was measured; empty where it can."""
     train = with_variant(measured.train, variant)
     try:

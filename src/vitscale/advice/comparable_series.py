@@ -71,7 +71,7 @@ class ComparableSeries:
 
         def distance(member: Series) -> _Distance:
             return _Distance(
-                other_split=_trial(member).parallel != candidate.parallel,
+                other_split=_largest_trial(member).parallel != candidate.parallel,
                 other_policy=member.mode != self.reference.mode,
                 micro_batch=_micro_batch_distance(member, candidate.micro_batch),
             )
@@ -124,7 +124,7 @@ def _requested_series(evidence: Evidence, name: str | None) -> list[Series]:
     series_by_name = {series.name: series for series in evidence.series}
     names = list(series_by_name) if name is None else matching(series_by_name, name)
     requested = [series_by_name[series_name] for series_name in names]
-    like_one_process = [series for series in requested if computation(_trial(series)) == ONE_PROCESS]
+    like_one_process = [series for series in requested if computation(_largest_trial(series)) == ONE_PROCESS]
     return like_one_process or requested
 
 
@@ -132,7 +132,7 @@ def _best_series(requested: Sequence[Series]) -> Series:
     """Return the best series to advise from, by the criteria of `comparable_series`; there is one at least."""
     best_curve = max(requested, key=_merit)
     equally_good = [series for series in requested if _merit(series).is_equal_but_for_runs(_merit(best_curve))]
-    rivals = [series for series in equally_good if _task(series) == _task(best_curve)]
+    rivals = [series for series in equally_good if _learning_task(series) == _learning_task(best_curve)]
     cheapest = min(rivals, key=_image_gpu_seconds)
     trained_like_cheapest = [series for series in rivals if _is_same_work(series, cheapest)]
     return max(trained_like_cheapest, key=_merit)
@@ -140,10 +140,10 @@ def _best_series(requested: Sequence[Series]) -> Series:
 
 def _is_same_work(series: Series, other: Series) -> bool:
     """Whether two series have the same workload."""
-    return workload(_trial(series)) == workload(_trial(other))
+    return workload(_largest_trial(series)) == workload(_largest_trial(other))
 
 
-def _trial(series: Series) -> Trial:
+def _largest_trial(series: Series) -> Trial:
     """Return the trial of a series at its largest rank count."""
     return series.points[-1].trial
 
@@ -171,9 +171,9 @@ def _merit(series: Series) -> _Merit:
     return _Merit(len(series.points), _POLICIES.index(series.mode), runs)
 
 
-def _task(series: Series) -> tuple[object, ...]:
+def _learning_task(series: Series) -> tuple[object, ...]:
     """Return what a series learns, from which data and on which device; the rest of a workload is how it trains."""
-    trial = _trial(series)
+    trial = _largest_trial(series)
     train = trial.train
     learned = (trial.model, trial.data.name, train.optimizer, train.gradient_clipping)
     return (*learned, train.device, trial.world.threads_per_rank, trial.origin)
@@ -189,12 +189,12 @@ def _image_gpu_seconds(series: Series) -> float:
 
 def _variant(series: Series) -> EngineVariant:
     """Return the engine of a series, with its options for distributing training."""
-    return EngineVariant.of_train(_trial(series).train)
+    return EngineVariant.of_train(_largest_trial(series).train)
 
 
 def _micro_batch_distance(series: Series, micro_batch: int) -> float:
     """Return |ln(a / b)| of the micro-batches of a series and of a candidate."""
-    return abs(math.log(_trial(series).train.micro_batch / micro_batch))
+    return abs(math.log(_largest_trial(series).train.micro_batch / micro_batch))
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:

@@ -159,6 +159,7 @@ def _pod_hosts(job_set: str, hosts: int) -> list[str]:
 
 
 def _config_map_name(job_set: str) -> str:
+    """Return the name of the ConfigMap with the files that a JobSet's pods read."""
     return f"{job_set}-study"
 
 

@@ -21,11 +21,11 @@ _SHORT_STEPS = 60
 """Steps of a short run, warm-up included."""
 _UNKNOWN_STARTUP_SECONDS = 60.0
 """Start-up of a run where none was measured."""
-_ENOUGH_RUNS = 3
+_FEWEST_RUNS = 3
 """Runs of each measured rank count from which no more are proposed."""
-_WORTH_WHILE = 0.9
+_MOST_WIDTH_LEFT = 0.9
 """Share of the interval's width that a measurement may leave to be worth it."""
-_OVERLAP_LEFT = 0.25
+_OVERLAP_VARIANCE_LEFT = 0.25
 """Share of the overlap's variance that is left once runs of two ranks and more are there: (0.15 / 0.30)^2, from the two
 priors of `prediction.parameters`."""
 
@@ -72,7 +72,7 @@ def measurements(
         return ()
     variance = (width / (2 * REACH)) ** 2
     worthwhile = []
-    for proposal in (*_checks(option, series, network), *_runs(option, series, shares, variance)):
+    for proposal in (*_check_proposals(option, series, network), *_run_proposals(option, series, shares, variance)):
         removed_share = sum(shares.get(part, 0.0) * (1 - left) for part, left in proposal.variance_left.items())
         width_after = width * math.sqrt(max(0.0, 1 - removed_share))
         measurement = Measurement(
@@ -82,7 +82,7 @@ def measurements(
             spread_before=math.exp(width),
             spread_after=math.exp(width_after),
         )
-        if math.log(measurement.spread_after) <= _WORTH_WHILE * width:
+        if math.log(measurement.spread_after) <= _MOST_WIDTH_LEFT * width:
             worthwhile.append(measurement)
     return tuple(sorted(worthwhile, key=lambda measurement: -measurement.gain_per_gpu_minute))
 
@@ -99,28 +99,28 @@ class _Proposal(NamedTuple):
     """Part -> share of its variance that is left after it."""
 
 
-def _checks(option: Option, series: Series, network: Network) -> Iterator[_Proposal]:
+def _check_proposals(option: Option, series: Series, network: Network) -> Iterator[_Proposal]:
     """Yields checks of the network levels that an option uses and no check has measured."""
     ranks_per_node = option.candidate.ranks_per_node
-    left_inside: dict[str, float] = {}
+    variance_left_inside: dict[str, float] = {}  # by part; empty where no check inside a host is needed
     if option.gpus > 1 and ranks_per_node > 1 and network.inside.source != "check":
         most_measured = max(point.trial.world.ranks_per_node for point in series.points)
         ranks = min(ranks_per_node, max(2, most_measured))
-        left_inside["network inside hosts"] = _variance_left_by_check(network.inside.bandwidth_spread)
+        variance_left_inside["network inside hosts"] = _variance_left_by_check(network.inside.bandwidth_spread)
         yield _Proposal(
             part="network inside hosts",
             what=f"vitscale check, on one host with {ranks} ranks",
             gpu_minutes=ranks * _CHECK_SECONDS / 60,
-            variance_left=left_inside,
+            variance_left=variance_left_inside,
         )
     if option.nodes > 1 and network.across.source != "check":
-        left_across = {"network between hosts": _variance_left_by_check(network.across.bandwidth_spread)}
+        variance_left_across = {"network between hosts": _variance_left_by_check(network.across.bandwidth_spread)}
         plural = "s" if ranks_per_node > 1 else ""
         yield _Proposal(
-            part="network inside and between hosts" if left_inside else "network between hosts",
+            part="network inside and between hosts" if variance_left_inside else "network between hosts",
             what=f"vitscale check --hostfile HOSTS, on 2 hosts with {ranks_per_node} rank{plural} each",
             gpu_minutes=2 * ranks_per_node * _CHECK_SECONDS / 60,
-            variance_left=left_inside | left_across,  # it measures both levels at once
+            variance_left=variance_left_inside | variance_left_across,  # it measures both levels at once
         )
 
 
@@ -129,7 +129,7 @@ def _variance_left_by_check(bandwidth_spread: float) -> float:
     return min(1.0, (CHECKED_SPREAD / bandwidth_spread) ** 2) if bandwidth_spread > 0 else 1.0
 
 
-def _runs(option: Option, series: Series, shares: Mapping[str, float], variance: float) -> Iterator[_Proposal]:
+def _run_proposals(option: Option, series: Series, shares: Mapping[str, float], variance: float) -> Iterator[_Proposal]:
     """Yields short runs: of the answer itself, and of smaller counts where a part was never measured.
 
     Args:
@@ -169,11 +169,11 @@ def _runs(option: Option, series: Series, shares: Mapping[str, float], variance:
             part="overlap",
             what=f"2 short runs of {candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
             gpu_minutes=gpu_minutes(ranks=2, runs=2),
-            variance_left={"overlap": _OVERLAP_LEFT, "stragglers": 1.0},
+            variance_left={"overlap": _OVERLAP_VARIANCE_LEFT, "stragglers": 1.0},
         )
     fewest_runs = min(len(point.step_seconds) for point in points)
-    if fewest_runs < _ENOUGH_RUNS:
-        missing_runs = _ENOUGH_RUNS - fewest_runs
+    if fewest_runs < _FEWEST_RUNS:
+        missing_runs = _FEWEST_RUNS - fewest_runs
         plural = "s" if missing_runs > 1 else ""
         counts = sorted(measured_counts)
         yield _Proposal(
@@ -181,7 +181,7 @@ def _runs(option: Option, series: Series, shares: Mapping[str, float], variance:
             what=f"{missing_runs} more run{plural} of what was measured, on {', '.join(map(str, counts))} ranks "
             "(measure.repeats = 3)",
             gpu_minutes=sum(gpu_minutes(count, missing_runs) for count in counts),
-            variance_left={"compute": compute_variance_left(_ENOUGH_RUNS), "optimizer": fewest_runs / _ENOUGH_RUNS},
+            variance_left={"compute": compute_variance_left(_FEWEST_RUNS), "optimizer": fewest_runs / _FEWEST_RUNS},
         )
     if option.gpus not in measured_counts:
         parts_of_a_step = [part for part in shares if part != "job-to-job"]

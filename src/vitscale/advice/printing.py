@@ -59,7 +59,7 @@ def advice_document(
     if launch and not refusals:
         blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
     if advice.front:
-        columns = _columns(advice, advice.front)
+        columns = _option_columns(advice, advice.front)
         rows = [_cells(option, columns) for option in advice.front]
         title = "Nothing else is both faster and cheaper"
         blocks.append(doc.table(list(columns), rows, title=title, folded=True))
@@ -126,7 +126,7 @@ def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     if not option_by_question:
         return
     options = list(option_by_question.values())
-    columns = _columns(advice, options, time=lambda option: _seconds_cell(option.seconds))
+    columns = _option_columns(advice, options, time_cell=lambda option: _seconds_cell(option.seconds))
     detail_columns = _detail_columns(advice, options)
     first_question: dict[Candidate, str] = {}  # of the questions that a candidate answers
     rows = []
@@ -214,7 +214,8 @@ OptionColumns = dict[doc.Column, CellOf]
 """The columns of a table of options, in order, with the function that makes the cells of each."""
 
 
-def _time(option: Option) -> doc.Cell:
+def _time_cell(option: Option) -> doc.Cell:
+    """Return the cell of an option's time, without its interval."""
     return doc.Cell(units.seconds(option.seconds.value))
 
 
@@ -230,12 +231,13 @@ _NO_UNIT = units.Unit(1.0, "")
 
 
 def _amount_cell(estimate: Estimate | None, unit: units.Unit = _NO_UNIT) -> doc.Cell:
+    """Return the cell of a number, with its bounds in the unit of the value; a dash where it is unknown."""
     if estimate is None:
         return doc.Cell(units.UNKNOWN)
     return doc.Cell(unit.text(estimate.value), units.bounds(estimate.low, estimate.high, unit.text))
 
 
-def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
+def _gpu_hours_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
     """Return the unit for a column with the GPU-hours of some options: "GPU-hours", "GPU-days"."""
     return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
 
@@ -245,11 +247,11 @@ def _detail_columns(advice: Advice, options: Sequence[Option]) -> OptionColumns:
 
     The start-up is in the time of that table too. "OOM chance" is the chance that the option does not fit in memory.
     """
-    spent = _spent_unit(advice, options)
+    gpu_hours_unit = _gpu_hours_unit(advice, options)
     return {
         doc.Column("limits met", words=True): lambda option: doc.Cell(_verdicts_in_words(option)),
         doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
-        doc.Column(spent.sign): lambda option: _amount_cell(option.gpu_hours, spent),
+        doc.Column(gpu_hours_unit.sign): lambda option: _amount_cell(option.gpu_hours, gpu_hours_unit),
         doc.Column("cost"): lambda option: _amount_cell(option.cost),
         doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
         doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
@@ -270,7 +272,7 @@ def _verdicts_in_words(option: Option) -> str:
     return ", ".join(verdicts) if verdicts else units.UNKNOWN
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> OptionColumns:
+def _option_columns(advice: Advice, options: Sequence[Option], time_cell: CellOf = _time_cell) -> OptionColumns:
     """Return the columns of a table of options.
 
     The cost is in money where there is a price or an instance, else in GPU-hours.
@@ -278,32 +280,32 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
     Args:
         advice: what was found.
         options: the rows.
-        time: makes the cells of the column "time".
+        time_cell: makes the cells of the column "time".
     """
     are_rented = any(option.candidate.instance is not None for option in options)
     has_several_engines = len({sentences.engine(option) for option in options}) > 1
 
-    def instance(option: Option) -> doc.Cell:
+    def instance_cell(option: Option) -> doc.Cell:
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
         return doc.Cell(f"{name}, {sentences.engine(option)}" if has_several_engines else name)
 
     columns: OptionColumns = {}
     if are_rented:
-        columns[doc.Column("instance", words=True)] = instance
+        columns[doc.Column("instance", words=True)] = instance_cell
     else:
         columns[doc.Column("engine", words=True)] = lambda option: doc.Cell(sentences.engine(option))
     columns[doc.Column("ranks")] = lambda option: doc.Cell(str(option.gpus))
     if any(option.nodes > 1 for option in options):
         columns[doc.Column("hosts")] = lambda option: doc.Cell(str(option.nodes))
     columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.large_batch_mark(option))
-    columns[doc.Column("time")] = time
+    columns[doc.Column("time")] = time_cell
     if advice.asked.priced or are_rented:
         columns[doc.Column("cost")] = lambda option: doc.Cell(
             number(None if option.cost is None else option.cost.value)
         )
     else:
-        spent = _spent_unit(advice, options, short=True)
-        columns[doc.Column(spent.sign)] = lambda option: doc.Cell(spent.text(option.gpu_hours.value))
+        unit = _gpu_hours_unit(advice, options, short=True)
+        columns[doc.Column(unit.sign)] = lambda option: doc.Cell(unit.text(option.gpu_hours.value))
     columns[doc.Column("eff.")] = lambda option: doc.Cell(units.share(option.efficiency.value))
     if advice.noise.images is not None:
         columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))

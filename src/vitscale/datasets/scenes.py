@@ -133,17 +133,17 @@ class Scenes:
 
         Args:
             masks: stored, uint8 [n, H, W]; `OUTSIDE` begins where a scene ends.
-            ids: int64 [n], each scene's place in its split.
+            ids: int64 [n], each scene's number in its split.
             epoch: number of the epoch, from 0.
         """
         stored = _stored_sizes(masks)
         if not self.augment:
-            scaled = _scaled(stored, self.image_size, torch.ones_like(ids, dtype=torch.float64))
+            scaled = _scaled_sizes(stored, self.image_size, torch.ones_like(ids, dtype=torch.float64))
             corner = (scaled - self.image_size).clamp(min=0) // 2
             return self._crop(stored, scaled, corner, torch.zeros_like(ids, dtype=torch.bool))
         draws = _draw_crops(ids, stream(Purpose.VIEW, self.seed, epoch))
         scale = _SMALLEST_SCALE + _SCALE_RANGE * (draws.scale.double() / _DRAW_LIMIT)
-        scaled = _scaled(stored, self.image_size, scale)
+        scaled = _scaled_sizes(stored, self.image_size, scale)
         # A crop of 512 pixels begins at one of 189 pixels along a side of 700, and only at 0 along a side of 400.
         possible_corners = (scaled - self.image_size).clamp(min=0) + 1  # along each axis, [n, 2]
         # In the scaled picture, [n, tries + 1, 2]; the last one is taken if no other is good.
@@ -161,13 +161,15 @@ class Scenes:
         """
         pixels = view.pixels(images)
         if self.augment:
-            pixels = _distorted(pixels, _draws(ids, stream(Purpose.COLOUR, self.seed, epoch), 9))
+            pixels = _distorted(pixels, _random_draws(ids, stream(Purpose.COLOUR, self.seed, epoch), 9))
         return self._normalise(pixels.masked_fill(~view.inside[:, None], 0.0))
 
     def whole(self, images: Tensor) -> Tensor:
         """Scales scenes of one size for evaluation: [n, 3, h, w] from uint8 [n, H, W, 3]."""
         stored = torch.tensor([images.shape[1:3]] * len(images), device=images.device)
-        scaled = _scaled(stored, self.image_size, torch.ones(len(images), dtype=torch.float64, device=images.device))
+        scaled = _scaled_sizes(
+            stored, self.image_size, torch.ones(len(images), dtype=torch.float64, device=images.device)
+        )
         height, width = scaled[0].tolist()
         all_rows = torch.arange(height, device=images.device).expand(len(images), -1)
         all_columns = torch.arange(width, device=images.device).expand(len(images), -1)
@@ -234,7 +236,7 @@ class _CropDraws(NamedTuple):
 def _draw_crops(ids: Tensor, random_stream: int) -> _CropDraws:
     """Draws the numbers of each scene's crop, for ids int64 [n], from a stream of `datasets.batches.stream`."""
     corners = _CROP_TRIES + 1
-    draws = _draws(ids, random_stream, 2 + 2 * corners)
+    draws = _random_draws(ids, random_stream, 2 + 2 * corners)
     return _CropDraws(
         scale=draws[:, 0],
         is_mirrored=draws[:, 1] < _DRAW_LIMIT // 2,
@@ -308,7 +310,9 @@ def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: i
         Logits [n, classes, H, W]; None where `evaluate` gives none.
     """
     height, width = images.shape[2:]
-    padded = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
+    right = max(0, size - width)
+    bottom = max(0, size - height)
+    padded = pad(images, (0, right, 0, bottom))
     corners = itertools.product(_window_starts(padded.shape[2], size), _window_starts(padded.shape[3], size))
     windows = [_Window(slice(row, row + size), slice(column, column + size)) for row, column in corners]
     logits = evaluate(torch.cat([padded[:, :, window.rows, window.columns] for window in windows]))
@@ -349,7 +353,7 @@ def _stored_sizes(masks: Tensor) -> Tensor:
     return torch.stack([heights, widths], dim=1)
 
 
-def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
+def _scaled_sizes(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
     """Returns height and width [n, 2] at which pictures fit into (4 x `image_size`, `image_size`) times `scale` [n]."""
     sides = stored.double()
     longest_shorter_side = (scale * image_size).floor().clamp(min=1)
@@ -399,7 +403,7 @@ def _pixels_at(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return images[image_numbers[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def _draws(ids: Tensor, random_stream: int, count: int) -> Tensor:
+def _random_draws(ids: Tensor, random_stream: int, count: int) -> Tensor:
     """Draws numbers from 0 to 2^31 - 1, `count` for each id, of a stream: int64 [n, count]."""
     positions = ids[:, None] * count + torch.arange(count, device=ids.device)  # in the stream, [n, count]
     return uniform_integers(positions, random_stream, _DRAW_LIMIT)
@@ -412,8 +416,8 @@ def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
 
     Args:
         pixels: crops [n, 3, h, w], in 0 to 255.
-        draws: numbers [n, 9] from `_draws`. Columns 0 and 1 decide whether brightness changes and how much; 2 and 3 are
-            for contrast, 4 and 5 for saturation, 6 and 7 for hue. Column 8 decides whether contrast comes last.
+        draws: numbers [n, 9] from `_random_draws`. Columns 0 and 1 decide whether brightness changes and how much; 2
+            and 3 are for contrast, 4 and 5 for saturation, 6 and 7 for hue. Column 8 decides whether contrast is last.
     """
     is_chosen = draws[:, 0::2] < _DRAW_LIMIT // 2  # columns 0, 2, 4, 6, 8: [n, 5]
     strength = draws[:, 1::2].float() / _DRAW_LIMIT  # columns 1, 3, 5, 7, in [0, 1): [n, 4]

@@ -76,7 +76,7 @@ def submit_outstanding(
             for task in added:
                 submit_and_watch(context, submitter, [task], say, on_outcome)
     except KeyboardInterrupt:
-        raise _detached(batch_file.open_jobs(results)) from None
+        raise _detached_error(batch_file.open_jobs(results)) from None
     return Report(done, outcomes)
 
 
@@ -208,7 +208,7 @@ def submit_and_watch(
             runs_to_come = counted(len(batch_file.runs_without_outcome(results, job)), "run")
             say(f"job {job.job_id} was submitted before: {runs_to_come} to come")
         submission.submit_more()
-        _watch(submission, set(tasks), on_outcome)
+        _watch_jobs(submission, set(tasks), on_outcome)
     except SchedulerError as error:
         if jobs:
             raise type(error)(f"{error} {_how_to_go_on(jobs)}") from None
@@ -261,7 +261,7 @@ class _Submission:
             except SchedulerMissingError:
                 raise
             except SchedulerError as error:  # of this shape of world: another may be taken
-                self._refused.setdefault(str(error), []).append(_shape(self._context, job))
+                self._refused.setdefault(str(error), []).append(_world_in_words(self._context, job))
         if self._refused and not self._coming:
             refusals = [f"{', '.join(shapes)}: {words}" for words, shapes in self._refused.items()]
             raise SchedulerError(" ".join(refusals))
@@ -274,7 +274,7 @@ class _Submission:
         return sum(_most_at_a_time(self.results, other) for other in (*self.jobs, job)) <= limit
 
 
-def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[RunKey, Outcome], None]) -> None:
+def _watch_jobs(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[RunKey, Outcome], None]) -> None:
     """Look at all jobs together, ever less often, until none is live; more are submitted as others end.
 
     Args:
@@ -359,7 +359,7 @@ def new_jobs(
     """
     tasks_by_shape: dict[_Shape, list[batch_file.BatchTask]] = {}
     for task in tasks:
-        shape = _Shape(context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
+        shape = _Shape(context.record.trials[task.trial_id].world, _trains_on_gpus(context, task.trial_id))
         batch_task = batch_file.BatchTask(
             trial_id=task.trial_id, repeat=task.repeat, attempt=next_attempt(attempts, task)
         )
@@ -381,7 +381,8 @@ def new_jobs(
             )
 
 
-def _on_gpus(context: RunContext, trial_id: str) -> bool:
+def _trains_on_gpus(context: RunContext, trial_id: str) -> bool:
+    """Whether the ranks of a trial need GPUs."""
     return context.record.trials[trial_id].train.device == "cuda"
 
 
@@ -391,7 +392,7 @@ def job_request(context: RunContext, job: batch_file.JobFile) -> BatchJob:
     return BatchJob(
         name=job.name,
         world=context.record.trials[trial_id].world,
-        on_gpus=_on_gpus(context, trial_id),
+        on_gpus=_trains_on_gpus(context, trial_id),
         results=context.results,
         cwd=Path.cwd(),
         elements=len(job.tasks) if job.array else None,
@@ -429,17 +430,17 @@ def submit_job(
     submitted_job.write(context.results)
     noun = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{noun} {submitted_job.job_id} submitted: {runs} on {_shape(context, job)}")
+    say(f"{noun} {submitted_job.job_id} submitted: {runs} on {_world_in_words(context, job)}")
     return submitted_job
 
 
-def _shape(context: RunContext, job: batch_file.JobFile) -> str:
+def _world_in_words(context: RunContext, job: batch_file.JobFile) -> str:
     """Return the world of a job's runs in words: "2 x 4 ranks"."""
     world = context.record.trials[job.tasks[0].trial_id].world
     return f"{world.nodes} x {world.ranks_per_node} ranks"
 
 
-def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
+def _detached_error(jobs: Sequence[batch_file.JobFile]) -> Detached:
     """Return the error for a call that was interrupted while these jobs were open."""
     if not jobs:
         return Detached("interrupted: nothing was submitted.")

@@ -38,7 +38,7 @@ _PASSING_FAILURE = re.compile(
     r"|unable to contact slurm controller|unable to create step|socket timed out on send/recv",
     re.IGNORECASE,
 )
-_NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
+_FOLDER_NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
 """What ranks and host agents say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
 # What a host agent or a rank that cannot begin says: it cannot reach the driver, or does not see the folder.
 _VITSCALE_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
@@ -47,9 +47,9 @@ _LOADER_GONE = re.compile(
     r"DataLoader worker \(pid(?: \d+\) is killed by signal: Killed|\(s\) [\d, ]+\) exited unexpectedly)"
 )
 # What mpirun says below the words of ssh or of the shell there, which may name no host (Open MPI 4 and 5).
-_NO_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one or more daemons", re.MULTILINE)
+_MISSING_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one or more daemons", re.MULTILINE)
 # Slurm 22.05 refuses a job's every further step like this once its controller was restarted.
-_NO_STEP = re.compile(
+_REFUSED_STEP = re.compile(
     r"^srun: error: (Unable to create step [^\n]{0,80}: Memory required by task is not available)", re.M
 )
 _SAME_TIME_SECONDS = 1.0
@@ -58,6 +58,9 @@ _SAME_TIME_SECONDS = 1.0
 
 def outcome_of(evidence: RunEvidence) -> Outcome:
     """Return the outcome of one run: the verdict of the first of `JUDGES` that gives one.
+
+    A judge is a function that blames one kind of cause: it returns its verdict, or None where the evidence does not
+    show that cause.
 
     A rank that was killed, or that left early, has recorded nothing, and what the others then record (a lost
     connection) only follows from that. So heartbeats, the launcher's report of exit codes and the kernel's OOM counter
@@ -99,7 +102,7 @@ def _shown_reason(verdict: RunVerdict, evidence: RunEvidence) -> str:
     return f"{reason} (rank {verdict.rank} of {groups})" if groups else reason
 
 
-def _lost_host(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_lost_host(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
     ending = evidence.ending
     if not ending.unreached or any(map(has_own_error, evidence.ranks)) or ending.stopped == "timeout":
@@ -108,17 +111,17 @@ def _lost_host(evidence: RunEvidence) -> RunVerdict | None:
     # Hosts call themselves by a short name; a hostfile may have the long one.
     short_name = host.split(".")[0]
     ranks = [rank for rank, status in sorted(ending.statuses.items()) if status.host.split(".")[0] == short_name]
-    return _silent_host(host, ranks, evidence) if ranks else None
+    return _verdict_on_silent_host(host, ranks, evidence) if ranks else None
 
 
-def _silent_host(host: str, ranks: Sequence[int], evidence: RunEvidence) -> RunVerdict:
+def _verdict_on_silent_host(host: str, ranks: Sequence[int], evidence: RunEvidence) -> RunVerdict:
     """Return the verdict on a host that does not answer any more. Args: ranks: those on the host."""
     rank_list = ", ".join(map(str, ranks[:_MOST_LISTED]))
     reason = f"host {host} does not answer any more: it or its link is gone (rank {rank_list})"
     return RunVerdict("failed", reason, ranks[0], evidence.tail, host=host, transient=True)
 
 
-def _killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the signal that ended a launcher, and its ranks with it.
 
     With a single rank it may be the rank that was ended: then another judge decides.
@@ -139,19 +142,20 @@ class _LostRank(NamedTuple):
     rank: int
 
 
-def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_lost_rank(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the rank whose heartbeat broke off first, unless another rank recorded a cause of its own before."""
     if evidence.ending.stopped in ("hang", "timeout"):
         return None
-    lost = _lost_ranks(evidence)
-    if not lost or _has_unheard_failure(evidence):
+    lost_ranks = _lost_ranks(evidence)
+    if not lost_ranks or _has_unheard_failure(evidence):
         return None
     code_by_rank = dict(reversed(evidence.codes))  # of several reports on a rank the first one counts
-    rank = _first_lost_rank(lost, code_by_rank)
+    rank = _first_lost_rank(lost_ranks, code_by_rank)
     code = code_by_rank.get(rank)
-    # A rank that a signal took ended when its heartbeat did; other ends may be heard of in any order.
+    # A rank that a signal ended went when its heartbeat did; other ends may be heard of in any order.
     tolerance_seconds = 0.0 if _is_first_cause(code) else _SAME_TIME_SECONDS
-    if _has_own_error_until(evidence, lost[0].lost_seconds + tolerance_seconds):
+    first_loss_seconds = lost_ranks[0].lost_seconds
+    if _has_own_error_until(evidence, first_loss_seconds + tolerance_seconds):
         return None
     return _verdict_on_lost_rank(rank, code, evidence)
 
@@ -170,16 +174,21 @@ def _has_unheard_failure(evidence: RunEvidence) -> bool:
     return any(code > 0 and rank not in evidence.ending.statuses for rank, code in evidence.reports.codes)
 
 
-def _first_lost_rank(lost: Sequence[_LostRank], code_by_rank: Mapping[int, int]) -> int:
+def _first_lost_rank(lost_ranks: Sequence[_LostRank], code_by_rank: Mapping[int, int]) -> int:
     """Return the rank that was lost first; of those lost at about the same time one that no launcher ended.
 
-    A busy driver hears late, and in any order. Args: lost: the first one first.
+    A busy driver hears late, and in any order.
+
+    Args:
+        lost_ranks: the first one first.
+        code_by_rank: exit codes that launchers report.
     """
-    for other in lost:
-        is_at_once = other.lost_seconds - lost[0].lost_seconds < _SAME_TIME_SECONDS
-        if is_at_once and _is_first_cause(code_by_rank.get(other.rank)):
-            return other.rank
-    return lost[0].rank
+    first = lost_ranks[0]
+    for lost in lost_ranks:
+        is_at_same_time = lost.lost_seconds - first.lost_seconds < _SAME_TIME_SECONDS
+        if is_at_same_time and _is_first_cause(code_by_rank.get(lost.rank)):
+            return lost.rank
+    return first.rank
 
 
 def _is_first_cause(code: int | None) -> bool:
@@ -206,7 +215,7 @@ def _verdict_on_lost_rank(rank: int, code: int | None, evidence: RunEvidence) ->
             for other, status in sorted(statuses.items())
             if status.host == host and status.disconnection == "silent"
         ]
-        return _silent_host(host, silent_ranks, evidence)
+        return _verdict_on_silent_host(host, silent_ranks, evidence)
     if code is not None and code < 0:
         return _verdict_on_signal(rank, -code, evidence)
     if code is None and not evidence.reports.lists_all_failures:
@@ -215,7 +224,7 @@ def _verdict_on_lost_rank(rank: int, code: int | None, evidence: RunEvidence) ->
     return RunVerdict("failed", reason, rank, evidence.tail)
 
 
-def _silent_rank(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_silent_rank(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a rank that ended without a word: a signal that neither driver nor torchrun sent ended it, or it left."""
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
@@ -252,7 +261,7 @@ class _RecordedError(NamedTuple):
     rank: int
 
 
-def _first_error(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_recorded_errors(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the exception that was recorded first; a lost connection only where there is no other exception.
 
     Lost connections follow from another rank's end.
@@ -305,7 +314,7 @@ def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
     return evidence.ending.stopped is not None and status is not None and status.ended_seconds is None
 
 
-def _unreached_host(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_unreached_host(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a host on which nothing could be started."""
     if evidence.reports.unreached:
         host, words = evidence.reports.unreached[0]
@@ -315,7 +324,7 @@ def _unreached_host(evidence: RunEvidence) -> RunVerdict | None:
         return None
     if evidence.ending.not_begun and not evidence.ending.statuses:
         return _verdict_on_failed_command(evidence)
-    no_daemon = _NO_DAEMON.search(evidence.tail)
+    no_daemon = _MISSING_DAEMON.search(evidence.tail)
     if no_daemon is None:
         return None
     log_before = evidence.tail[: no_daemon.start()].rstrip("-\n")
@@ -328,7 +337,7 @@ def _verdict_on_failed_command(evidence: RunEvidence) -> RunVerdict:
     fact = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
     words = evidence.ending.last_words or f"exit code {code}"
     reason = f"{fact}: {words[:_MOST_WORDS_CHARACTERS]}"
-    return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=_may_pass(evidence))
+    return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=_has_passing_failure(evidence))
 
 
 def _verdict_on_missing_daemon(evidence: RunEvidence, *, words: str) -> RunVerdict:
@@ -339,7 +348,7 @@ def _verdict_on_missing_daemon(evidence: RunEvidence, *, words: str) -> RunVerdi
         f"nothing could be started on {_host_or_hosts(remote_hosts)}: {words[:_MOST_WORDS_CHARACTERS]}",
         detail=evidence.tail,
         host=remote_hosts[0] if len(remote_hosts) == 1 else None,  # mpirun names none
-        transient=_may_pass(evidence),
+        transient=_has_passing_failure(evidence),
     )
 
 
@@ -353,12 +362,12 @@ def _host_or_hosts(hosts: Sequence[str]) -> str:
     return f"one or more of the hosts {', '.join(hosts[:_MOST_LISTED])}{more}"
 
 
-def _may_pass(evidence: RunEvidence) -> bool:
+def _has_passing_failure(evidence: RunEvidence) -> bool:
     """Whether the log has words of a failure that may have passed when the run is tried again."""
     return _PASSING_FAILURE.search(evidence.tail) is not None
 
 
-def _stopped(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_stopped_run(evidence: RunEvidence) -> RunVerdict | None:
     """Judge a run that the driver ended because its time was over or it hung."""
     ending = evidence.ending
     if ending.stopped == "timeout":
@@ -370,9 +379,11 @@ def _stopped(evidence: RunEvidence) -> RunVerdict | None:
     guilty = _guilty_of_hang(evidence)
     if not guilty:
         last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:_MOST_LISTED])
-        return RunVerdict("hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack(evidence, 0))
+        return RunVerdict(
+            "hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack_or_log(evidence, 0)
+        )
     reason = f"{silence}: {_state_of_guilty(guilty, evidence)}"
-    return RunVerdict("hang", reason, guilty[0], _stack(evidence, guilty[0]))
+    return RunVerdict("hang", reason, guilty[0], _stack_or_log(evidence, guilty[0]))
 
 
 def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
@@ -402,7 +413,7 @@ def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:
     return f"{clause}, and the others wait for {'it' if len(guilty) == 1 else 'them'}"
 
 
-def _stack(evidence: RunEvidence, rank: int) -> str:
+def _stack_or_log(evidence: RunEvidence, rank: int) -> str:
     """Return the stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
@@ -411,7 +422,7 @@ _NO_ROOM_ERROR = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
 """In Python's message on a file that could not be made or written."""
 
 
-def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_full_disk(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a disk too full even for the ranks' last words, or for the files that these would be in."""
     says_no_room = any(
         _NO_ROOM_ERROR.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
@@ -422,11 +433,11 @@ def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
     return RunVerdict("failed", reason, detail=evidence.tail, external=True)
 
 
-def _from_outside(evidence: RunEvidence) -> RunVerdict:
+def _judge_from_outside(evidence: RunEvidence) -> RunVerdict:
     """Judge by what is seen from outside alone: exit codes, and which ranks have not finished."""
     tail = evidence.tail
     vitscale_words = _VITSCALE_WORDS.search(tail)
-    refused_step = _NO_STEP.search(tail)
+    refused_step = _REFUSED_STEP.search(tail)
     if not evidence.ranks and vitscale_words is None and refused_step is not None:
         # Trying again in this allocation uses up the retries, and most likely the trial is not at fault.
         reason = (
@@ -438,34 +449,35 @@ def _from_outside(evidence: RunEvidence) -> RunVerdict:
         rank, code = evidence.codes[0]
         end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f": {vitscale_words[1]}" if vitscale_words else " without a word"
-        return RunVerdict("failed", f"rank {rank} {end}{why}", rank, tail, transient=_may_pass(evidence))
+        return RunVerdict("failed", f"rank {rank} {end}{why}", rank, tail, transient=_has_passing_failure(evidence))
     launcher = f"the launcher ended with exit code {evidence.ending.exit_code}"
     if not evidence.ranks:
-        not_shared = _NOT_SHARED.search(tail)
+        not_shared = _FOLDER_NOT_SHARED.search(tail)
         if not_shared is not None:
             return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=tail)
         why = f": {vitscale_words[1]}" if vitscale_words else ""
         reason = f"no rank started; {launcher}{why}"
-        return RunVerdict("failed", reason, detail=tail, transient=_may_pass(evidence))
+        return RunVerdict("failed", reason, detail=tail, transient=_has_passing_failure(evidence))
     unfinished = evidence.unfinished
     if not unfinished:
         return RunVerdict("failed", f"all ranks finished, but {launcher}", detail=tail)
     noun = "rank" if len(unfinished) == 1 else "ranks"
     reason = f"{noun} {', '.join(map(str, unfinished[:_MOST_LISTED]))} did not finish; {launcher}"
-    return RunVerdict("failed", reason, unfinished[0], tail, transient=_may_pass(evidence))
+    return RunVerdict("failed", reason, unfinished[0], tail, transient=_has_passing_failure(evidence))
 
 
 JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
-    _lost_host,
-    _killed_launcher,
-    _lost_rank,
-    _silent_rank,
-    _first_error,
-    # Before `_stopped`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like a hang.
-    _unreached_host,
-    _stopped,
-    _disk_full,
-    _from_outside,
+    _judge_lost_host,
+    _judge_killed_launcher,
+    _judge_lost_rank,
+    _judge_silent_rank,
+    _judge_recorded_errors,
+    # Before `_judge_stopped_run`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like
+    # a hang.
+    _judge_unreached_host,
+    _judge_stopped_run,
+    _judge_full_disk,
+    _judge_from_outside,
 )
 """Judges in the order in which they are asked; the last one always gives a verdict."""
 

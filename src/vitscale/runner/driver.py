@@ -94,7 +94,7 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
             _write_study(results, plan)
             return _run_or_submit(plan, results, options, console, lock)
     except OSError as error:
-        raise _cannot_write(results, error) from error
+        raise _write_error(results, error) from error
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."
@@ -118,7 +118,7 @@ def _run_or_submit(plan: Plan, results: Path, options: RunOptions, console: Cons
             return _run_outstanding(plan, placement, results, options, console, lock)
 
 
-def _cannot_write(results: Path, error: OSError) -> DiskFullError | StoreError:
+def _write_error(results: Path, error: OSError) -> DiskFullError | StoreError:
     """Return the error for a results folder where something could not be written."""
     if error.errno in DISK_FULL_ERRORS:
         return DiskFullError(
@@ -141,8 +141,9 @@ def _write_study(results: Path, plan: Plan) -> None:
     recorded = read_study(results)
     planned = plan.record
     if recorded is not None and recorded.repeats > planned.repeats and _has_all_runs(recorded, results):
-        may_differ = {name: getattr(recorded, name) for name in ("repeats", "text", "overrides", "vitscale")}
-        if planned.model_copy(update=may_differ) == recorded:
+        # The text and the command line say how many repeats, so that they differ too.
+        allowed_differences = {name: getattr(recorded, name) for name in ("repeats", "text", "overrides", "vitscale")}
+        if planned.model_copy(update=allowed_differences) == recorded:
             write_study(results, recorded)
             return
     write_study(results, planned)
@@ -406,6 +407,7 @@ class _StudyRuns:
         self._say(f"  ranks are started anew, not as forks: {reason}")
 
     def _say(self, text: str) -> None:
+        """Print a line for the user as it is."""
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _pause(self, seconds: float) -> None:

@@ -120,11 +120,13 @@ class _IntervalSum:
         self._high = 0.0
 
     def add(self, value: float, low: float, high: float) -> None:
+        """Add a value with the ends of its interval."""
         self._value += value
         self._low += low
         self._high += high
 
     def estimate(self) -> Estimate:
+        """Return the sum with its interval."""
         return of_a_run(self._value, self._low, self._high)
 
 

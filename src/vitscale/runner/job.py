@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     results, name = arguments
     try:
         with signals_interrupt(signal.SIGTERM, once=True):  # later ones are ignored while the job is being ended
-            return _work(Path(results).absolute(), name)
+            return _do_job(Path(results).absolute(), name)
     except KeyboardInterrupt:
         return 1
     except VitscaleError as error:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _work(results: Path, name: str) -> int:
+def _do_job(results: Path, name: str) -> int:
     """Do the runs of the job, or of the element of its array, around this process; returns the exit code.
 
     Raises:
@@ -83,7 +83,18 @@ def _do_runs(
     job: batch_file.JobFile,
     tasks: Sequence[batch_file.BatchTask],
 ) -> int:
-    """Do one run after the other; returns exit code 1 where the remaining ones cannot be done."""
+    """Do one run after the other, and return the job's exit code.
+
+    Args:
+        context: values that the study's runs share.
+        submitter: the batch system.
+        placement: the hosts of this job.
+        job: the job, whose file may be closed meanwhile.
+        tasks: the runs of this job that the study still has.
+
+    Returns:
+        0 where all are done, or where the job was given up; 1 where the remaining ones cannot be done.
+    """
 
     def find_lost_cause() -> Cause | None:
         return batch_file.patiently(submitter, placement.lost, _say)

@@ -38,7 +38,7 @@ _LATEST_STEPS = 20
 _LARGEST_STEADY_TREND = 0.05
 """Largest relative change of step time that still counts as steady."""
 
-_Line = TypeVar("_Line")
+_RecordType = TypeVar("_RecordType")
 
 Driver = Literal["runs", "runs elsewhere", "gone", "none left to do"]
 
@@ -202,7 +202,7 @@ def _running_runs(folder: Path, unfinished: Sequence[RunningRun], driver_pid: in
     if driver_pid is not None:
         # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
         return fresh or tuple(unfinished[:1])
-    if fresh and _drivers_gone(folder, fresh):
+    if fresh and _have_drivers_gone(folder, fresh):
         return ()  # their files are fresh, and their driver is not there any more
     return fresh
 
@@ -244,7 +244,7 @@ def _last_outcome(study: StudyRecord, outcomes: Mapping[RunKey, Outcome]) -> _La
     return _LastOutcome(words, end_by_run[last_run])
 
 
-def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
+def _have_drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     """Whether drivers of this host began all these runs and are there no more. Jobs of a batch system hold no lock."""
     if (folder / "jobs").is_dir():
         return False
@@ -299,10 +299,11 @@ def _unfinished_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seco
 def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
     """Return the state of one attempt, from the ends of rank 0's record and the times of all its files."""
     rank_lines = _read_ends(folder / "rank-0.jsonl")
-    whole_step_lines = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
-    steps = parse_steps(b"".join(whole_step_lines))
+    whole_lines = [raw for raw in rank_lines.end if raw.endswith(b"\n")]
+    steps = parse_steps(b"".join(raw for raw in whole_lines if raw.startswith(STEP_PREFIX)))
     # Steps in the light window run without the profiler; those of warm-up do not count.
-    measured_seconds = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
+    light_steps = [line for line in steps or () if line.window == "light"]
+    measured_seconds = [line.seconds for line in light_steps if not line.warmup]
     steps_per_second, trend = pace(measured_seconds)
     other_records = list(_other_records(rank_lines))
     start = _first_of_type(StartLine, other_records)
@@ -324,7 +325,7 @@ def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) 
     )
 
 
-def _first_of_type(line_type: type[_Line], records: Sequence[Any]) -> _Line | None:
+def _first_of_type(line_type: type[_RecordType], records: Sequence[Any]) -> _RecordType | None:
     """Return the first record of this type; None where there is none."""
     for record in records:
         if isinstance(record, line_type):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -140,26 +140,38 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
     fitting unless it more likely than not does not fit.
     """
-    image_sizes = {trial.model.image_size for trial in trials.values()}
-    all_fit = not any(fit.unfit or fit.unsure for fit in fits.values())
-    if len(image_sizes) < 2 and all_fit:
+    if not _are_largest_images_of_use([*trials], trials, fits):
         return []
-    ids_by_group: dict[_ImageGroup, list[str]] = {}
-    for trial_id, trial in trials.items():
-        fit = fits.get(trial_id)
-        if fit is not None and fit.oom_chance is not None and trial.model.patch_size is not None:
-            memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
-            ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
     largest = []
-    for group, trial_ids in ids_by_group.items():
-        sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
-        may_not_fit = any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids)
-        if len(sizes) > 1 or may_not_fit:
+    for group, trial_ids in _ids_by_image_group(trials, fits).items():
+        if _are_largest_images_of_use(trial_ids, trials, fits):
             trial = trials[trial_ids[0]]
             pixels = _largest_image(trial, group.capacity_bytes, checkpointing=False)
             pixels_with_checkpointing = _largest_image(trial, group.capacity_bytes, checkpointing=True)
             largest.append(LargestImages(tuple(trial_ids), trial, pixels, pixels_with_checkpointing))
     return largest
+
+
+def _are_largest_images_of_use(
+    trial_ids: Sequence[str], trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]
+) -> bool:
+    """Whether some of these trials differ in their image size, or one of them may not fit in memory."""
+    image_sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
+    known_fits = [fits[trial_id] for trial_id in trial_ids if trial_id in fits]
+    may_not_fit = any(fit.unfit or fit.unsure for fit in known_fits)
+    return len(image_sizes) > 1 or may_not_fit
+
+
+def _ids_by_image_group(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> dict[_ImageGroup, list[str]]:
+    """Return group -> ids of its trials; trials whose memory or whose patches are not known are left out."""
+    ids_by_group: dict[_ImageGroup, list[str]] = {}
+    for trial_id, trial in trials.items():
+        fit = fits.get(trial_id)
+        if fit is None or fit.oom_chance is None or trial.model.patch_size is None:
+            continue
+        memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
+        ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
+    return ids_by_group
 
 
 def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
@@ -183,6 +195,7 @@ def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: b
 
 
 def _with_image_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
+    """Return the trial with images of this many pixels a side, and with or without activation checkpointing."""
     model = trial.model.model_copy(update={"image_size": image_size})
     train = trial.train.model_copy(update={"activation_checkpointing": checkpointing})
     return trial.model_copy(update={"model": model, "train": train})
@@ -422,6 +435,7 @@ class PlanEstimate:
         )
 
     def _cost(self, hours: Estimate | None) -> Estimate | None:
+        """Return the price of so many GPU-hours; None where these or the price of one are unknown."""
         price = self.expected.price_per_gpu_hour
         if hours is None or price is None:
             return None

@@ -27,7 +27,7 @@ from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, MeasureSection
 from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
-_ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
+_ANY_RUN_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
 
 
@@ -155,7 +155,7 @@ def plan(
         )
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
-    expansion = _expansion(file, machine or scheduler.machine(), scheduler, check_data, begun)
+    expansion = _expanded_study(file, machine or scheduler.machine(), scheduler, check_data, begun)
     host_count = _hosts_side_by_side(scheduler, measure)
     _refuse_impossible_launches(scheduler, file, expansion.trials)
     alone = _trials_alone(expansion.trials, measure, host_count)
@@ -195,7 +195,7 @@ def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
     )
 
 
-def _expansion(
+def _expanded_study(
     file: StudyFile,
     host: Machine,
     scheduler: Placement | Submitter,
@@ -206,7 +206,7 @@ def _expansion(
 
     A study that was `begun` keeps its launcher, and its threads where each rank's share of the cores is as large.
     """
-    launcher = _launcher_of(begun) or scheduler.default_launcher
+    launcher = _only_launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
     slots = scheduler.slots()
@@ -230,7 +230,7 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
         key = (trial.launcher, trial.world)
         if key not in spawns:
             spawns[key] = launch_plan(
-                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE
+                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_RUN_FOLDER, RANK_MODULE
             )
         spawn = spawns[key]
         if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
@@ -246,8 +246,8 @@ def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _Trial
     """Return all runs of a study in their order: rounds of one run of each trial, each round in a random order.
 
     The order is random, so that drift favours no trial, and seeded, so that resumed studies keep it. Runs go in rounds,
-    so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone begin the
-    first round, and end the last one.
+    so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone (no
+    other run goes beside them) begin the first round, and end the last one.
     """
     tasks: list[RunKey] = []
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
@@ -339,7 +339,7 @@ def begun_study(results: Path, name: str) -> StudyRecord | None:
     return stored
 
 
-def _launcher_of(begun: StudyRecord | None) -> str | None:
+def _only_launcher_of(begun: StudyRecord | None) -> str | None:
     """Return the one launcher of a begun study; None where no study is begun, or its trials have several.
 
     Imported trials do not count: nothing here has launched them.

@@ -79,19 +79,25 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
         | estimate.cells(trial_id, trial)
         for trial_id, trial in trials.items()
     ]
-    column_names = list(rows[0]) if rows else []
-    shared: dict[str, str] = {}
-    for name in column_names:
-        values = {row[name] for row in rows}
-        if len(values) == 1:
-            shared[name] = values.pop()
+    shared = _shared_values(rows)
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
     hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
-    columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
+    shown_names = rows[0].keys() - hidden if rows else set()
+    columns = [column for column in _COLUMNS if column.name in shown_names]
     cell_rows = []
     for row in rows:
         cell_rows.append(tuple(doc.Cell(row[column.name]) for column in columns))
     return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(_table_notes(trials, noted)))
+
+
+def _shared_values(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return column -> its value, for the columns in which all rows have the same value; rows have the same columns."""
+    shared = {}
+    for name in rows[0] if rows else ():
+        values = {row[name] for row in rows}
+        if len(values) == 1:
+            shared[name] = values.pop()
+    return shared
 
 
 def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
@@ -359,7 +365,7 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     if results is None:
         work = _WorkInFolder(tasks=list(plan.tasks))
     else:
-        work = _work_in(plan, results, retry_failed=retry_failed)
+        work = _work_in_folder(plan, results, retry_failed=retry_failed)
     tasks = [task for task in work.tasks if task.trial_id not in unfit]
     added = addable_runs(plan.record, work.finished, work.repeated, results) - work.repeated
     most_added = sum(run.trial_id not in unfit for run in added)
@@ -393,7 +399,7 @@ class _WorkInFolder(NamedTuple):
     """The tasks, where some of their runs may have outcomes already; empty without a folder."""
 
 
-def _work_in(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
+def _work_in_folder(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
     """Return the work that is left in a folder of this study, or in a new one.
 
     Raises:

@@ -216,6 +216,7 @@ def skip_unfit(
 
 
 def _is_skipped_on_request(outcome: Outcome) -> bool:
+    """Whether a run was skipped because the user asked for it (--skip-unfit), and not for another run's outcome."""
     return outcome.kind == "skipped" and outcome.external
 
 
@@ -235,7 +236,9 @@ class GpuHours:
         for run, attempt in index.finished.items():
             self.add(run.trial_id, attempt.outcome)
         for run, attempts in index.earlier.items():
-            self._spent_hours += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
+            self._spent_hours += sum(
+                self._gpu_hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts
+            )
         if plan.measure.max_gpu_hours is not None:
             self._add_runs_that_were_cut_off(index, results)
 
@@ -244,11 +247,11 @@ class GpuHours:
         for folder_name, outcome in index.unpacked.items():
             if outcome is None:
                 trial_id, _, _ = folder_name.partition("-")
-                self._spent_hours += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
+                self._spent_hours += self._gpu_hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Add a run that has ended."""
-        hours = self._hours(trial_id, outcome.wall_seconds)
+        hours = self._gpu_hours(trial_id, outcome.wall_seconds)
         self._spent_hours += hours
         self._longest_hours[trial_id] = max(hours, self._longest_hours.get(trial_id, 0.0))
 
@@ -272,7 +275,7 @@ class GpuHours:
         next_run = f", and the next run is expected to take {needed:.3g}" if self._spent_hours < limit else ""
         return f"measure.max_gpu_hours = {limit:g}: {self._spent_hours:.3g} GPU-hours are spent{next_run}"
 
-    def _hours(self, trial_id: str, seconds: float) -> float:
+    def _gpu_hours(self, trial_id: str, seconds: float) -> float:
         """Return the GPU-hours of a run of this trial; 0 where the study does not have the trial any more."""
         trial = self._plan.record.trials.get(trial_id)
         if trial is None:
@@ -314,6 +317,7 @@ class AddedRuns:
         measure = plan.measure
         most_repeats = measure.max_repeats if measure.target_ci is not None else measure.repeats
         self._rounds = range(measure.repeats, most_repeats)
+        """The repeats that may be added; each is a round of one run per trial."""
         self._judgements: dict[str, _Judgement] = {}
         """Trial id -> its last judgement."""
         self._loaded_runs: dict[str, Run] = {}
@@ -330,13 +334,13 @@ class AddedRuns:
                 if task in self._todo or task in self._outcomes:
                     continue
                 # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
-                if self._awaits_earlier_run(task) or self._status(trial_id) == "open":
+                if self._awaits_earlier_run(task) or self._current_status(trial_id) == "open":
                     yield task
-                    self._status(trial_id)  # worked out at once, for `most_to_come`
+                    self._current_status(trial_id)  # worked out at once, for `most_to_come`
 
     def wants(self, task: RunKey) -> bool:
         """Whether a run that was yielded is still needed, after what its trial has recorded since."""
-        return task in self._todo or self._status(task.trial_id) == "open"
+        return task in self._todo or self._current_status(task.trial_id) == "open"
 
     def most_to_come(self) -> int:
         """Return how many runs may still be added at most, as far as is known by now."""
@@ -351,7 +355,9 @@ class AddedRuns:
         """Read all runs at once, and work out the status of every trial."""
         self._loaded_runs = {run.header.folder: run for run in store.load(self._results).runs}
         for trial_id in self._plan.record.trials:
-            self._status(trial_id, [run for run in self._loaded_runs.values() if run.header.trial_id == trial_id])
+            self._current_status(
+                trial_id, [run for run in self._loaded_runs.values() if run.header.trial_id == trial_id]
+            )
 
     def _trials_in_order(self, repeat: int) -> list[str]:
         """Return the trials in the order of a round: random, so that drift favours none; seeded, so that it stays."""
@@ -378,7 +384,7 @@ class AddedRuns:
         ]
         return len(addable)
 
-    def _status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
+    def _current_status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
         """Return a trial's status against its target.
 
         It is worked out again only where the trial has more outcomes than at the last time.
@@ -393,7 +399,7 @@ class AddedRuns:
             return judgement.status
         if trial_runs is None:
             trial_runs = self._load_runs(trial_id)
-        status = self._status_from(trial_id, trial_runs)
+        status = self._status_of_runs(trial_id, trial_runs)
         self._judgements[trial_id] = _Judgement(outcome_count, status)
         return status
 
@@ -403,7 +409,7 @@ class AddedRuns:
         self._loaded_runs |= {run.header.folder: run for run in trial_runs}
         return trial_runs
 
-    def _status_from(self, trial_id: str, trial_runs: list[Run]) -> TargetStatus:
+    def _status_of_runs(self, trial_id: str, trial_runs: list[Run]) -> TargetStatus:
         """Work out a trial's status from its runs."""
         figures = summarise(trial_id, self._plan.record.trials[trial_id], trial_runs, combine_unlike=False)
         target_ci = self._plan.measure.target_ci

@@ -249,10 +249,12 @@ class ProcessKey(NamedTuple):
 
 def process_key(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> ProcessKey:
     """Return the key of processes that can serve a trial, or a check (None), with these variables in this folder."""
-    return ProcessKey(_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code_state())
+    return ProcessKey(
+        _imported_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code_state()
+    )
 
 
-def _libraries(trial: Trial | None) -> tuple[object, ...]:
+def _imported_libraries(trial: Trial | None) -> tuple[object, ...]:
     """Return a value that is equal for trials whose ranks import the same; empty for a check."""
     if trial is None:
         return ()
@@ -318,13 +320,9 @@ class PreparedProcesses:
             log: file for what importing prints.
         """
         key = process_key(trial, environment, cwd)
-        existing = self._processes.get(key)
-        if existing is not None and trial_id not in existing.served:
-            with contextlib.suppress(PreparedError):
-                existing.import_for(trial)
-                if existing.wait_for_imports(_ANSWER_SECONDS) is None:
-                    existing.served.add(trial_id)
-                    return Ready(existing)
+        existing = self._existing_process(key, trial_id, trial)
+        if existing is not None:
+            return Ready(existing)
         self._end_useless_processes(key)
         start_seconds = time.monotonic()
         reason = self._start_process(key, trial, environment, cwd, log)
@@ -335,6 +333,24 @@ class PreparedProcesses:
         process = self._processes[key]
         process.served.add(trial_id)
         return Ready(process, waited_seconds=time.monotonic() - start_seconds)
+
+    def _existing_process(self, key: ProcessKey, trial_id: str, trial: Trial | None) -> Prepared | None:
+        """Return the process with this key, once it has imported for the trial; None where a new one is needed.
+
+        A new one is needed where there is none, where it has served this trial before, and where it cannot be forked.
+        """
+        process = self._processes.get(key)
+        if process is None or trial_id in process.served:
+            return None
+        try:
+            process.import_for(trial)
+            cold_reason = process.wait_for_imports(_ANSWER_SECONDS)
+        except PreparedError:
+            return None
+        if cold_reason is not None:
+            return None
+        process.served.add(trial_id)
+        return process
 
     def _end_useless_processes(self, key: ProcessKey) -> None:
         """End the process with this key, which is to be replaced, and those from before the code changed."""
@@ -361,6 +377,8 @@ class PreparedProcesses:
     def _upcoming_without_process(self, key: ProcessKey, trial: Trial) -> dict[ProcessKey, Trial]:
         """Return an upcoming trial for each process that has to be started for such trials; by its key.
 
+        A process that has served a trial is replaced: it belongs to the round that is ending.
+
         Args:
             key: of the process that is started for the current trial.
             trial: the current trial. Upcoming trials whose ranks get other variables are left out.
@@ -368,7 +386,7 @@ class PreparedProcesses:
         trials_by_key: dict[ProcessKey, Trial] = {}
         for upcoming in self._upcoming_trials():
             if _has_same_variables(upcoming, trial):
-                trials_by_key[key._replace(libraries=_libraries(upcoming))] = upcoming
+                trials_by_key[key._replace(libraries=_imported_libraries(upcoming))] = upcoming
         without_process = {}
         for other_key, upcoming in trials_by_key.items():
             process = self._processes.get(other_key)

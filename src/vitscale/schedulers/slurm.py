@@ -29,7 +29,7 @@ from vitscale.trial.trial import World
 
 _ANSWER_SECONDS = 120.0
 """Limit for Slurm commands that hang; normally they give up by themselves, by default after some 10 s."""
-_SILENCE = re.compile(
+_SILENCE_WORDS = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out|reset)"
     r"|Zero Bytes were transmitted|standby mode|Unable to establish control|Slurm temporarily unable"
     r"|Resource temporarily unavailable|Unable to establish connection|Transport endpoint is not connected"
@@ -68,7 +68,7 @@ def ask(*argv: str, without: Collection[str] = _DROPPED_VARIABLES) -> str:
     if answer.returncode == 0:
         return answer.stdout
     words = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
-    if _SILENCE.search(words):
+    if _SILENCE_WORDS.search(words):
         raise SchedulerSilentError(f"slurmctld does not answer: {words}")
     raise SchedulerError(f"Slurm refuses `{argv[0]}`: {words}")
 

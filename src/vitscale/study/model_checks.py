@@ -110,14 +110,14 @@ def check_split(
     if parallel.ranks_per_model == 1:
         return
     for axis in parallel.split_axes:
-        _check_engine(parallel, axis, train)
+        _check_engine_splits(parallel, axis, train)
     if train.micro_batches is not None:
         raise RequestError(
             f"train.rank_speeds gives ranks unequal shares, and {parallel.in_words} ranks share one model and its "
             "images",
             next_step="Remove rank_speeds, or the split",
         )
-    _check_options(parallel, train)
+    _check_train_options(parallel, train)
     for refusal in of_engine(train.engine).split_refusals(parallel, model):
         raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
     _check_shape(parallel, model)
@@ -257,7 +257,7 @@ def _sizes_for_pipeline(divided: DividedBatch, ranks: int, largest_micro_batch: 
     return f"train.micro_batch = {micro_batch} with train.global_batch = {global_batch}"
 
 
-def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
+def _check_engine_splits(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
     """Refuse a split along an axis that the engine does not take; the error names engines that take it here."""
     if axis in of_engine(train.engine).splits:
         return
@@ -270,7 +270,7 @@ def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) 
     raise RequestError(what, valid=splitting_engines, next_step=f"Use one of these, or set {axis} = 1")
 
 
-def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
+def _check_train_options(parallel: ParallelSpec, train: TrainSpec) -> None:
     """Refuse options of training that have not been shown to train the same where ranks share a model."""
     option = _unfit_option(parallel, train)
     if option is not None:
@@ -423,7 +423,7 @@ def check_blocks(trial: Trial) -> None:
             )
 
 
-_POOLING = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
+_POOLING_MODEL_TYPES = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
 """Types of Hugging Face models whose decoders pool to 1 pixel a side: with DeepLab's head, or with UperNet's pyramid,
 whose scales a configuration may set."""
 
@@ -442,7 +442,7 @@ def check_labels(trial: Trial, summary: Summary) -> None:
             next_step=f"Set model.task = {shown(summary.task)}, or use other data",
         )
     is_evaluated_whole = trial.window.evaluate and trial.data.evaluation == "whole"
-    is_named_vit = model.name is not None and model.depths is None
+    is_named_vit = model.name is not None and model.depths is None  # a Swin has depths, and takes images of any size
     if summary.sizes_vary and is_evaluated_whole and is_named_vit:
         what = f"{model.name} takes images of one size, and whole ones are evaluated in their own proportions"
         raise RequestError(what, next_step='Set data.evaluation = "sliding"')
@@ -456,7 +456,7 @@ def _pools_to_one_pixel(model: ModelSpec) -> bool:
     if config is None:
         return model.name is not None  # named models have UperNet
     scales = config.get("pool_scales", (1,))
-    return config.get("model_type") in _POOLING and isinstance(scales, (list, tuple)) and 1 in scales
+    return config.get("model_type") in _POOLING_MODEL_TYPES and isinstance(scales, (list, tuple)) and 1 in scales
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:
@@ -466,7 +466,7 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     is_local = train.batch_norm == "local"
     if fewest_normalised(sizes, train.grad_accum, samples, local=is_local, drop_last=train.drop_last) > 1:
         return
-    normalised_in_whole_step = _fewest_together(sizes, local=is_local)
+    normalised_in_whole_step = _fewest_in_one_norm(sizes, local=is_local)
     if normalised_in_whole_step > 1:
         cause = f"the last step of an epoch, {samples % trial.global_batch} images,"
         remedy = "Set train.drop_last = true, or another micro_batch"
@@ -496,16 +496,16 @@ def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, lo
     """
     global_batch = sum(sizes) * grad_accum
     last_step_images = samples % global_batch
-    in_whole_step = _fewest_together(sizes, local=local)
+    in_whole_step = _fewest_in_one_norm(sizes, local=local)
     if not last_step_images or drop_last:
         return in_whole_step
     micro_steps = _micro_steps_of_last_step(sizes, global_batch, last_step_images)
-    in_last_step = min(_fewest_together(images_by_rank, local=local) for images_by_rank in micro_steps)
+    in_last_step = min(_fewest_in_one_norm(images_by_rank, local=local) for images_by_rank in micro_steps)
     has_whole_step = samples >= global_batch
     return min(in_whole_step, in_last_step) if has_whole_step else in_last_step
 
 
-def _fewest_together(images_by_rank: Sequence[int], *, local: bool) -> int:
+def _fewest_in_one_norm(images_by_rank: Sequence[int], *, local: bool) -> int:
     """Return the images that a norm of one micro-step is over: those of the rank with the fewest, or of all ranks."""
     return min(images_by_rank) if local else sum(images_by_rank)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.advice.forecast_table import ForecastTable
-from vitscale.advice.request import VERDICTS, Option, Request, of_a_run
+from vitscale.advice.request import VERDICTS, Option, Request, future_run_estimate
 from vitscale.base.arrays import BoolArray, FloatArray
 from vitscale.present.estimate import Estimate
 
@@ -116,7 +116,7 @@ def _run_estimate(values: FloatArray, index: int) -> Estimate:
         index: the candidate's.
     """
     value, low, high = map(float, values[:, index])
-    return of_a_run(value, low, high)
+    return future_run_estimate(value, low, high)
 
 
 def _finite_value(values: FloatArray, index: int) -> float | None:
@@ -166,7 +166,7 @@ def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
     A riskier option is less sure in one way, and clearly better: it only probably meets the limits, or, where there is
     no such option, its engine was not measured.
     """
-    grade = grades(choosing.limits, len(choosing.forecasts.candidates))
+    grade = worst_grades(choosing.limits, len(choosing.forecasts.candidates))
     surely_meets = grade >= VERDICTS.index("meets")
     probably_meets = grade >= VERDICTS.index("probably")
     pick_best = _PICKS[kind]
@@ -298,7 +298,7 @@ def limit_shares(forecasts: ForecastTable, request: Request) -> Limits:
     return shares
 
 
-def grades(limits: Limits, count: int) -> NDArray[np.int64]:
+def worst_grades(limits: Limits, count: int) -> NDArray[np.int64]:
     """Return each candidate's worst verdict on any limit, as its position in `VERDICTS`, (N,).
 
     Without a limit it is the best verdict. A candidate with a share of NaN misses the limit.

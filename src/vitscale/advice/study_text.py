@@ -13,7 +13,7 @@ from vitscale.advice.request import Option, Work
 from vitscale.base.interpreter import python_module
 from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
+from vitscale.launchers import LOCAL, Spawn, usable_launcher, with_launch_commands
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.study.sections import TrainSection
@@ -175,10 +175,10 @@ def launch_lines(trial: Trial) -> list[str]:
     if world.nodes > 1:
         hosts = tuple(Host(f"HOST{number}", world.ranks_per_node) for number in range(1, world.nodes + 1))
     try:
-        launcher = launcher_named(trial.launcher, world, hosts)
+        launcher = usable_launcher(trial.launcher, world, hosts)
         rank = python_module("vitscale.worker", str(_SHOWN_RUN_FOLDER), interpreter="python")
         spawn = Spawn((rank,), _SHOWN_RUN_FOLDER, hosts, _SHOWN_PORT)
-        launch = launched(trial.launcher, launcher, world, spawn)
+        launch = with_launch_commands(trial.launcher, launcher, world, spawn)
     except RequestError as error:
         return [f"unavailable: {error}"]
     lines = [shlex.join(command) for command in launch.commands[:_MOST_HOSTS_SHOWN]]

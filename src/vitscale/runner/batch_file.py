@@ -190,7 +190,7 @@ def runs_without_outcome(results: Path, job: JobFile) -> set[RunKey]:
     return {run for run, state in run_states(results, job).items() if state.outcome is None}
 
 
-def drivers_lock(
+def driver_lock(
     results: Path, name: str, element: int | None, *, patience_seconds: float
 ) -> AbstractContextManager[TextIO | None]:
     """Take the lock of the driver of a job, or of one element of an array; None where it was not free in time.
@@ -246,11 +246,11 @@ _DRIVER_END_SECONDS = 30.0
 Say = Callable[[str], None]
 """Prints one line for the user."""
 States = Mapping[tuple[str, int | None], JobState]
-"""States of jobs, by (name of the job, element of its array)."""
+"""(name of a job, element of its array) -> its state; what the batch system has forgotten is missing."""
 Answer = TypeVar("Answer")
 
 
-def patiently(
+def wait_for_answer(
     scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
     """Ask the batch system a question until it answers, and return the answer.
@@ -307,7 +307,7 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
     context = job.context(study, results)
     without_outcome = runs_without_outcome(results, job)
     is_live = False
-    for element in elements(job):
+    for element in element_numbers(job):
         unfinished = [task for task in job.tasks_of_element(element) if task.run in without_outcome]
         if not unfinished:
             continue
@@ -316,7 +316,7 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
             is_live = True
             continue
         # The driver of a job on a node that failed may still be writing its own outcome.
-        with drivers_lock(results, job.name, element, patience_seconds=_DRIVER_END_SECONDS):
+        with driver_lock(results, job.name, element, patience_seconds=_DRIVER_END_SECONDS):
             cause = _cause_of_end(submitter, results, job, element, unfinished, states)
             write_missing_outcomes(context, unfinished, cause)
     return job if is_live else close_job(results, job)
@@ -348,7 +348,7 @@ def close_job(results: Path, job: JobFile) -> JobFile:
 def state_line(submitter: Submitter, job: JobFile, states: States) -> str:
     """Return a job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts = Counter[str]()
-    for element in elements(job):
+    for element in element_numbers(job):
         state = states.get((job.name, element))
         if state is not None:
             counts[_state_words(state)] += 1
@@ -370,7 +370,7 @@ def _state_words(state: JobState) -> str:
     return words
 
 
-def elements(job: JobFile) -> Sequence[int | None]:
+def element_numbers(job: JobFile) -> Sequence[int | None]:
     """Return the parts of a job that Slurm runs separately: 0, 1, ... of an array, None alone for a job."""
     return range(len(job.tasks)) if job.array else [None]
 
@@ -390,7 +390,7 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
 def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
     unknown_tasks: list[BatchTask] = []
-    for element in elements(job):
+    for element in element_numbers(job):
         if (job.name, element) not in states:
             unknown_tasks += job.tasks_of_element(element)
     return any(task.run in without_outcome for task in unknown_tasks)
@@ -398,7 +398,8 @@ def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: Stat
 
 def _states_by_element(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
     """Ask the batch system once for the states of these jobs; those that it has forgotten are missing."""
-    return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
+    states = submitter.states([job.name for job in jobs])
+    return {(state.name, state.element): state for state in states}
 
 
 def _hosts_of_begun_run(results: Path, job: JobFile, unfinished: Sequence[BatchTask]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, next_attempt
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
-from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
+from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding_runs, refuse_damaged, skip_unfit
 from vitscale.schedulers import Submitter
 from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
 from vitscale.store import RunIndex, write_record
@@ -55,10 +55,10 @@ def submit_outstanding(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     try:
-        settle(submitter, results, say)
+        settle_earlier_jobs(submitter, results, say)
         index = RunIndex(results)
         refuse_damaged(results, index)
-        todo = outstanding(plan, index, retry_failed=retry_failed)
+        todo = outstanding_runs(plan, index, retry_failed=retry_failed)
         outcomes = existing_outcomes(plan, index, todo)
         todo = skip_unfit(context, todo, unfit, index, outcomes)
         added = AddedRuns(plan, results, outcomes, todo)
@@ -94,7 +94,7 @@ def refuse_live_jobs(results: Path) -> None:
         )
 
 
-def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey]) -> list[str]:
+def job_scripts(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey]) -> list[str]:
     """Return the scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
@@ -129,7 +129,7 @@ def live_jobs(results: Path) -> list[str]:
     return [job.job_id or job.name for job in live]
 
 
-def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
+def settle_earlier_jobs(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """Close the jobs of earlier calls that have ended, and write the outcomes that they have left unwritten.
 
     Jobs that are live stay open.
@@ -144,7 +144,7 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
             batch_file.close_job(results, job)
         else:
             jobs.append(job)
-    states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
+    states = batch_file.wait_for_answer(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
     for job in jobs:
         known_job = job if job.job_id is not None else _with_job_id(results, job, states)
         if known_job.job_id is None:
@@ -221,7 +221,7 @@ def _jobs_with_any_of(results: Path, tasks: set[RunKey]) -> list[batch_file.JobF
     for job in batch_file.open_jobs(results):
         without_outcome = batch_file.runs_without_outcome(results, job)
         if not without_outcome:
-            batch_file.close_job(results, job)  # its last run has ended since `settle` looked
+            batch_file.close_job(results, job)  # its last run has ended since `settle_earlier_jobs` looked
         elif tasks & without_outcome:
             jobs.append(job)
     return jobs
@@ -290,7 +290,7 @@ def _watch_jobs(submission: _Submission, tasks: set[RunKey], on_outcome: Callabl
     pause_seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
         # States first: once a job is over, the outcomes read afterwards are all that will come.
-        states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
+        states = batch_file.wait_for_answer(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
         for job in list(jobs):
             is_closed = batch_file.settle_ended(submitter, results, job, states).closed
             for task, state in batch_file.run_states(results, job).items():
@@ -327,7 +327,7 @@ def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
     try:
         if say is None:
             return submitter.most_elements()
-        return batch_file.patiently(submitter, submitter.most_elements, say)
+        return batch_file.wait_for_answer(submitter, submitter.most_elements, say)
     except SchedulerError:
         return Submitter.most_elements(submitter)
 
@@ -422,7 +422,7 @@ def submit_job(
         return existing_ids[0] if existing_ids else submitter.submit(script)
 
     try:
-        submitted_job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
+        submitted_job = job.model_copy(update={"job_id": batch_file.wait_for_answer(submitter, job_id, say)})
     except SchedulerError:
         for path in (script, script.with_suffix(".json")):
             path.unlink()

@@ -17,7 +17,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.present.data import dotted
 from vitscale.present.units import listed
 from vitscale.store.results import StudyRecord
-from vitscale.study.file import overridden
+from vitscale.study.file import parse_overrides
 from vitscale.trial.trial import LOCATION_FIELDS, Trial, WindowSpec
 
 _MOST_CHANGES_LISTED = 3
@@ -58,7 +58,7 @@ def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
     return list(change_by_field.values())
 
 
-def in_brackets(causes: Iterable[Change]) -> str:
+def changes_in_brackets(causes: Iterable[Change]) -> str:
     """Return the changes in brackets, to end a sentence: " (train.learning_rate was 0.0005 and is 0.001)"; or ""."""
     words = [change.words for change in causes]
     return f" ({listed(words, most=_MOST_CHANGES_LISTED)})" if words else ""
@@ -131,7 +131,7 @@ def _overridden_values(study: StudyRecord) -> dict[str, Any]:
     Empty where the words of the command line cannot be read.
     """
     try:
-        return dotted(overridden(study.overrides))
+        return dotted(parse_overrides(study.overrides))
     except RequestError:
         return {}
 

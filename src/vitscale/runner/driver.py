@@ -18,7 +18,7 @@ from rich.console import Console
 from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.runner.batch_file import patiently
+from vitscale.runner.batch_file import wait_for_answer
 from vitscale.runner.one_run import next_attempt, refuse_elsewhere, run_task, skip_if_out_of_memory
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
@@ -28,7 +28,7 @@ from vitscale.runner.todo import (
     Lineup,
     NextRun,
     existing_outcomes,
-    outstanding,
+    outstanding_runs,
     refuse_damaged,
     skip_unfit,
 )
@@ -267,7 +267,7 @@ class _StudyRuns:
         self._console = console
         self._lock = lock
         self._attempts = index.attempts
-        todo = outstanding(plan, index, retry_failed=options.retry_failed)
+        todo = outstanding_runs(plan, index, retry_failed=options.retry_failed)
         self._outcomes = existing_outcomes(plan, index, todo)
         self._todo = skip_unfit(self.context, todo, options.unfit, index, self._outcomes)
         self._added = AddedRuns(plan, results, self._outcomes, self._todo)
@@ -422,7 +422,7 @@ class _StudyRuns:
         either. Once they are lost they stay so, and nobody is asked again.
         """
         if self._lost_cause is None:
-            self._lost_cause = patiently(self._placement, self._placement.lost, self._say, self._pause)
+            self._lost_cause = wait_for_answer(self._placement, self._placement.lost, self._say, self._pause)
         return self._lost_cause
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from vitscale import analysis
 from vitscale.advice.comparable_series import ComparableSeries
-from vitscale.advice.request import of_a_run
+from vitscale.advice.request import future_run_estimate
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import this_machine
@@ -127,7 +127,7 @@ class _IntervalSum:
 
     def estimate(self) -> Estimate:
         """Return the sum with its interval."""
-        return of_a_run(self._value, self._low, self._high)
+        return future_run_estimate(self._value, self._low, self._high)
 
 
 def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
@@ -327,7 +327,7 @@ def _run_time(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: 
         seconds_after_start_up(longest_step),
     )
     return Expected(
-        of_a_run(run_seconds, shortest, longest),
+        future_run_estimate(run_seconds, shortest, longest),
         step.known_by,
         without_start_up="" if start_up_forecast is not None else trial.launcher,
     )
@@ -407,7 +407,7 @@ def _rough_time(plan: Plan, trial_id: str, matmul_flops_per_second: float) -> Ex
     shortest = steps * trial.global_batch / trial.world.size * flops / matmul_flops_per_second / working_share
     expected = shortest / _MATMUL_SHARE
     longest = shortest / _MATMUL_SHARE**2
-    return Expected(of_a_run(expected, shortest, longest), ROUGHLY)
+    return Expected(future_run_estimate(expected, shortest, longest), ROUGHLY)
 
 
 _MATMUL_DTYPES: Mapping[Precision, tuple[str, ...]] = {

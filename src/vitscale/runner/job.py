@@ -59,7 +59,7 @@ def _do_job(results: Path, name: str) -> int:
     element = own_job.element if job.array else None
     tasks = [task for task in job.tasks_of_element(element) if task.trial_id in study.trials]
     context = job.context(study, results)
-    with batch_file.drivers_lock(results, name, element, patience_seconds=0.0) as lock:
+    with batch_file.driver_lock(results, name, element, patience_seconds=0.0) as lock:
         if lock is None:
             # Slurm may start a job again while a node that Slurm has lost still runs it.
             raise StoreError("another process does the runs of this job", next_step="Wait for it, or end it")
@@ -97,7 +97,7 @@ def _do_runs(
     """
 
     def find_lost_cause() -> Cause | None:
-        return batch_file.patiently(submitter, placement.lost, _say)
+        return batch_file.wait_for_answer(submitter, placement.lost, _say)
 
     first_attempts = _first_attempts(context.results)
     with StudyProgress(Console(width=120, emoji=False)) as progress:
@@ -107,7 +107,7 @@ def _do_runs(
                 _say("vitscale: this job was given up, and its runs are done elsewhere")
                 return 0
             # No step can start while the batch system is silent: the runs wait for it.
-            batch_file.patiently(submitter, lambda: submitter.states([job.name]), _say)
+            batch_file.wait_for_answer(submitter, lambda: submitter.states([job.name]), _say)
             lost_cause = find_lost_cause()
             if lost_cause is not None:
                 _say(f"vitscale: {lost_cause.reason}")

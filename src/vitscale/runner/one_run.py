@@ -23,7 +23,7 @@ from vitscale.base.interpreter import python_module
 from vitscale.base.secret_names import is_secret_name
 from vitscale.engines.packages import missing_packages, needed_by
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, launched, launcher_named
+from vitscale.launchers import LOCAL, usable_launcher, with_launch_commands
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, can_bind, is_this_machine
@@ -76,7 +76,7 @@ def launch_plan(
             next_step="Set launch.threads_per_rank instead",
         )
     hosts = scheduler.hosts(world)
-    launcher_instance = launcher_named(launcher, world, hosts)
+    launcher_instance = usable_launcher(launcher, world, hosts)
     refusal = scheduler.refuses(launcher, world)
     if refusal is not None:
         raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {refusal}")
@@ -87,7 +87,7 @@ def launch_plan(
         master_port=_rank_0_port(run_folder, hosts),
         interface=section.interface,
     )
-    return scheduler.adapt(launched(launcher, launcher_instance, world, spawn))
+    return scheduler.adapt(with_launch_commands(launcher, launcher_instance, world, spawn))
 
 
 def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:

@@ -16,7 +16,7 @@ from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.runner.changed_study import changes, in_brackets, threads_of, ways_to_continue
+from vitscale.runner.changed_study import changes, changes_in_brackets, threads_of, ways_to_continue
 from vitscale.runner.one_run import RANK_MODULE, RunContext, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
@@ -423,7 +423,7 @@ def _refuse_another_study(results: Path, stored: StudyRecord, record: StudyRecor
         raise _another_study_error(results, shown(stored.name), record, ways=ways_to_continue([], stored, record))
     if not common_ids:
         causes = changes(stored, record)
-        description = f"other trials under the name {shown(stored.name)}{in_brackets(causes)}"
+        description = f"other trials under the name {shown(stored.name)}{changes_in_brackets(causes)}"
         raise _another_study_error(results, description, record, ways=ways_to_continue(causes, stored, record))
     for trial_id in common_ids:
         stored_fingerprint = stored.dataset_fingerprints.get(trial_id)

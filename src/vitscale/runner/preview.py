@@ -16,7 +16,7 @@ from vitscale.present.units import counted, rough_percent
 from vitscale.runner.one_run import RANK_MODULE, launch_plan, next_attempt
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
-from vitscale.runner.todo import addable_runs, outstanding, refuse_damaged
+from vitscale.runner.todo import addable_runs, outstanding_runs, refuse_damaged
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
 from vitscale.store.reading import EndedAttempt, RunKey
@@ -377,9 +377,9 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
     folder = results.absolute() if results is not None else _ANY_RESULTS_FOLDER
     if isinstance(plan.scheduler, Submitter):
-        from vitscale.runner.batch_jobs import script_for
+        from vitscale.runner.batch_jobs import job_scripts
 
-        blocks = script_for(plan.in_folder(folder), plan.scheduler, tasks)
+        blocks = job_scripts(plan.in_folder(folder), plan.scheduler, tasks)
     else:
         blocks = _trial_blocks(plan, tasks, work.attempts, folder)
     if most_added:
@@ -408,7 +408,7 @@ def _work_in_folder(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkIn
     check_folder(results, plan.record, allow_version_change=True)
     index = RunIndex(results)
     refuse_damaged(results, index)
-    tasks = outstanding(plan, index, retry_failed=retry_failed)
+    tasks = outstanding_runs(plan, index, retry_failed=retry_failed)
     return _WorkInFolder(tasks, index.attempts, index.finished, frozenset(tasks))
 
 

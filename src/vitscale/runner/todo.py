@@ -28,7 +28,7 @@ from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.store.results import Outcome, Run, StudyRecord
 
 
-def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
+def outstanding_runs(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
     """Return the runs still to be done, in the plan's order; runs that `measure.target_ci` added come last.
 
     Of the runs that `measure.target_ci` adds, only those are returned that have failed and are tried again. Which runs
@@ -101,7 +101,7 @@ def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
         return frozenset()
     index = RunIndex(results)
     study = plan.record
-    remaining = frozenset(outstanding(plan, index, retry_failed=False))
+    remaining = frozenset(outstanding_runs(plan, index, retry_failed=False))
     addable = addable_runs(study, index.finished, remaining, results)
     most_repeats = study.max_repeats or study.repeats
     all_runs: set[RunKey] = set()

@@ -12,7 +12,7 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import OUTSIDE, class_count, kind_of
-from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
+from vitscale.sources.image_folder import file_stamp, files_under, fingerprint_of, refuse_link_out, split_folders
 from vitscale.sources.image_set import FileSplit, ImageSet, Listing
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
@@ -130,7 +130,7 @@ def _files_of_kind(root: Path, kind: str, split: str, extensions: frozenset[str]
                 f"{shown(files[key].path)} and {shown(path)} have one name: each picture has an annotation of its own"
             )
             raise RequestError(what, next_step="Rename or remove one of them")
-        files[key] = _File(path, stamp(path, folder, status))
+        files[key] = _File(path, file_stamp(path, folder, status))
     if not files:
         raise RequestError(
             f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_LAYOUT_ADVICE

@@ -34,7 +34,7 @@ _BLOCK_ITEMS = 4096
 """Items given to the threads at once: a future for each of a million items would cost a gigabyte."""
 
 
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def map_in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yields `function(item)` for each item, in order. One thread per core that this process may use calls it.
 
     The first exception is passed on, and ends the rest. Threads help since Pillow releases the interpreter lock while
@@ -61,7 +61,8 @@ def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
 def checksums(images: Images) -> list[int]:
     """Returns the CRC-32 of each chunk."""
     size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # of one of these types
-    return list(in_threads(lambda first: zlib.crc32(images[first : first + size].data), range(0, len(images), size)))
+    first_images = range(0, len(images), size)
+    return list(map_in_threads(lambda first: zlib.crc32(images[first : first + size].data), first_images))
 
 
 class Unfinished(RequestError):

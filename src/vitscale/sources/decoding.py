@@ -23,7 +23,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
 from vitscale.sources.base import Encoded, Images, OnProgress, spending
-from vitscale.sources.cache import Room, Unfinished, chunk_samples, in_threads
+from vitscale.sources.cache import Room, Unfinished, chunk_samples, map_in_threads
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
 
@@ -84,7 +84,7 @@ def problems_of(encoded: Encoded, shape: ArrayShape, *, decode: bool) -> Undecod
             return ImageProblem(broken.name, broken.what)
         return None
 
-    problems = in_threads(problem_of, range(len(encoded)))
+    problems = map_in_threads(problem_of, range(len(encoded)))
     return {number: problem for number, problem in enumerate(problems) if problem is not None}
 
 
@@ -241,7 +241,7 @@ def _fill_chunk(images: Images, encoded: Encoded, shape: ArrayShape, *, threads:
         return None
 
     numbers = range(len(encoded))
-    results = in_threads(decode, numbers) if threads else map(decode, numbers)
+    results = map_in_threads(decode, numbers) if threads else map(decode, numbers)
     problems = [problem for problem in results if problem is not None]
     return _ChunkResult(zlib.crc32(images.data), problems)
 

@@ -262,7 +262,7 @@ def _class_files(folders: _ClassFolders, classes: list[str], root: Path, real_pa
     for name in folders.classes:
         class_folder = folders.split / name
         class_files = sorted(
-            _File(path, label_by_class[name], stamp(path, folders.split, status))
+            _File(path, label_by_class[name], file_stamp(path, folders.split, status))
             for path, status in files_under(class_folder, root, real_paths)
             if not path.lower().endswith(".tar")
         )
@@ -311,7 +311,7 @@ def _read_volumes(folder: Path, root: Path) -> list[_Volume]:
         acquisition = acquisition_of(path)
         if acquisition is None:
             first_unknown = first_unknown or path
-        volumes.append(_Volume(path, acquisition or "", stamp(path, folder, status)))
+        volumes.append(_Volume(path, acquisition or "", file_stamp(path, folder, status)))
     if first_unknown is not None:
         what = f"{shown(first_unknown)} lies in no class folder, and no attribute 'acquisition' of it tells its class"
         raise RequestError(what, next_step=_LAYOUT_ADVICE)
@@ -350,7 +350,7 @@ def _labelled_images(files: list[_File]) -> LabelledImages:
     return LabelledImages(Files(tuple(paths), parts), labels)
 
 
-def stamp(path: str, folder: Path, status: os.stat_result) -> str:
+def file_stamp(path: str, folder: Path, status: os.stat_result) -> str:
     """Returns a text that identifies a file: its place below `folder`, size and time of change."""
     return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 

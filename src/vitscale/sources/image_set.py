@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, OnProgress, Summary
-from vitscale.sources.cache import SPLITS, Build, DecodedDataset, Room, cached, find, in_memory, in_threads
+from vitscale.sources.cache import SPLITS, Build, DecodedDataset, Room, cached, find, in_memory, map_in_threads
 from vitscale.sources.decoding import (
     ImageProblem,
     UndecodedFiles,
@@ -59,7 +59,7 @@ class FileSplit:
         def decode(position: int) -> None:
             images[position] = decode_image(self.encoded, int(ids[position]), self.shape)
 
-        for _ in in_threads(decode, range(len(ids))):
+        for _ in map_in_threads(decode, range(len(ids))):
             pass
         return images
 

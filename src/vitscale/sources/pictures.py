@@ -111,7 +111,7 @@ def decode_within(content: Content, side: int, name: str = "") -> Picture:
     """
 
     def needed_size(stored_size: Size) -> Size:
-        return within(stored_size.width, stored_size.height, side)
+        return size_within(stored_size.width, stored_size.height, side)
 
     with _content_to_decode(content) as stored:
         decoded = _decode_reduced(stored, needed_size, 3, _name_in_messages(name, content))
@@ -163,7 +163,7 @@ def _has_fewer_bits(image: Image) -> bool:
     return any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in getattr(image, "tile", ()))
 
 
-def within(width: int, height: int, side: int) -> Size:
+def size_within(width: int, height: int, side: int) -> Size:
     """Returns the size of a picture that is scaled down until its longer edge has at most `side` pixels.
 
     Proportions stay; the shorter edge is rounded to whole pixels, and is at least 1.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitscale.errors import shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import IGNORED, OUTSIDE, Encoded, Images, Labels, Split
-from vitscale.sources.pictures import BrokenImage, Size, decode_labels, decode_within, verify_picture, within
+from vitscale.sources.pictures import BrokenImage, Size, decode_labels, decode_within, size_within, verify_picture
 
 T = TypeVar("T")
 MaskArray = NDArray[np.uint8]
@@ -139,9 +139,9 @@ class ScenePairs(Encoded):
 
 
 def nearest_within(mask: MaskArray, side: int) -> MaskArray:
-    """Scales a mask as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
+    """Scales a mask as `pictures.size_within` scales its picture: each pixel gets the label nearest to its middle."""
     height, width = mask.shape
-    size = within(width, height, side)
+    size = size_within(width, height, side)
     rows = _nearest_stored_pixels(height, size.height)
     columns = _nearest_stored_pixels(width, size.width)
     scaled: MaskArray = mask[rows[:, None], columns]

@@ -15,14 +15,14 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels, default_cache_root, reason, root_of, write_if_possible
-from vitscale.sources.cache import in_threads
+from vitscale.sources.cache import map_in_threads
 from vitscale.sources.image_folder import (
     HELD_OUT_NAMES,
     SplitFolders,
+    file_stamp,
     files_under,
     fingerprint_of,
     split_folders,
-    stamp,
 )
 from vitscale.sources.image_set import ImageSet, LabelledImages, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import EXTENSIONS
@@ -211,7 +211,7 @@ def _shard_stamps(folder: Path, root: Path, real_paths: list[str]) -> dict[str, 
     shards = sorted((path, status) for path, status in files if path.lower().endswith(".tar"))
     if not shards:
         raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_LAYOUT_ADVICE)
-    return {path: stamp(path, folder, status) for path, status in shards}
+    return {path: file_stamp(path, folder, status) for path, status in shards}
 
 
 def _all_members(stamps: Mapping[str, str]) -> list[_Member]:
@@ -228,7 +228,7 @@ def _all_members(stamps: Mapping[str, str]) -> list[_Member]:
         return indexed
     paths = [*stamps]
     members: list[_Member] = []
-    for members_of_shard in in_threads(lambda shard: _shard_members(shard, paths[shard]), range(len(paths))):
+    for members_of_shard in map_in_threads(lambda shard: _shard_members(shard, paths[shard]), range(len(paths))):
         members += members_of_shard
     if len(members) >= FEWEST_REMEMBERED:
         write_if_possible(index_path, json.dumps(members))

@@ -347,7 +347,7 @@ def _settle_point(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint
     device = resolve.device_of(study, hosts.machine)
     precision = resolve.precision_of(study, device, hosts.machine)
     threads = resolve.threads_of(study, device, hosts.machine, hosts.most_per_node, hosts.begun_with)
-    located_model = user_model.located(path, study.model)
+    located_model = user_model.with_located_files(path, study.model)
     settings = _CurveSettings(
         path=path,
         study=study,
@@ -527,7 +527,7 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
     train = study.train
     if train.script is None:
         return _WithScript(study, digest=None)
-    for obstacle in script.not_handed_on(train, set_fields):
+    for obstacle in script.fields_not_handed_on(train, set_fields):
         raise RequestError(obstacle.what, next_step=obstacle.next_step)
     if study.data.name == script.NAME and "data.samples" not in set_fields:
         what = "how many images an epoch has is not told, and train.script reads them itself"

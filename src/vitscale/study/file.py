@@ -53,7 +53,7 @@ class StudyFile:
         self.text = text
         self.overrides = tuple(overrides)
         overlay = overlay or {}
-        override_values = overridden(overrides)
+        override_values = parse_overrides(overrides)
         with_overlay = _overlaid(_parsed_toml(path, text), overlay, "site file or command line")
         without_replaced_length = _without_other_length(with_overlay, override_values)
         self.raw = _overlaid(without_replaced_length, override_values, _COMMAND_LINE)
@@ -81,7 +81,7 @@ class StudyFile:
             path: names it in messages; relative paths in it start in its folder.
             text: TOML.
             overlay: values of a site file and of the command line's options, put over its own values.
-            overrides: KEY=VALUE words of the command line (`overridden`), put over both.
+            overrides: KEY=VALUE words of the command line (`parse_overrides`), put over both.
 
         Raises:
             RequestError: with the file's name, the bad value, the valid ones and the next step.
@@ -626,7 +626,7 @@ def _sweep_advice(problem: _Problem) -> str:
     return ""
 
 
-def overridden(words: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Parse KEY=VALUE words of the command line into values by section and key, and the study's name.
 
     A key is dotted ("train.micro_batch", "sweep.train.engine"); a value is TOML's, and a bare word a string.

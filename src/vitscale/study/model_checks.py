@@ -182,7 +182,10 @@ def _check_stage_count(parallel: ParallelSpec, model: ModelSpec) -> None:
 
 
 def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
-    """Refuse a 1f1b pipeline of `ranks` ranks that gets fewer micro-batches in a step than it has ranks."""
+    """Refuse a 1f1b pipeline of `ranks` ranks that gets fewer micro-batches in a step than it has ranks.
+
+    1f1b first fills the pipeline with a micro-batch for each rank; only then do forward and backward take turns.
+    """
     if train.grad_accum >= ranks:
         return
     what = f"{_micro_batch_count(train, divided)} are too few for parallel.schedule = '1f1b' on {ranks} stages"
@@ -202,8 +205,9 @@ def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> N
 def _check_interleaved(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
     """Refuse an interleaved pipeline of `ranks` ranks whose micro-batches do not divide into equal rounds.
 
-    A round is about as many micro-batches as the pipeline has ranks. Example: 9 micro-batches on 4 ranks would be 2
-    rounds, and are refused.
+    A rank takes as many micro-batches through one of its stages as the pipeline has ranks, then as many through the
+    next stage: that is a round. torch counts the rounds rounded down, and wants them equal. Example: 8 micro-batches on
+    4 ranks are 2 rounds; 9 would be 2 rounds too, and are refused.
     """
     rounds = max(1, train.grad_accum // ranks)
     if train.grad_accum % rounds == 0:

@@ -21,7 +21,7 @@ _WEIGHTS_FILE = "model.safetensors"
 """File name of weights on the hub; several files are used only above 5 GB, which no named model reaches."""
 
 
-def located(study_path: Path, model: ModelSpec) -> ModelSpec:
+def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
     """Return the model with its name resolved to a factory, and its folders to absolute paths.
 
     A name that an installed package offers is replaced by the factory that it stands for. `hf` and `weights` become
@@ -56,7 +56,7 @@ def weights_digest(model: ModelSpec) -> str | None:
     SHA-256 digests of these files, one behind the other.
 
     Args:
-        model: the model as `located` returns it: the path of a folder is absolute, a name of the hub is not.
+        model: the model as `with_located_files` returns it: the path of a folder is absolute, a name of the hub is not.
 
     Raises:
         RequestError: the weights are not there, not whole, or not in safetensors. Other formats are refused because

@@ -127,7 +127,7 @@ def unfit(train: TrainSpec) -> Iterator[Obstacle]:
         )
 
 
-def not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obstacle]:
+def fields_not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obstacle]:
     """Yield the fields of [train] that the study sets and no argument of the script hands on.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch, traits_of, wrapper_option
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch_words, traits_of, wrapper_option
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -134,7 +134,7 @@ class DataSpec(Spec):
     memory. Null: the cache where it fits, else memory, else files."""
     skip_broken: Annotated[int, FieldTraits(role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
-    augment: Annotated[bool, FieldTraits(curve_words=switch("augment"))] = True
+    augment: Annotated[bool, FieldTraits(curve_words=switch_words("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: SceneEvaluation = "whole"
     """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
@@ -196,7 +196,7 @@ class TrainFields(Spec):
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
     offload: Annotated[Offload, wrapper_option(curve_words=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch_words("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
     bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
@@ -207,19 +207,20 @@ class TrainFields(Spec):
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[bool, wrapper_option(curve_words=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch_words("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch_words("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapper_option(curve_words=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapper_option(curve_words=switch_words("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
-        bool, FieldTraits(role="execution", affects_step_time=True, curve_words=switch("activation checkpointing"))
+        bool,
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch_words("activation checkpointing")),
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
     compile: Annotated[
         bool,
-        FieldTraits(role="execution", affects_step_time=True, curve_words=switch("compile")),
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch_words("compile")),
     ] = False
     """Compile each block by torch.compile."""
     compile_mode: Annotated[

@@ -230,7 +230,8 @@ def _keeps_by_batch(shares: Iterable[int], micro_batches: Sequence[int]) -> dict
     """
     keeps_by_batch: dict[_Batch, bool] = {}
     for share in shares:
-        keeps_by_batch |= dict.fromkeys(_batches_of_share(share, micro_batches), True)
+        for batch in _batches_of_share(share, micro_batches):
+            keeps_by_batch[batch] = True
     for micro_batch, accum in product(micro_batches, _ACCUMULATIONS):
         batch = _Batch(micro_batch, accum)
         if batch not in keeps_by_batch:

@@ -73,7 +73,8 @@ def measurements(
     variance = (width / (2 * REACH)) ** 2
     worthwhile = []
     for proposal in (*_check_proposals(option, series, network), *_run_proposals(option, series, shares, variance)):
-        removed_share = sum(shares.get(part, 0.0) * (1 - left) for part, left in proposal.variance_left.items())
+        variance_left = proposal.variance_left
+        removed_share = sum(shares.get(part, 0.0) * (1 - share_left) for part, share_left in variance_left.items())
         width_after = width * math.sqrt(max(0.0, 1 - removed_share))
         measurement = Measurement(
             what=proposal.what,

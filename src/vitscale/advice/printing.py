@@ -58,21 +58,31 @@ def advice_document(
     refusals = [line for line in launch if line.startswith("unavailable: ")] if advice.chosen is not None else []
     if launch and not refusals:
         blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
-    if advice.front:
-        columns = _option_columns(advice, advice.front)
-        rows = [_cells(option, columns) for option in advice.front]
-        title = "Nothing else is both faster and cheaper"
-        blocks.append(doc.table(list(columns), rows, title=title, folded=True))
-    assumptions = tuple(
-        f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
-        for assumption in advice.assumptions
-    )
-    if assumptions:
-        blocks.append(doc.Section("Assumed, for nothing measured it", (doc.Bullets(assumptions),), folded=True))
+    blocks += _front_table(advice)
+    blocks += _assumption_section(advice)
     if other_measurements:
         bullets = doc.Bullets(tuple(other_measurements))
         blocks.append(doc.Section("Other measurements", (bullets,), folded=True))
     return doc.Document("", tuple(blocks), tuple(_last_lines(advice, refusals, start)))
+
+
+def _front_table(advice: Advice) -> Iterator[doc.Block]:
+    """Yields a folded table of the options for which nothing else is both faster and cheaper, if there are any."""
+    if advice.front:
+        columns = _option_columns(advice, advice.front)
+        rows = [_cells(option, columns) for option in advice.front]
+        yield doc.table(list(columns), rows, title="Nothing else is both faster and cheaper", folded=True)
+
+
+def _assumption_section(advice: Advice) -> Iterator[doc.Block]:
+    """Yields a folded section on what the first answer takes for granted, if there is anything."""
+    sentences_on_assumptions = tuple(
+        f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
+        for assumption in advice.assumptions
+    )
+    if sentences_on_assumptions:
+        bullets = doc.Bullets(sentences_on_assumptions)
+        yield doc.Section("Assumed, for nothing measured it", (bullets,), folded=True)
 
 
 def _head_sentences(advice: Advice) -> list[str]:

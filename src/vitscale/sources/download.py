@@ -115,36 +115,37 @@ class _Refused(Exception):
     """An archive with content that it should not have, damaged or not."""
 
 
-def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dict[str, bytes]:
+def read_members(archive: Path, names: Collection[str], most_bytes: int) -> dict[str, bytes]:
     """Reads some files of an archive, a .tar.gz.
 
-    Every member is judged, wanted or not: a name that leads outside the folder, a link or a device refuses the whole
-    archive. All of it is read, so that its checksum is verified.
+    Every member is judged, also those that are not among these files: a name that leads outside the folder, a link or a
+    device refuses the whole archive. All of it is read, so that its checksum is verified.
 
     Args:
         archive: path of the archive.
-        wanted: names of the files, such as "folder/name", all of which must be there.
+        names: names of the files, such as "folder/name", all of which must be there.
         most_bytes: most bytes of the archive once decompressed.
 
     Raises:
         RequestError: a file is not there, or the archive is damaged or refused.
     """
-    name = shown(archive.name)
+    shown_archive = shown(archive.name)
     try:
         with archive.open("rb") as compressed:
             unzipped = _Bounded(gzip.GzipFile(fileobj=compressed), most_bytes)
-            contents = _read_tar(unzipped, set(wanted))
+            contents = _read_tar(unzipped, set(names))
     except _Refused as refusal:
         raise RequestError(
-            f"the archive {name} was refused: {refusal}", next_step="Get the official archive again"
+            f"the archive {shown_archive} was refused: {refusal}", next_step="Get the official archive again"
         ) from None
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, RecursionError, OverflowError) as error:
         raise RequestError(
-            f"the archive {name} is truncated or corrupt ({reason(error)})", next_step="Delete it and download it again"
+            f"the archive {shown_archive} is truncated or corrupt ({reason(error)})",
+            next_step="Delete it and download it again",
         ) from None
-    missing = sorted(set(wanted) - set(contents))
-    if missing:
-        what = f"the archive {name} lacks {', '.join(missing)}: it is truncated or another archive"
+    missing_names = sorted(set(names) - set(contents))
+    if missing_names:
+        what = f"the archive {shown_archive} lacks {', '.join(missing_names)}: it is truncated or another archive"
         raise RequestError(what, next_step="Delete it and download it again")
     return contents
 
@@ -171,15 +172,15 @@ class _Bounded(io.RawIOBase):
         return content
 
 
-def _read_tar(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
-    """Reads a tar file to its end; returns the contents of those of the wanted files that it has."""
+def _read_tar(stream: _Bounded, names: set[str]) -> dict[str, bytes]:
+    """Reads a tar file to its end; returns the contents of those of the files in `names` that it has."""
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member_number, member in enumerate(tar):
             if member_number == _MOST_MEMBERS:
                 raise _Refused(f"it has more than {_MOST_MEMBERS} members")
             name = _safe_name(member)
-            if name not in wanted:
+            if name not in names:
                 continue
             content = tar.extractfile(member)
             if content is None or name in contents:

@@ -543,6 +543,9 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
 def _located_data(path: Path, data: DataSpec) -> DataSpec:
     """Return `data` with absolute paths, and with the classes themselves where it names a file of them.
 
+    `hf` is a folder or a name on the hub, and only a folder that exists gets an absolute path. `classes` is a number,
+    which stays; or a file, which is replaced by the names in it.
+
     Args:
         path: the study file; relative paths start in its folder.
         data: the data of one point of the sweep.
@@ -554,7 +557,7 @@ def _located_data(path: Path, data: DataSpec) -> DataSpec:
         folder = beside(path, data.hf)
         if folder.is_dir():  # else it is a name on the hub
             changes["hf"] = str(folder)
-    if isinstance(data.classes, str):
+    if isinstance(data.classes, str):  # the path of a file
         changes["classes"] = _read_classes(beside(path, data.classes))
     return data.model_copy(update=changes)
 

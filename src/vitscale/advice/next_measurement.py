@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,6 +130,27 @@ def _variance_left_by_check(bandwidth_spread: float) -> float:
     return min(1.0, (CHECKED_SPREAD / bandwidth_spread) ** 2) if bandwidth_spread > 0 else 1.0
 
 
+class _ShortRuns(NamedTuple):
+    """Short runs that could be made: what one of them takes, and how far runs differ."""
+
+    run_seconds: float
+    """Seconds of one run, with start-up."""
+    run_variance: float
+    """Variance of the logarithm of a run's step, over runs of one trial."""
+    compute_variance: float
+    """Variance that compute has in the logarithm of a future run's step; 0: none."""
+
+    def gpu_minutes(self, ranks: int, runs: int) -> float:
+        """Return the GPU-minutes of so many runs on so many ranks."""
+        return runs * ranks * self.run_seconds / 60
+
+    def compute_variance_left(self, runs: int) -> float:
+        """Return the share of compute's variance that is left: afterwards that is the variance of the runs' mean."""
+        if self.compute_variance <= 0:
+            return 1.0
+        return min(1.0, self.run_variance / runs / self.compute_variance)
+
+
 def _run_proposals(option: Option, series: Series, shares: Mapping[str, float], variance: float) -> Iterator[_Proposal]:
     """Yields short runs: of the answer itself, and of smaller counts where a part was never measured.
 
@@ -139,56 +160,77 @@ def _run_proposals(option: Option, series: Series, shares: Mapping[str, float], 
         shares: each part's share of the variance.
         variance: that of the logarithm of a future run's step.
     """
-    candidate = option.candidate
     points = series.points
-    longest_step_seconds = max(seconds for point in points for seconds in point.step_seconds)
+    all_step_seconds: list[float] = []
+    for point in points:
+        all_step_seconds += point.step_seconds
+    longest_step_seconds = max(all_step_seconds)
     startup_seconds = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
-    run_seconds = startup_seconds + _SHORT_STEPS * longest_step_seconds
-    run_variance = scale_of_jobs(points) ** 2
-
-    def gpu_minutes(ranks: int, runs: int) -> float:
-        return runs * ranks * run_seconds / 60
-
-    def compute_variance_left(runs: int) -> float:
-        """Return the share of compute's variance that is left: afterwards that is the variance of the runs' mean."""
-        compute_variance = shares.get("compute", 0.0) * variance
-        return min(1.0, run_variance / runs / compute_variance) if compute_variance > 0 else 1.0
-
+    short_runs = _ShortRuns(
+        run_seconds=startup_seconds + _SHORT_STEPS * longest_step_seconds,
+        run_variance=scale_of_jobs(points) ** 2,
+        compute_variance=shares.get("compute", 0.0) * variance,
+    )
     measured_batches = {point.trial.train.micro_batch for point in points}
-    instance = "" if candidate.instance is None else f" of {candidate.instance.name}"
-    if candidate.micro_batch not in measured_batches or not option.measured_engine or instance:
-        yield _Proposal(
-            part="compute",
-            what=f"2 short runs on 1 rank{instance} at micro-batch {candidate.micro_batch} (measure.steps = 50, "
-            "repeats = 2)",
-            gpu_minutes=gpu_minutes(ranks=1, runs=2),
-            variance_left={"compute": compute_variance_left(runs=2)},
-        )
-    measured_counts = {point.gpus for point in points}
-    if option.gpus > 1 and (max(measured_counts) == 1 or not option.measured_engine):
-        yield _Proposal(
-            part="overlap",
-            what=f"2 short runs of {candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
-            gpu_minutes=gpu_minutes(ranks=2, runs=2),
-            variance_left={"overlap": _OVERLAP_VARIANCE_LEFT, "stragglers": 1.0},
-        )
+    is_measured_batch = option.candidate.micro_batch in measured_batches
+    if not is_measured_batch or not option.measured_engine or option.candidate.instance is not None:
+        yield _runs_on_one_rank(option, short_runs)
+    measured_counts = sorted({point.gpus for point in points})
+    has_distributed_point = max(measured_counts) > 1
+    if option.gpus > 1 and not (has_distributed_point and option.measured_engine):
+        yield _runs_on_two_ranks(option, short_runs)
     fewest_runs = min(len(point.step_seconds) for point in points)
     if fewest_runs < _FEWEST_RUNS:
-        missing_runs = _FEWEST_RUNS - fewest_runs
-        plural = "s" if missing_runs > 1 else ""
-        counts = sorted(measured_counts)
-        yield _Proposal(
-            part="compute",
-            what=f"{missing_runs} more run{plural} of what was measured, on {', '.join(map(str, counts))} ranks "
-            "(measure.repeats = 3)",
-            gpu_minutes=sum(gpu_minutes(count, missing_runs) for count in counts),
-            variance_left={"compute": compute_variance_left(_FEWEST_RUNS), "optimizer": fewest_runs / _FEWEST_RUNS},
-        )
+        yield _further_repeats(measured_counts, fewest_runs, short_runs)
     if option.gpus not in measured_counts:
         parts_of_a_step = [part for part in shares if part != "job-to-job"]
         yield _Proposal(
             part="all but job-to-job",
             what=f"2 short runs on {option.gpus} ranks themselves (measure.steps = 50, repeats = 2)",
-            gpu_minutes=gpu_minutes(option.gpus, runs=2),
-            variance_left=dict.fromkeys(parts_of_a_step, min(1.0, run_variance / 2 / variance)),
+            gpu_minutes=short_runs.gpu_minutes(option.gpus, runs=2),
+            variance_left=dict.fromkeys(parts_of_a_step, min(1.0, short_runs.run_variance / 2 / variance)),
         )
+
+
+def _runs_on_one_rank(option: Option, short_runs: _ShortRuns) -> _Proposal:
+    """Return the proposal to measure the compute of an option, which needs one rank."""
+    candidate = option.candidate
+    rank = "1 rank" if candidate.instance is None else f"1 rank of {candidate.instance.name}"
+    return _Proposal(
+        part="compute",
+        what=f"2 short runs on {rank} at micro-batch {candidate.micro_batch} (measure.steps = 50, repeats = 2)",
+        gpu_minutes=short_runs.gpu_minutes(ranks=1, runs=2),
+        variance_left={"compute": short_runs.compute_variance_left(runs=2)},
+    )
+
+
+def _runs_on_two_ranks(option: Option, short_runs: _ShortRuns) -> _Proposal:
+    """Return the proposal to measure how far an option's engine hides its transfers, which needs two ranks."""
+    return _Proposal(
+        part="overlap",
+        what=f"2 short runs of {option.candidate.engine} on 2 ranks (measure.steps = 50, measure.explain = true)",
+        gpu_minutes=short_runs.gpu_minutes(ranks=2, runs=2),
+        variance_left={"overlap": _OVERLAP_VARIANCE_LEFT, "stragglers": 1.0},
+    )
+
+
+def _further_repeats(measured_counts: Sequence[int], fewest_runs: int, short_runs: _ShortRuns) -> _Proposal:
+    """Return the proposal to repeat what was measured, so that each rank count has `_FEWEST_RUNS` runs.
+
+    Args:
+        measured_counts: the measured rank counts, in rising order.
+        fewest_runs: runs of the count with the fewest.
+        short_runs: what a run takes.
+    """
+    missing_runs = _FEWEST_RUNS - fewest_runs
+    plural = "s" if missing_runs > 1 else ""
+    counts = ", ".join(map(str, measured_counts))
+    return _Proposal(
+        part="compute",
+        what=f"{missing_runs} more run{plural} of what was measured, on {counts} ranks (measure.repeats = 3)",
+        gpu_minutes=sum(short_runs.gpu_minutes(count, missing_runs) for count in measured_counts),
+        variance_left={
+            "compute": short_runs.compute_variance_left(_FEWEST_RUNS),
+            "optimizer": fewest_runs / _FEWEST_RUNS,
+        },
+    )

@@ -139,17 +139,15 @@ def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     columns = _option_columns(advice, options, time_cell=lambda option: _seconds_cell(option.seconds))
     detail_columns = _detail_columns(advice, options)
     first_question: dict[Candidate, str] = {}  # of the questions that a candidate answers
-    rows = []
+    rows: list[tuple[doc.Cell, ...]] = []
     detail_rows = []
     for question, option in option_by_question.items():
-        cells: list[doc.Cell]
-        if option.candidate in first_question:
-            cells = [doc.Cell(f"= {first_question[option.candidate]}", spans=len(columns))]
-        else:
-            first_question[option.candidate] = question
-            cells = _cells(option, columns)
+        earlier_question = first_question.setdefault(option.candidate, question)
+        if earlier_question == question:
+            rows.append((doc.Cell(question), *_cells(option, columns)))
             detail_rows.append((doc.Cell(question), *_cells(option, detail_columns)))
-        rows.append((doc.Cell(question), *cells))
+        else:  # "cheapest = fastest"
+            rows.append((doc.Cell(question), doc.Cell(f"= {earlier_question}", spans=len(columns))))
     question_column = doc.Column("answer", words=True)
     notes = [_NOTE_ON_BRACKETS]
     if any(starts_as_forks(advice, option) for option in options):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vitscale.errors import printable
 from vitscale.runner.evidence import (
     SSH_FAILED,
+    RankExit,
     RunEvidence,
     RunVerdict,
     has_own_error,
@@ -435,35 +436,63 @@ def _judge_full_disk(evidence: RunEvidence) -> RunVerdict | None:
 
 def _judge_from_outside(evidence: RunEvidence) -> RunVerdict:
     """Judge by what is seen from outside alone: exit codes, and which ranks have not finished."""
-    tail = evidence.tail
-    vitscale_words = _VITSCALE_WORDS.search(tail)
-    refused_step = _REFUSED_STEP.search(tail)
-    if not evidence.ranks and vitscale_words is None and refused_step is not None:
+    refused_step = _REFUSED_STEP.search(evidence.tail)
+    if not evidence.ranks and not _words_of_vitscale(evidence) and refused_step is not None:
         # Trying again in this allocation uses up the retries, and most likely the trial is not at fault.
         reason = (
             f"Slurm starts no step in this job: {refused_step[1]}; the same command in a new allocation goes on, "
             "unless [slurm] options ask for more memory than it has"
         )
-        return RunVerdict("failed", reason, detail=tail, external=True)
+        return RunVerdict("failed", reason, detail=evidence.tail, external=True)
     if evidence.codes:
-        rank, code = evidence.codes[0]
-        end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        why = f": {vitscale_words[1]}" if vitscale_words else " without a word"
-        return RunVerdict("failed", f"rank {rank} {end}{why}", rank, tail, transient=_has_passing_failure(evidence))
-    launcher = f"the launcher ended with exit code {evidence.ending.exit_code}"
+        return _verdict_on_exit(evidence.codes[0], evidence)
     if not evidence.ranks:
-        not_shared = _FOLDER_NOT_SHARED.search(tail)
-        if not_shared is not None:
-            return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=tail)
-        why = f": {vitscale_words[1]}" if vitscale_words else ""
-        reason = f"no rank started; {launcher}{why}"
-        return RunVerdict("failed", reason, detail=tail, transient=_has_passing_failure(evidence))
+        return _verdict_without_ranks(evidence)
+    if not evidence.unfinished:
+        reason = f"all ranks finished, but {_launcher_end(evidence)}"
+        return RunVerdict("failed", reason, detail=evidence.tail)
+    return _verdict_on_unfinished_ranks(evidence)
+
+
+def _words_of_vitscale(evidence: RunEvidence) -> str:
+    """Return why a host agent or a rank could not begin, as it printed it; empty where none says anything."""
+    match = _VITSCALE_WORDS.search(evidence.tail)
+    return match[1] if match is not None else ""
+
+
+def _launcher_end(evidence: RunEvidence) -> str:
+    """Return "the launcher ended with exit code 1"."""
+    return f"the launcher ended with exit code {evidence.ending.exit_code}"
+
+
+def _verdict_on_exit(rank_exit: RankExit, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a rank whose end a launcher reports."""
+    rank, code = rank_exit
+    end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    words = _words_of_vitscale(evidence)
+    why = f": {words}" if words else " without a word"
+    reason = f"rank {rank} {end}{why}"
+    return RunVerdict("failed", reason, rank, evidence.tail, transient=_has_passing_failure(evidence))
+
+
+def _verdict_without_ranks(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a run of which no rank has recorded anything."""
+    not_shared = _FOLDER_NOT_SHARED.search(evidence.tail)
+    if not_shared is not None:
+        return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=evidence.tail)
+    words = _words_of_vitscale(evidence)
+    why = f": {words}" if words else ""
+    reason = f"no rank started; {_launcher_end(evidence)}{why}"
+    return RunVerdict("failed", reason, detail=evidence.tail, transient=_has_passing_failure(evidence))
+
+
+def _verdict_on_unfinished_ranks(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on ranks that did not do all their work, for a reason that nobody recorded; there are some."""
     unfinished = evidence.unfinished
-    if not unfinished:
-        return RunVerdict("failed", f"all ranks finished, but {launcher}", detail=tail)
     noun = "rank" if len(unfinished) == 1 else "ranks"
-    reason = f"{noun} {', '.join(map(str, unfinished[:_MOST_LISTED]))} did not finish; {launcher}"
-    return RunVerdict("failed", reason, unfinished[0], tail, transient=_has_passing_failure(evidence))
+    rank_list = ", ".join(map(str, unfinished[:_MOST_LISTED]))
+    reason = f"{noun} {rank_list} did not finish; {_launcher_end(evidence)}"
+    return RunVerdict("failed", reason, unfinished[0], evidence.tail, transient=_has_passing_failure(evidence))
 
 
 JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (

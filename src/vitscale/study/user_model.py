@@ -319,17 +319,21 @@ def check_reference(
         return
     first_name = name.partition(".")[0]  # "Classes" of "Classes.build"
     if first_name not in names_in_module:
-        user_module = _module_spec_in(module.split("."), _user_folders(study_path))
-        is_user_module_hidden = user_module is not None and user_module.origin != spec.origin
         raise RequestError(
             f"{what}: {spec.origin} has no {shown(first_name)}",
             valid=_public_names(names_in_module)[:_MOST_NAMES_LISTED],
-            next_step=_RENAME_ADVICE if is_user_module_hidden else "",
+            next_step=_RENAME_ADVICE if _is_user_module_hidden(study_path, module, by=spec) else "",
         )
     is_defined_once = name == first_name and names_in_module.count(name) == 1
     fault = _fault_of_definition(tree, name, methods, arguments) if is_defined_once else ""
     if fault:
         raise RequestError(f"{what}: {shown(name)} in {spec.origin} {fault}")
+
+
+def _is_user_module_hidden(study_path: Path, module: str, *, by: ModuleSpec) -> bool:
+    """Whether a user's folder has a module of this name too, which ranks will not import because `by` comes first."""
+    user_module = _module_spec_in(module.split("."), _user_folders(study_path))
+    return user_module is not None and user_module.origin != by.origin
 
 
 def _public_names(names: list[str]) -> list[str]:

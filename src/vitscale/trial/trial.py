@@ -143,7 +143,7 @@ class DataSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied(cls, values: Any) -> Any:
+    def _with_implied_fields(cls, values: Any) -> Any:
         """Fill in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
         if not isinstance(values, dict):
             return values
@@ -152,7 +152,7 @@ class DataSpec(Spec):
             implied["name"] = "hf"
         if values.get("name") == "ade20k":
             implied["classes"] = ADE20K_CLASSES
-        return implied | values
+        return implied | values  # a value that is given counts
 
 
 LOCATION_FIELDS = fields_where(DataSpec, lambda traits: traits.role == "location")
@@ -318,10 +318,11 @@ class World(Spec):
     """Ranks in all, where the last node has fewer than the others. Null: every node is full."""
 
     @model_validator(mode="after")
-    def _last_node_has_some(self) -> Self:
-        full_nodes = self.nodes * self.ranks_per_node
-        without_last_node = full_nodes - self.ranks_per_node
-        if self.ranks is not None and not without_last_node < self.ranks < full_nodes:
+    def _ranks_fill_nodes(self) -> Self:
+        """Refuse a number of ranks that leaves the last node empty, or fills it, and too large a world."""
+        ranks_of_full_nodes = self.nodes * self.ranks_per_node
+        ranks_before_last_node = ranks_of_full_nodes - self.ranks_per_node
+        if self.ranks is not None and not ranks_before_last_node < self.ranks < ranks_of_full_nodes:
             raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
         if self.size > MOST_RANKS:
             raise ValueError(f"a world of {self.size} ranks is more than {MOST_RANKS:,}")
@@ -369,22 +370,23 @@ class Trial(Spec):
     result. Null for trials of vitscale's own."""
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _micro_batches_add_up(self) -> Self:
+        """Refuse unequal micro-batches that are not one for each data-parallel rank, or have another sum."""
         ranks = self.layout.data
         mean = self.train.micro_batch
-        shares = self.train.micro_batches
-        if shares is None:
+        images_by_rank = self.train.micro_batches
+        if images_by_rank is None:
             return self
-        if len(shares) != ranks or sum(shares) != ranks * mean:
+        if len(images_by_rank) != ranks or sum(images_by_rank) != ranks * mean:
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
 
     @property
     def model_name(self) -> str | None:
         """The model as the user named it, else the name of the script that holds it; None where neither is known."""
-        named = self.model.name or self.model.hf or self.model.factory
-        if named:
-            return named
+        model_name = self.model.name or self.model.hf or self.model.factory
+        if model_name:
+            return model_name
         script = self.train.script
         return PurePath(script).name if script is not None else None
 

@@ -18,9 +18,10 @@ from vitscale.importers.records import trial_of
 from vitscale.pages import imported
 from vitscale.prediction.memory.forecast import forecast_bytes, totals
 from vitscale.present import document, terminal, terminal_table
-from vitscale.runner import plan_estimate, planning, preview
+from vitscale.runner import memory_fits, planning, preview
 from vitscale.runner.expectation import Expectations, Expected
-from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
+from vitscale.runner.memory_fits import MemoryFit
+from vitscale.runner.plan_estimate import PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
@@ -256,7 +257,7 @@ def test_the_memory_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         forecasts.count += 1
         return forecast_bytes(trial)
 
-    monkeypatch.setattr(plan_estimate, "forecast_bytes", counting)
+    monkeypatch.setattr(memory_fits, "forecast_bytes", counting)
     tables = (
         '{ engine = "none" }',
         '{ engine = "ddp" }',
@@ -271,7 +272,7 @@ def test_the_memory_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = write_study(tmp_path, {"sweep": sweep})
     path.write_text(f"{path.read_text()}train = [{', '.join(tables)}]\n")
     trials = planning.plan(path, EIGHT_CORES)
-    fits = plan_estimate.memory_fits(trials)
+    fits = memory_fits.memory_fits(trials)
     worlds = 2 * (len(tables) - 1) + 1  # engine none trains on one rank
     assert len(fits) == worlds * 3 * 2 * 2
     assert forecasts.count == worlds * 2, "learning rates and seeds take no memory"

@@ -16,7 +16,7 @@ from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, cli, launchers, store
 from vitscale.runner import Plan, Report, RunOptions, plan
 from vitscale.runner import run as drive
-from vitscale.runner.plan_estimate import memory_fits, unfit
+from vitscale.runner.memory_fits import memory_fits, unfit
 from vitscale.runner.preview import command_list
 
 BESIDE_TENSORS = 500_000_000

@@ -25,7 +25,8 @@ from vitscale.present.units import counted
 from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 from vitscale.runner.expectation import expectations
-from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
+from vitscale.runner.memory_fits import memory_fits, unfit
+from vitscale.runner.plan_estimate import PlanEstimate
 from vitscale.runner.preview import command_list, plan_document, plan_fields, runs_to_do
 from vitscale.sources.elsewhere import check_or_expect
 from vitscale.study.file import StudyFile

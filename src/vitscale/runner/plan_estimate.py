@@ -2,272 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rich import filesize
-
 from vitscale.analysis.scaling import trial_name
 from vitscale.engines import wrapper_facts
-from vitscale.errors import RequestError
-from vitscale.machine.hardware import this_machine
-from vitscale.prediction.memory.forecast import forecast, forecast_bytes, memory_inputs, oom_chance, unavailable
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected, ExpectedTotal
+from vitscale.runner.memory_fits import MOST_BATCH_IMAGES, MemoryFit, largest_images, memory_key
 from vitscale.runner.planning import Plan
-from vitscale.schedulers import LocalHost
-from vitscale.trial.trial import DeviceName, TrainSpec, Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
-_MARGIN_BYTES = 4 * 10**9
-"""Bytes that must be free beside twice the forecast for a trial to fit for certain."""
-_WILL_NOT_FIT = 0.5
-"""Chance of running out of memory from which a trial is said not to fit."""
-_MAY_NOT_FIT = 0.05
-"""Chance of running out of memory from which a trial is said perhaps not to fit."""
-_LARGEST_IMAGE = 8192
-_LARGEST_BATCH = 65_536
-
-
-class LargestBatches(NamedTuple):
-    """The largest micro-batches that fit, in images of each rank; 0 where not even one image fits."""
-
-    kept: int
-    """With activations kept."""
-    recomputed: int
-    """With activation checkpointing."""
-
-
-@dataclass(frozen=True)
-class MemoryFit:
-    """Whether one trial fits; None where the model must be built to know, or the memory's size is unknown."""
-
-    forecast_bytes: int | None
-    """Peak of one rank's tensors."""
-    capacity_bytes: int | None
-    """Memory of one rank's device; on CPU the rank's share of the host's memory."""
-    oom_chance: float | None
-    """Chance that the trial runs out of memory, in [0, 1]."""
-    largest: LargestBatches | None = None
-    """The largest micro-batches that fit; None where they are unknown, and where a CPU's memory suffices anyway."""
-
-    @property
-    def unfit(self) -> bool:
-        """Whether it more likely than not does not fit."""
-        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT_FIT
-
-    @property
-    def unsure(self) -> bool:
-        """Whether it probably fits, but may not."""
-        return self.oom_chance is not None and _MAY_NOT_FIT <= self.oom_chance < _WILL_NOT_FIT
-
-    @property
-    def reason(self) -> str:
-        """Why it is unfit, for a record."""
-        forecast = filesize.decimal(self.forecast_bytes or 0)
-        capacity = filesize.decimal(self.capacity_bytes or 0)
-        return (
-            f"will not fit in memory: forecast {forecast} of tensors on a rank that has {capacity} "
-            f"(chance {self.oom_chance or 0.0:.0%})"
-        )
-
-
-class _DeviceUse(NamedTuple):
-    """Trials with the same use of devices have the same memory for a rank."""
-
-    device: DeviceName
-    ranks_per_node: int
-
-
-def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
-    """Return each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
-
-    Args:
-        plan: the study.
-        capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
-            run on this machine, a rank's share of its memory.
-    """
-    capacities: dict[_DeviceUse, int | None] = {}
-    fits_by_inputs: dict[str, MemoryFit] = {}
-    largest_by_inputs: dict[_BatchGroup, LargestBatches | None] = {}
-    fits = {}
-    for trial_id, trial in plan.record.trials.items():
-        inputs = _memory_key(trial)
-        if inputs not in fits_by_inputs:
-            use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
-            if use not in capacities:
-                capacities[use] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-            fit = _fit(trial, capacities[use])
-            is_limit_of_interest = capacity_bytes is not None or trial.train.device == "cuda" or fit.unfit or fit.unsure
-            if is_limit_of_interest:
-                group = _BatchGroup(_memory_key(_with_batch(trial, 1, checkpointing=False)), capacities[use])
-                if group not in largest_by_inputs:
-                    largest_by_inputs[group] = _largest_batches(trial, capacities[use])
-                fit = replace(fit, largest=largest_by_inputs[group])
-            fits_by_inputs[inputs] = fit
-        fits[trial_id] = fits_by_inputs[inputs]
-    return fits
-
-
-class _BatchGroup(NamedTuple):
-    """Trials in one group have the same memory, micro-batch and activation checkpointing apart."""
-
-    memory_key: str
-    capacity_bytes: int | None
-
-
-def _largest_batches(trial: Trial, capacity_bytes: int | None) -> LargestBatches | None:
-    """Return the largest micro-batches of a trial that fit; None where memory is unknown, or ranks have unequal ones.
-
-    A micro-batch counts as fitting unless it more likely than not does not fit.
-    """
-    if capacity_bytes is None or trial.train.micro_batches:
-        return None
-    kept = _largest_batch(trial, capacity_bytes, checkpointing=False)
-    recomputed = _largest_batch(trial, capacity_bytes, checkpointing=True)
-    return None if kept is None or recomputed is None else LargestBatches(kept, recomputed)
-
-
-def _largest_batch(trial: Trial, capacity_bytes: int, *, checkpointing: bool) -> int | None:
-    """Return the largest micro-batch that fits, 0 where none does; None where its memory is unknown.
-
-    Larger micro-batches need more memory: the interval between the largest that fits and the smallest that does not is
-    halved until the two are neighbours.
-    """
-    if forecast_bytes(_with_batch(trial, 1, checkpointing=checkpointing)) is None:
-        return None
-    fitting = 0
-    too_many = _LARGEST_BATCH + 1
-    while too_many - fitting > 1:
-        # Most micro-batches are far below the limit: where nothing is known to be too many, try twice as many.
-        middle = (fitting + too_many) // 2 if too_many <= _LARGEST_BATCH else min(2 * fitting + 1, _LARGEST_BATCH)
-        if _fit(_with_batch(trial, middle, checkpointing=checkpointing), capacity_bytes).unfit:
-            too_many = middle
-        elif middle == _LARGEST_BATCH:
-            return middle
-        else:
-            fitting = middle
-    return fitting
-
-
-def _with_batch(trial: Trial, micro_batch: int, *, checkpointing: bool) -> Trial:
-    changes = {"micro_batch": micro_batch, "activation_checkpointing": checkpointing}
-    return trial.model_copy(update={"train": trial.train.model_copy(update=changes)})
-
-
-def _memory_key(trial: Trial) -> str:
-    """Return a text that is equal for trials that have the same forecast."""
-    return memory_inputs(trial).model_dump_json()
-
-
-class LargestImages(NamedTuple):
-    """The largest images that fit, for trials whose memory differs only by image size and activation checkpointing."""
-
-    trial_ids: tuple[str, ...]
-    trial: Trial
-    """One of them."""
-    kept: int | None
-    """Pixels a side with activations kept; None: no size fits."""
-    recomputed: int | None
-    """The same with activation checkpointing."""
-
-
-class _ImageGroup(NamedTuple):
-    """Trials in one group have the same memory, image size and activation checkpointing apart."""
-
-    memory_key: str
-    capacity_bytes: int | None
-
-
-def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> list[LargestImages]:
-    """Return the largest `model.image_size` that fits, where a study varies it or one of its trials may not fit.
-
-    Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
-    fitting unless it more likely than not does not fit.
-    """
-    image_sizes = {trial.model.image_size for trial in trials.values()}
-    all_fit = not any(fit.unfit or fit.unsure for fit in fits.values())
-    if len(image_sizes) < 2 and all_fit:
-        return []
-    ids_by_group: dict[_ImageGroup, list[str]] = {}
-    for trial_id, trial in trials.items():
-        fit = fits.get(trial_id)
-        if fit is not None and fit.oom_chance is not None and trial.model.patch_size is not None:
-            memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
-            ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
-    largest = []
-    for group, trial_ids in ids_by_group.items():
-        sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
-        may_not_fit = any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids)
-        if len(sizes) > 1 or may_not_fit:
-            trial = trials[trial_ids[0]]
-            kept = _largest_image(trial, group.capacity_bytes, checkpointing=False)
-            recomputed = _largest_image(trial, group.capacity_bytes, checkpointing=True)
-            largest.append(LargestImages(tuple(trial_ids), trial, kept, recomputed))
-    return largest
-
-
-def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
-    """Return the largest image size that fits, in pixels a side; None where none does.
-
-    Sizes are counted in units of patches. Larger images need more memory: the interval between the largest size that
-    fits and the smallest that does not is halved until the two are neighbours.
-    """
-    stages = len(trial.model.depths or (1,))
-    unit_pixels = (trial.model.patch_size or 1) << (stages - 1)  # each later stage of a Swin doubles its patches
-    fitting_units = 0
-    too_many_units = _LARGEST_IMAGE // unit_pixels + 1
-    while too_many_units - fitting_units > 1:
-        middle_units = (fitting_units + too_many_units) // 2
-        sized_trial = _with_image_size(trial, middle_units * unit_pixels, checkpointing=checkpointing)
-        if _fit(sized_trial, capacity_bytes).unfit:
-            too_many_units = middle_units
-        else:
-            fitting_units = middle_units
-    return fitting_units * unit_pixels or None
-
-
-def _with_image_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
-    model = trial.model.model_copy(update={"image_size": image_size})
-    train = trial.train.model_copy(update={"activation_checkpointing": checkpointing})
-    return trial.model_copy(update={"model": model, "train": train})
-
-
-def unfit(fits: Mapping[str, MemoryFit]) -> dict[str, str]:
-    """Return trials that will not fit -> why."""
-    return {trial_id: fit.reason for trial_id, fit in fits.items() if fit.unfit}
-
-
-def _fit(trial: Trial, capacity_bytes: int | None) -> MemoryFit:
-    """Return whether a trial fits. Args: capacity_bytes: memory of one rank's device; None: unknown."""
-    forecast = forecast_bytes(trial)
-    if forecast is None or capacity_bytes is None:
-        return MemoryFit(forecast, capacity_bytes, oom_chance=None)
-    if 2 * forecast + _MARGIN_BYTES < capacity_bytes:
-        return MemoryFit(forecast, capacity_bytes, oom_chance=0.0)
-    chance = oom_chance(forecast, capacity_bytes, trial.train.device)
-    return MemoryFit(forecast, capacity_bytes, oom_chance=float(chance))
-
-
-def _capacity(plan: Plan, trial: Trial) -> int | None:
-    """Return the bytes of memory that a rank of the trial has; None where the plan's hosts do not say."""
-    if trial.train.device == "cuda":
-        try:
-            gpus = plan.scheduler.machine().gpus
-        except RequestError:
-            return None
-        return min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None)
-    if not isinstance(plan.scheduler, LocalHost) or plan.scheduler.machine() != this_machine():
-        return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
-
-
-_MOST_LARGEST = 6
-"""Number of configurations whose largest image is shown."""
+_MOST_CONFIGURATIONS = 6
+"""Most configurations whose largest image is shown."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +56,7 @@ class PlanEstimate:
         if self._shows_fits:
             cells["fits"] = _fits_word(fit)
         if self.shows_largest_batches:
-            cells["fits up to"] = _largest_batch_cell(fit)
+            cells["fits up to"] = _largest_batches_in_words(fit)
         if self._shows_times:
             cells |= self._time_cells(self.expected.by_trial[trial_id], ranks=trial.world.size)
         return cells
@@ -333,16 +85,17 @@ class PlanEstimate:
         ]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
-        """Return a line on each configuration whose largest image size is worked out, up to `_MOST_LARGEST`."""
+        """Return a line on each configuration whose largest image size is worked out, up to `_MOST_CONFIGURATIONS`."""
         largest = largest_images(plan.record.trials, self.fits)
         lines = [
             f"largest image_size that fits, {trial_name(group.trial)}, micro-batch {group.trial.train.micro_batch}: "
-            f"{_pixels(group.kept)}; with activation checkpointing {_pixels(group.recomputed)}"
-            for group in largest[:_MOST_LARGEST]
+            f"{_pixels_in_words(group.pixels)}; with activation checkpointing "
+            f"{_pixels_in_words(group.pixels_with_checkpointing)}"
+            for group in largest[:_MOST_CONFIGURATIONS]
         ]
-        more = len(largest) - len(lines)
-        if more:
-            lines.append(f"(and of {more} more configurations: --json has them)")
+        omitted = len(largest) - len(lines)
+        if omitted:
+            lines.append(f"(and of {omitted} more configurations: --json has them)")
         return lines
 
     def _unavailable_lines(self, plan: Plan) -> list[str]:
@@ -360,8 +113,8 @@ class PlanEstimate:
         return [
             {
                 "trials": list(group.trial_ids),
-                "largest_image_size": group.kept,
-                "largest_image_size_with_activation_checkpointing": group.recomputed,
+                "largest_image_size": group.pixels,
+                "largest_image_size_with_activation_checkpointing": group.pixels_with_checkpointing,
             }
             for group in largest_images(plan.record.trials, self.fits)
         ]
@@ -412,10 +165,13 @@ class PlanEstimate:
         price = self.expected.price_per_gpu_hour
         cost = ""
         if price is not None:
-            cost = f", cost {_between(total.gpu_hours.times(price), units.money)}"
+            cost = f", cost {_with_interval(total.gpu_hours.times(price), units.money)}"
+        runs = units.counted(total.runs, "run")
+        time = _with_interval(total.seconds, units.seconds)
+        gpu_hours = _with_interval(total.gpu_hours, units.number)
         return (
-            f"expected: {units.counted(total.runs, 'run')} one after another {_between(total.seconds, units.seconds)}, "
-            f"{_between(total.gpu_hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+            f"expected: {runs} one after another {time}, {gpu_hours} GPU-hours{cost}; {self.expected.origin} "
+            f"({self._known_by()})"
         )
 
     def most_added(self, plan: Plan, repeats: int) -> int:
@@ -454,6 +210,7 @@ class PlanEstimate:
         fit = self.fits.get(trial_id)
         if fit is None:
             fit = MemoryFit(forecast_bytes(trial), capacity_bytes=None, oom_chance=None)
+        largest = fit.largest
         return {
             "memory_bytes": fit.forecast_bytes,
             "memory_capacity_bytes": fit.capacity_bytes,
@@ -478,6 +235,7 @@ class PlanEstimate:
         )
 
     def _cost(self, hours: Estimate | None) -> Estimate | None:
+        """Return the price of so many GPU-hours; None where these or the price of one are unknown."""
         price = self.expected.price_per_gpu_hour
         if hours is None or price is None:
             return None
@@ -488,10 +246,14 @@ NOTHING_KNOWN = PlanEstimate()
 
 
 class _LargestBuckets(NamedTuple):
-    """The largest buckets at their default size that are most of what a rank holds, and whose they are."""
+    """The largest buckets at their default size that are most of what a rank holds.
+
+    A bucket is the buffer in which an engine collects gradients or weights before it sends them.
+    """
 
     bytes: int
     train: TrainSpec
+    """The training that has them."""
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
@@ -518,7 +280,7 @@ def _largest_default_buckets(trials: Mapping[str, Trial]) -> _LargestBuckets | N
         if "bucket_mib" in wrapper_facts(trial.train).options and trial.train.bucket_mib is None
     ]
     largest: _LargestBuckets | None = None
-    for trial in {_memory_key(trial): trial for trial in with_default}.values():
+    for trial in {memory_key(trial): trial for trial in with_default}.values():
         prediction = forecast(trial)
         parts = prediction.parts if prediction is not None else {}
         buckets = parts.get("buckets", 0)
@@ -537,25 +299,27 @@ def _fits_word(fit: MemoryFit | None) -> str:
     return "maybe" if fit.unsure else "yes"
 
 
-def _largest_batch_cell(fit: MemoryFit | None) -> str:
+def _largest_batches_in_words(fit: MemoryFit | None) -> str:
     """Return the largest micro-batch that fits and, in brackets, that with checkpointing: "96 (410)"; or a dash."""
     largest = None if fit is None else fit.largest
     if largest is None:
         return units.UNKNOWN
-    return f"{_batch_words(largest.kept)} ({_batch_words(largest.recomputed)})"
+    return f"{_batch_in_words(largest.kept)} ({_batch_in_words(largest.recomputed)})"
 
 
-def _batch_words(images: int) -> str:
-    if images >= _LARGEST_BATCH:
+def _batch_in_words(images: int) -> str:
+    """Return "1,024"; "none" where not one image fits, "≥ 65,536" where more may fit."""
+    if images >= MOST_BATCH_IMAGES:
         return f"≥ {images:,}"
     return f"{images:,}" if images else "none"
 
 
-def _pixels(size: int | None) -> str:
+def _pixels_in_words(size: int | None) -> str:
+    """Return "1,024"; "none" where no size fits."""
     return "none" if size is None else f"{size:,}"
 
 
-def _between(estimate: Estimate, form: Callable[[float], str]) -> str:
+def _with_interval(estimate: Estimate, in_words: Callable[[float], str]) -> str:
     """Return the value and, in brackets, the ends of its interval: "2.00 h (1.80 h to 2.30 h)"."""
     low, high = estimate.ends
-    return f"{form(estimate.value)} ({form(low)} to {form(high)})"
+    return f"{in_words(estimate.value)} ({in_words(low)} to {in_words(high)})"

@@ -215,10 +215,8 @@ class PlanEstimate:
             "memory_bytes": fit.forecast_bytes,
             "memory_capacity_bytes": fit.capacity_bytes,
             "oom_chance": fit.oom_chance,
-            "largest_micro_batch": None if fit.largest is None else fit.largest.kept,
-            "largest_micro_batch_with_activation_checkpointing": None
-            if fit.largest is None
-            else fit.largest.recomputed,
+            "largest_micro_batch": None if largest is None else largest.kept,
+            "largest_micro_batch_with_activation_checkpointing": None if largest is None else largest.recomputed,
             "fits": None if fit.oom_chance is None else not fit.unfit,
         }
 

@@ -139,8 +139,9 @@ class _ProfileSize(NamedTuple):
 class _Schedule:
     """Places a run's blocks.
 
-    The loader's threads that began together deliver in bursts of `workers` steps. The phase of a step is its place in
-    the burst: steps that are a multiple of `workers` apart have the same phase.
+    The loader's threads that began together deliver in bursts of `workers` steps. The phase of a step is its number in
+    the burst, `step % workers`. Each block begins one phase after the block before it, so that over all blocks no phase
+    counts more than another. With 4 workers blocks may begin at steps 9, 18 and 27, in the phases 1, 2 and 3.
     """
 
     def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
@@ -149,11 +150,11 @@ class _Schedule:
         self.device = trial.train.device
         self.warmup = trial.window.warmup_steps
         self.settling = settling_steps(trial)
-        self.first = self.warmup + _LIGHT_STEPS
-        """The first step at which a block may begin."""
+        self.earliest_begin = self.warmup + _LIGHT_STEPS
+        """The first step at which a block may begin: warm-up and some light steps come before it."""
         self.workers = max(1, trial.data.workers)
-        self.length = EXPLAINED_STEPS[self.device]
-        """Steps of an explained block."""
+        self.explained_steps = EXPLAINED_STEPS[self.device]
+        """Steps of an explained block, without settling."""
         measures_gradients = has_two_batch_sizes(trial) and why_no_gradient_norms(trial) is None
         self.gradient_steps = GRADIENT_STEPS if measures_gradients else ()
         """Lengths that a block of gradients may have, the longest first."""
@@ -175,7 +176,7 @@ class _Schedule:
 
     def _early_blocks(self) -> list[_Block]:
         """Return as many blocks as have room, one after the other from the beginning."""
-        explained = self._placed_forward("explained", [self.length] * BLOCKS[self.device], previous=[])
+        explained = self._placed_forward("explained", [self.explained_steps] * BLOCKS[self.device], previous=[])
         explained = explained[: self._count_in_whole_bursts(len(explained))]
         return self._with_gradients(explained)
 
@@ -188,13 +189,13 @@ class _Schedule:
             count: number of explained blocks.
         """
         late_count = count // 2
-        early_explained = self._placed_forward("explained", [self.length] * (count - late_count), previous=[])
-        early = self._with_gradients(early_explained, reserved=count * (self.length + self.settling))
+        early_explained = self._placed_forward("explained", [self.explained_steps] * (count - late_count), previous=[])
+        early = self._with_gradients(early_explained, reserved=count * (self.explained_steps + self.settling))
         if not early_explained or count < 2:
             return None
-        # From block to block the phase moves on by one, so the last late block is `late_count` steps of phase further.
-        last_phase = early_explained[-1].begin + late_count
-        late = self._placed_backward(late_count, self.steps - _LIGHT_STEPS, phase_of=last_phase)
+        # Each late block begins one phase after the block before it, and the first one after the last early block.
+        last_phase = self._phase(early_explained[-1].begin + late_count)
+        late = self._placed_backward(late_count, self.steps - _LIGHT_STEPS, last_phase=last_phase)
         if late is None or late[0].begin < self._end(early[-1]) + _LIGHT_STEPS:
             return None
         return [*early, *late]
@@ -223,7 +224,7 @@ class _Schedule:
     def _gradients_then_profile(self, size: _ProfileSize) -> list[_Block]:
         """Return a block of gradients at the beginning and explained ones at the end; [] if not all have room."""
         count = self._count_in_whole_bursts(size.explained_blocks)
-        late = self._placed_backward(count, self.steps - _LIGHT_STEPS, phase_of=None)
+        late = self._placed_backward(count, self.steps - _LIGHT_STEPS, last_phase=None)
         if not late:
             return []
         early: list[_Block] = []
@@ -248,7 +249,7 @@ class _Schedule:
             spent: steps that other blocks take of those that need not be light.
         """
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
-        earliest = self.first
+        earliest = self.earliest_begin
         if previous:
             earliest = previous[-1].begin + self._steps_between_begins(previous[-1].length)
         blocks: list[_Block] = []
@@ -264,39 +265,54 @@ class _Schedule:
             budget -= steps
         return blocks
 
-    def _placed_backward(self, count: int, end: int, *, phase_of: int | None) -> list[_Block] | None:
-        """Return explained blocks, the last of which is settled by step `end`; None if not all of them have room.
+    def _placed_backward(self, count: int, end: int, *, last_phase: int | None) -> list[_Block] | None:
+        """Return `count` explained blocks as late as they can be; None if not all of them have room.
+
+        They are placed from the last one to the first, and returned in the order of steps.
 
         Args:
-            count: number of blocks.
-            end: the step by which the last is settled.
-            phase_of: a step with the phase that the last block shall begin in; None: any will do.
+            count: number of blocks, at least 1.
+            end: the step by which the last block is over and settled.
+            last_phase: the phase in which the last block begins; None: any will do.
         """
-        blocks: list[_Block] = []
-        latest = end - self.length - self.settling
+        has_room_in_epoch = self.explained_steps < self.per_epoch  # no block begins an epoch
+        if not has_room_in_epoch:
+            return None
+        begins_last_first: list[int] = []
+        latest = end - self.settling - self.explained_steps
+        phase = last_phase
         for _ in range(count):
-            begin = self._last_begin(latest, phase_of=phase_of)
-            if begin is None or begin < self.first or self.length >= self.per_epoch:
+            begin = self._last_begin(latest, phase=phase)
+            if begin is None or begin < self.earliest_begin:
                 return None
-            blocks.insert(0, _Block("explained", begin, self.length))
-            phase_of = begin - 1
-            latest = begin - self._steps_between_begins(self.length)
-        return blocks
+            begins_last_first.append(begin)
+            # The block that comes before this one begins one phase earlier.
+            phase = self._phase(begin - 1)
+            latest = begin - self._steps_between_begins(self.explained_steps)
+        return [_Block("explained", begin, self.explained_steps) for begin in reversed(begins_last_first)]
 
-    def _last_begin(self, latest: int, *, phase_of: int | None) -> int | None:
+    def _phase(self, step: int) -> int:
+        """Return the number of a step in its burst, from 0 to `workers` - 1."""
+        return step % self.workers
+
+    def _last_begin(self, latest: int, *, phase: int | None) -> int | None:
         """Return the last step up to `latest` at which an explained block may begin; None where none is near.
 
         Args:
             latest: the last step to look at.
-            phase_of: a step with the phase that the block shall begin in; None: any will do.
+            phase: the phase in which the block begins; None: any will do.
         """
         begin = latest
         stride = 1
-        if phase_of is not None:
-            begin -= (begin - phase_of) % self.workers
+        if phase is not None:
+            steps_since_phase = (latest - phase) % self.workers
+            begin = latest - steps_since_phase
             stride = self.workers
-        for _ in range(self.length + 1):
-            if self._first_begin(begin, self.length) == begin:
+        # A block of n steps begins neither at an epoch's first step nor at its last n - 1 steps. So of n + 1 steps in a
+        # row one will do; with a longer stride perhaps none does.
+        for _ in range(self.explained_steps + 1):
+            may_begin = self._first_begin(begin, self.explained_steps) == begin
+            if may_begin:
                 return begin
             begin -= stride
         return None

@@ -377,29 +377,35 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, plan: StagePlan, *numbers: int) -> None:
         """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
-        self.parts = tuple(chain.from_iterable(plan.parts[number] for number in numbers))
+        self.module_names = tuple(chain.from_iterable(plan.parts[number] for number in numbers))
+        """Names of its modules in the whole model, in the order of forward."""
         self.run_module = plan.run_module
         is_last = numbers[-1] == len(plan.parts) - 1
         self.dtype_handed_on = None if is_last else plan.dtype
+        """The dtype of what goes on to the next stage; None for the last stage, which gives logits."""
         # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        for name in self.parts:
+        for name in self.module_names:
             _add_under_name(self, name, model.get_submodule(name))
 
     @override
     def forward(self, *tensors: Tensor) -> Activation:
         """Return what goes on to the next stage, or logits from the last stage.
 
+        In training the auxiliary head of segmentation runs beside this chain of modules: it reads what the decode head
+        reads too, and its logits reach the loss by a hook (`models.named.AuxiliaryLogits`), not through what is returned.
+
         Args:
-            tensors: images for the first stage; for others what the stage before hands on.
+            tensors: images for the first stage; for others what the stage before hands on: the hidden states, and then
+                the maps of earlier stages that a head will take.
         """
         activation: Activation = tensors[0] if len(tensors) == 1 else tensors
-        for name in self.parts:
+        for name in self.module_names:
             module = self.get_submodule(name)
-            if name != AUXILIARY_HEAD:
+            is_beside_chain = name == AUXILIARY_HEAD
+            if not is_beside_chain:
                 activation = self.run_module(name, module, activation)
             elif self.training:
-                # The next module does not take its output; `AuxiliaryLogits` sees it, for the loss.
                 self.run_module(name, module, activation)
         if self.dtype_handed_on is None:
             return activation

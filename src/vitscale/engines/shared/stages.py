@@ -393,7 +393,7 @@ class Stage(nn.Module):
         """Return what goes on to the next stage, or logits from the last stage.
 
         In training the auxiliary head of segmentation runs beside this chain of modules: it reads what the decode head
-        reads too, and its logits reach the loss by a hook (`models.named.AuxiliaryLogits`), not through what is returned.
+        reads too. Its logits reach the loss by a hook (`models.named.AuxiliaryLogits`), not through what is returned.
 
         Args:
             tensors: images for the first stage; for others what the stage before hands on: the hidden states, and then

@@ -24,7 +24,7 @@ def batch_arithmetic(view: ConfigurationView) -> Iterator[FileFinding]:
     DeepSpeed works out the sizes that are missing from the others. Nothing is checked where one of them is "auto"
     or is set by a study.
     """
-    if any(view.open(key) for key in BATCH_KEYS):
+    if any(view.leaves_open(key) for key in BATCH_KEYS):
         return
     sizes: dict[str, int] = {}
     for key in BATCH_KEYS:

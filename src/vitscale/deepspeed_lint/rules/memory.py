@@ -24,9 +24,9 @@ _SMALL_SHARE_OF_GPU = 0.25
 """Share of `_SMALL_GPU_BYTES` below which it is not worth a slower step to free memory."""
 _LARGE_BUFFERS_BYTES = 2**29
 """Bytes of buffers that are reported even where the model's size is unknown: a 32nd of `_SMALL_GPU_BYTES`."""
-_BUCKET = "zero_optimization.reduce_bucket_size"
-_DEVICES = ("cpu", "nvme")
-_KEYS_OF_OFFLOAD = {
+_BUCKET_KEY = "zero_optimization.reduce_bucket_size"
+_OFFLOAD_DEVICES = ("cpu", "nvme")
+_KEYS_BY_OFFLOAD = {
     "offload_optimizer": ("offload_optimizer", "cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("offload_param", "cpu_offload_param"),
 }
@@ -47,8 +47,8 @@ def _bytes_per_bucket_element(view: ConfigurationView) -> int:
     if view.precision == "autocast":
         return 2 + 4 if view.stage == 3 else 4 + 4
     element_type = view.precision
-    if view.stage == 1 and view.accumulates is not None:
-        element_type = view.accumulates
+    if view.stage == 1 and view.accumulation_type is not None:
+        element_type = view.accumulation_type
     sent_type = view.text("communication_data_type")
     if view.stage == 3 and sent_type is not None:
         element_type = sent_type.lower()
@@ -73,7 +73,7 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     if verdict is None:
         return
     subject = "1 buffer" if buffers == 1 else f"{buffers} buffers"
-    default = "" if view.has(_BUCKET) else " (the default)"
+    default = "" if view.has(_BUCKET_KEY) else " (the default)"
     types = ""
     if view.precision == "autocast":
         types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
@@ -81,7 +81,7 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     yield finding(
         "bucket-memory",
         verdict.severity,
-        key=_BUCKET,
+        key=_BUCKET_KEY,
         message=(
             f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
             f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
@@ -97,7 +97,7 @@ def _advice_for_smaller_bucket(view: ConfigurationView) -> Remedy:
     text = f"Set reduce_bucket_size to about a tenth of the model: {elements:,}"
     if view.target.parameters is None:
         text = f"Set reduce_bucket_size to a tenth of the model, such as {elements:,} (say --model or --parameters)"
-    return Remedy(text, {_BUCKET: elements})
+    return Remedy(text, {_BUCKET_KEY: elements})
 
 
 class _BufferVerdict(NamedTuple):
@@ -137,9 +137,9 @@ def _offload_device(view: ConfigurationView, part: str) -> str | None:
         part: "offload_optimizer" or "offload_param".
     """
     device = view.text(f"zero_optimization.{part}.device")
-    if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
+    if device is None and part == "offload_optimizer" and view.is_on("zero_optimization.cpu_offload"):
         return "cpu"
-    return device if device in _DEVICES else None
+    return device if device in _OFFLOAD_DEVICES else None
 
 
 def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -212,10 +212,10 @@ def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) 
 
 def _without_offload(part: str) -> FileChanges:
     """Return changes of the file that remove an offload, its deprecated keys included."""
-    return {f"zero_optimization.{name}": REMOVED for name in _KEYS_OF_OFFLOAD[part]}
+    return {f"zero_optimization.{name}": REMOVED for name in _KEYS_BY_OFFLOAD[part]}
 
 
-_ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
+_OPTIMIZERS_WITH_CPU_FORM = ("adam", "adamw", "adagrad", "lion")
 """Optimizers, in small letters, of which DeepSpeed has one for the CPU, and takes it where the optimizer is offloaded.
 """
 
@@ -257,7 +257,7 @@ def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
     fix = Remedy("Remove it, or take stage 1 or 2", _without_offload("offload_optimizer"))
     optimizer = (view.text("optimizer.type") or "").lower()
     is_torchs_own = view.value("optimizer.params.torch_adam") is True
-    if optimizer in _ON_THE_CPU and not is_torchs_own:
+    if optimizer in _OPTIMIZERS_WITH_CPU_FORM and not is_torchs_own:
         message = (
             "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
             "parameters there: the first step fails on a GPU"

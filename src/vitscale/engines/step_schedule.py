@@ -98,13 +98,13 @@ def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
 
 
 def _explained_blocks(kinds: Sequence[StepWindow]) -> int:
-    """Return how many runs of explained steps there are."""
-    before: StepWindow = "light"
+    """Return how many stretches of explained steps there are."""
+    previous_kind: StepWindow = "light"
     blocks = 0
     for kind in kinds:
-        if kind == "explained" and before != "explained":
+        if kind == "explained" and previous_kind != "explained":
             blocks += 1
-        before = kind
+        previous_kind = kind
     return blocks
 
 
@@ -146,11 +146,11 @@ class _Schedule:
 
     def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
         self.steps = steps
-        self.per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self.device = trial.train.device
-        self.warmup = trial.window.warmup_steps
-        self.settling = settling_steps(trial)
-        self.earliest_begin = self.warmup + _LIGHT_STEPS
+        self.warmup_steps = trial.window.warmup_steps
+        self.settling_steps = settling_steps(trial)
+        self.earliest_begin = self.warmup_steps + _LIGHT_STEPS
         """The first step at which a block may begin: warm-up and some light steps come before it."""
         self.workers = max(1, trial.data.workers)
         self.explained_steps = EXPLAINED_STEPS[self.device]
@@ -190,7 +190,7 @@ class _Schedule:
         """
         late_count = count // 2
         early_explained = self._placed_forward("explained", [self.explained_steps] * (count - late_count), previous=[])
-        early = self._with_gradients(early_explained, reserved=count * (self.explained_steps + self.settling))
+        early = self._with_gradients(early_explained, reserved=count * (self.explained_steps + self.settling_steps))
         if not early_explained or count < 2:
             return None
         # Each late block begins one phase after the block before it, and the first one after the last early block.
@@ -233,8 +233,8 @@ class _Schedule:
             if not early:
                 return []
         blocks = [*early, *late]
-        light_from = self._end(early[0]) if early else self.warmup
-        has_room = late[0].begin - light_from >= _LIGHT_STEPS
+        first_light_step = self._end(early[0]) if early else self.warmup_steps
+        has_room = late[0].begin - first_light_step >= _LIGHT_STEPS
         return blocks if has_room and not self._has_few_light_steps(blocks) else []
 
     def _placed_forward(
@@ -242,27 +242,30 @@ class _Schedule:
     ) -> list[_Block]:
         """Return blocks of these lengths, one after the other; only the first ones if not all of them have room.
 
+        Blocks have room in the run, and in the budget: the steps after warm-up that need not be light.
+
         Args:
             window: the window of all their steps.
-            lengths: steps of each.
+            lengths: steps of each block, without settling.
             previous: blocks that come before them.
-            spent: steps that other blocks take of those that need not be light.
+            spent: steps of the budget that other blocks take.
         """
-        budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
+        steps_after_warmup = max(0, self.steps - self.warmup_steps)
+        budget = int(steps_after_warmup * (1 - _LIGHT_SHARE)) - spent
         earliest = self.earliest_begin
         if previous:
             earliest = previous[-1].begin + self._steps_between_begins(previous[-1].length)
         blocks: list[_Block] = []
         for length in lengths:
-            begin = self._first_begin(earliest, length)
-            steps = length + self.settling
-            fits_epoch = length < self.per_epoch
-            fits_run = steps <= budget and begin + steps <= self.steps
-            if not (fits_epoch and fits_run):
+            begin = self._first_begin_from(earliest, length)
+            block_steps = length + self.settling_steps
+            fits_epoch = length < self.steps_per_epoch  # no block begins an epoch
+            fits_run = begin + block_steps <= self.steps
+            if not (fits_epoch and fits_run) or block_steps > budget:
                 break
             blocks.append(_Block(window, begin, length))
             earliest = begin + self._steps_between_begins(length)
-            budget -= steps
+            budget -= block_steps
         return blocks
 
     def _placed_backward(self, count: int, end: int, *, last_phase: int | None) -> list[_Block] | None:
@@ -275,11 +278,11 @@ class _Schedule:
             end: the step by which the last block is over and settled.
             last_phase: the phase in which the last block begins; None: any will do.
         """
-        has_room_in_epoch = self.explained_steps < self.per_epoch  # no block begins an epoch
+        has_room_in_epoch = self.explained_steps < self.steps_per_epoch  # no block begins an epoch
         if not has_room_in_epoch:
             return None
         begins_last_first: list[int] = []
-        latest = end - self.settling - self.explained_steps
+        latest = end - self.settling_steps - self.explained_steps
         phase = last_phase
         for _ in range(count):
             begin = self._last_begin(latest, phase=phase)
@@ -311,7 +314,7 @@ class _Schedule:
         # A block of n steps begins neither at an epoch's first step nor at its last n - 1 steps. So of n + 1 steps in a
         # row one will do; with a longer stride perhaps none does.
         for _ in range(self.explained_steps + 1):
-            may_begin = self._first_begin(begin, self.explained_steps) == begin
+            may_begin = self._first_begin_from(begin, self.explained_steps) == begin
             if may_begin:
                 return begin
             begin -= stride
@@ -322,7 +325,7 @@ class _Schedule:
 
         `reserved`: steps that are kept for explained blocks, if these take fewer as yet.
         """
-        spent = max(reserved, sum(block.length + self.settling for block in blocks))
+        spent = max(reserved, sum(block.length + self.settling_steps for block in blocks))
         for length in self.gradient_steps:
             gradients = self._placed_forward("gradients", [length], previous=blocks, spent=spent)
             if gradients:
@@ -338,7 +341,7 @@ class _Schedule:
         Args:
             length: steps of the block.
         """
-        block_steps = length + self.settling
+        block_steps = length + self.settling_steps
         timed_steps = _ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, block_steps)
         distance = block_steps + timed_steps
         missing_to_next_phase = (1 - distance) % self.workers
@@ -350,19 +353,19 @@ class _Schedule:
             return count
         return count // self.workers * self.workers
 
-    def _first_begin(self, earliest: int, length: int) -> int:
+    def _first_begin_from(self, earliest: int, length: int) -> int:
         """Return the first step from `earliest` on where `length` steps lie in one epoch and do not begin it."""
-        step_in_epoch = earliest % self.per_epoch
+        step_in_epoch = earliest % self.steps_per_epoch
         if step_in_epoch == 0:
             return earliest + 1
-        if step_in_epoch + length <= self.per_epoch:
+        if step_in_epoch + length <= self.steps_per_epoch:
             return earliest
-        next_epoch = earliest - step_in_epoch + self.per_epoch
+        next_epoch = earliest - step_in_epoch + self.steps_per_epoch
         return next_epoch + 1
 
     def _end(self, block: _Block) -> int:
         """Return the step after a block and its settling."""
-        return block.begin + block.length + self.settling
+        return block.begin + block.length + self.settling_steps
 
     def windows_with(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
         """Return the window of each step of a run with these blocks, which are in order."""
@@ -374,12 +377,12 @@ class _Schedule:
         for window, begin, length in blocks:
             end = begin + length
             kinds[begin:end] = [window] * length
-            kinds[end : end + self.settling] = ["settling"] * self.settling
+            kinds[end : end + self.settling_steps] = ["settling"] * self.settling_steps
         return tuple(kinds)
 
     def _has_few_light_steps(self, blocks: list[_Block]) -> bool:
         """Whether these blocks leave fewer steps light than a run must have."""
-        after_warmup = self.windows_with(blocks)[self.warmup :]
+        after_warmup = self.windows_with(blocks)[self.warmup_steps :]
         return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
 
     def _light_epochs(self, kinds: tuple[StepWindow, ...]) -> int:
@@ -388,8 +391,8 @@ class _Schedule:
         `kinds`: the window of each step of the run.
         """
         light_epochs = 0
-        for begin in range(0, self.steps - self.per_epoch + 1, self.per_epoch):
-            kinds_of_epoch = set(kinds[begin : begin + self.per_epoch])
-            if begin >= self.warmup and kinds_of_epoch == {"light"}:
+        for begin in range(0, self.steps - self.steps_per_epoch + 1, self.steps_per_epoch):
+            kinds_of_epoch = set(kinds[begin : begin + self.steps_per_epoch])
+            if begin >= self.warmup_steps and kinds_of_epoch == {"light"}:
                 light_epochs += 1
         return light_epochs

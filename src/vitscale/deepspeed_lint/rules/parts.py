@@ -84,24 +84,36 @@ def _refused_in_zero(view: ConfigurationView) -> Iterator[_Refusal]:
     """Yield refused values in zero_optimization."""
     stage = view.stage
     yield from _refused_without_norm(view)
-    key = "zero_optimization.zenflow"
-    if stage == 0 and view.part(key):
-        fix = remove(key, "Remove it, or take the stage that it is for")
-        yield _Refusal(key, "The first step fails with it at stage 0", fix, "runtime/engine.py")
-    key = "zero_optimization.legacy_stage1"
-    if stage and view.is_on(key):
-        yield _Refusal(key, "Refused since 0.5.9", remove(key), "runtime/engine.py")
+    zenflow = "zero_optimization.zenflow"
+    if stage == 0 and view.part(zenflow):
+        removal = remove(zenflow, "Remove it, or take the stage that it is for")
+        yield _Refusal(zenflow, "The first step fails with it at stage 0", removal, "runtime/engine.py")
+    legacy_stage_1 = "zero_optimization.legacy_stage1"
+    if stage and view.is_on(legacy_stage_1):
+        yield _Refusal(legacy_stage_1, "Refused since 0.5.9", remove(legacy_stage_1), "runtime/engine.py")
+    if stage in (1, 2):
+        yield from _refused_odd_bucket(view)
+    if stage == 3:
+        yield from _refused_without_nvme_path(view)
+
+
+def _refused_odd_bucket(view: ConfigurationView) -> Iterator[_Refusal]:
+    """Yield a refusal of a bucket for all-gathers with an odd number of elements."""
     key = "zero_optimization.allgather_bucket_size"
     elements = view.number(key)
-    if stage in (1, 2) and elements is not None and elements % 2 == 1:
+    if elements is not None and elements % 2 == 1:
         even = int(elements) + 1
         fix = Remedy(f"Write an even number, such as {even:,}", {key: even})
         yield _Refusal(key, "An odd number is refused", fix, "runtime/zero/stage_1_and_2.py")
+
+
+def _refused_without_nvme_path(view: ConfigurationView) -> Iterator[_Refusal]:
+    """Yield a refusal for each offload to nvme that names no folder on the drive."""
     for part in ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"):
-        key = f"{part}.nvme_path"
-        if stage == 3 and view.text(f"{part}.device") == "nvme" and view.value(key) is None:
+        path_key = f"{part}.nvme_path"
+        if view.text(f"{part}.device") == "nvme" and view.value(path_key) is None:
             fix = Remedy("Name a folder on the drive")
-            yield _Refusal(key, "Needed where the device is nvme", fix, "runtime/zero/offload_config.py")
+            yield _Refusal(path_key, "Needed where the device is nvme", fix, "runtime/zero/offload_config.py")
 
 
 def _refused_without_norm(view: ConfigurationView) -> Iterator[_Refusal]:
@@ -119,23 +131,23 @@ def _refused_without_norm(view: ConfigurationView) -> Iterator[_Refusal]:
 
 def _refused_at_the_top(view: ConfigurationView) -> Iterator[_Refusal]:
     """Yield refused values outside zero_optimization."""
-    key = "gradient_allreduce_op"
-    if view.stage == 3 and view.text(key) == "sum":
-        fix = remove(key, "Remove it: the mean is taken then")
-        yield _Refusal(key, "A sum is refused at stage 3", fix, "runtime/config.py")
-    key = "checkpoint.tag_validation"
-    tag = view.text(key)
-    if tag is not None and tag.capitalize() not in _TAG_VALIDATION_WORDS:
-        fix = Remedy("Write Warn, Ignore or Fail", {key: "Warn"})
-        yield _Refusal(key, "Any other word is refused", fix, "runtime/config.py")
-    key = "gradient_clipping"
-    if view.has(key) and view.value(key) is None:
-        fix = Remedy("Write 0.0 for no clipping", {key: 0.0})
-        yield _Refusal(key, "The first step fails on null", fix, "runtime/engine.py")
-    key = "steps_per_print"
-    if view.number(key) == 0:
-        fix = Remedy("Write null to print nothing", {key: None})
-        yield _Refusal(key, "The first step fails on 0 (a division)", fix, "runtime/engine.py")
+    reduction = "gradient_allreduce_op"
+    if view.stage == 3 and view.text(reduction) == "sum":
+        removal = remove(reduction, "Remove it: the mean is taken then")
+        yield _Refusal(reduction, "A sum is refused at stage 3", removal, "runtime/config.py")
+    tag_validation = "checkpoint.tag_validation"
+    word = view.text(tag_validation)
+    if word is not None and word.capitalize() not in _TAG_VALIDATION_WORDS:
+        valid_word = Remedy("Write Warn, Ignore or Fail", {tag_validation: "Warn"})
+        yield _Refusal(tag_validation, "Any other word is refused", valid_word, "runtime/config.py")
+    clipping = "gradient_clipping"
+    if view.has(clipping) and view.value(clipping) is None:
+        no_clipping = Remedy("Write 0.0 for no clipping", {clipping: 0.0})
+        yield _Refusal(clipping, "The first step fails on null", no_clipping, "runtime/engine.py")
+    print_interval = "steps_per_print"
+    if view.number(print_interval) == 0:
+        no_prints = Remedy("Write null to print nothing", {print_interval: None})
+        yield _Refusal(print_interval, "The first step fails on 0 (a division)", no_prints, "runtime/engine.py")
 
 
 def keys_without_effect_at_this_stage(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -143,12 +155,9 @@ def keys_without_effect_at_this_stage(view: ConfigurationView) -> Iterator[FileF
 
     Keys that the release does not read at all, or that have a rule of their own, are left to other rules.
     """
-    names = [
-        name
-        for name in view.part("zero_optimization")
-        if _is_read_by_release(view, name) and name not in _KEYS_WITH_OTHER_RULES
-    ]
-    names_without_effect = [name for name in names if not _has_effect_at_stage(name, view.stage)]
+    names_to_check = [name for name in view.part("zero_optimization") if name not in _KEYS_WITH_OTHER_RULES]
+    read_names = [name for name in names_to_check if _is_read_by_release(view, name)]
+    names_without_effect = [name for name in read_names if not _has_effect_at_stage(name, view.stage)]
     if not names_without_effect:
         return
     listed_names = ", ".join(names_without_effect[:_MOST_NAMES_LISTED])

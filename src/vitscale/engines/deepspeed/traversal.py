@@ -159,7 +159,12 @@ class _Gather(NamedTuple):
 
 
 class _Coordinator:
-    """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors."""
+    """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors.
+
+    A tensor is gathered or not (`_gather_of`). At each step `run` gathers what the step's module lacks, passes the
+    module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
+    (`_gathers`) and the releases (`_released`) that `run` has noted.
+    """
 
     def __init__(self, modules: Sequence[PlacedModule], settings: ZeroSettings, visits: list[_Visit]) -> None:
         self._settings = settings
@@ -202,10 +207,10 @@ class _Coordinator:
             self._pass_uses(step, tensors)
             self._prefetch(step)
             next_step = self._next_step_with(visit.module, after=step)
-            is_reused_soon = (
-                next_step is not None
-                and elements_before[next_step] - elements_before[step + 1] < self._settings.max_reuse
-            )
+            is_reused_soon = False
+            if next_step is not None:
+                elements_until_reuse = elements_before[next_step] - elements_before[step + 1]
+                is_reused_soon = elements_until_reuse < self._settings.max_reuse
             if not is_reused_soon and not visit.torch_stops:
                 self._release(step, tensors)
 
@@ -278,23 +283,24 @@ class _Coordinator:
             elements = sum(self._elements[tensor] for tensor in gather.tensors)
             first_uses = [self._first_use(tensor, gather.step) for tensor in gather.tensors]
             first_use = min(first_uses)
-            copied_at = gather.step
-            if len(gather.tensors) > 1:
+            has_buffer = len(gather.tensors) > 1
+            if has_buffer:
                 gathered.add(elements, first=gather.step, last=max(first_uses))
-                copied_at = first_use
+            own_memory_step = first_use if has_buffer else gather.step
             for tensor in gather.tensors:
                 release_step = self._released.get((tensor, number), end_step)
-                gathered.add(self._elements[tensor], first=copied_at, last=release_step)
-            if first_use > gather.step:
+                gathered.add(self._elements[tensor], first=own_memory_step, last=release_step)
+            is_fetched_ahead = first_use > gather.step
+            if is_fetched_ahead:
                 incoming.add(elements, first=gather.step, last=gather.step)
             fetches.append(self._fetch(gather, first_use))
         forward = range(self._forward_steps)
         backward = range(self._forward_steps, len(self._visits))
         return Traversal(
             fetches=tuple(fetches),
-            forward=self._most_by_module(gathered, forward),
-            backward=self._most_by_module(gathered, backward),
-            coming=self._most_by_module(incoming, forward),
+            forward=self._peak_by_module(gathered, forward),
+            backward=self._peak_by_module(gathered, backward),
+            coming=self._peak_by_module(incoming, forward),
             gathered_twice=self._gathered_twice(),
         )
 
@@ -312,23 +318,24 @@ class _Coordinator:
             tensors=gather.tensors,
         )
 
-    def _most_by_module(self, timeline: _Timeline, steps: range) -> tuple[int, ...]:
+    def _peak_by_module(self, timeline: _Timeline, steps: range) -> tuple[int, ...]:
         """Return the most elements at any of these steps, for each module."""
-        elements = timeline.totals()
-        most = [0] * len(self._steps_of_module)
+        elements_at_step = timeline.totals()
+        peaks = [0] * len(self._steps_of_module)
         for step in steps:
             module = self._visits[step].module
-            most[module] = max(most[module], elements[step])
-        return tuple(most)
+            peaks[module] = max(peaks[module], elements_at_step[step])
+        return tuple(peaks)
 
     def _gathered_twice(self) -> int:
         """Return the elements of all gathers but the first one of each tensor."""
-        all_elements = 0
-        tensors: set[TensorKey] = set()
+        all_gathers_elements = 0
+        gathered_tensors: set[TensorKey] = set()
         for gather in self._gathers:
-            all_elements += sum(self._elements[tensor] for tensor in gather.tensors)
-            tensors.update(gather.tensors)
-        return all_elements - sum(self._elements[tensor] for tensor in tensors)
+            all_gathers_elements += sum(self._elements[tensor] for tensor in gather.tensors)
+            gathered_tensors.update(gather.tensors)
+        first_gathers_elements = sum(self._elements[tensor] for tensor in gathered_tensors)
+        return all_gathers_elements - first_gathers_elements
 
 
 class _Timeline:

@@ -264,7 +264,7 @@ class _RowSplit:
             tokens_by_rank = [rows * columns for rows in self.rows_by_rank(stage_number)]
             own_tokens = own_map.flatten(2).transpose(1, 2)  # [b, own rows * columns, width]
             all_tokens = with_all_tokens(
-                own_tokens, every_image=backbone.every_image, sizes=tokens_by_rank, group=self.group
+                own_tokens, every_image=backbone.every_image, tokens_by_rank=tokens_by_rank, group=self.group
             )
             whole_maps.append(all_tokens.transpose(1, 2).unflatten(2, (-1, columns)))
         output.feature_maps = tuple(whole_maps)
@@ -305,7 +305,7 @@ def _attention_forward(block: Any, row_split: _RowSplit, stage_number: int, hidd
     )
     matrices = (attention.query, attention.key, attention.value)
     projected = (_by_heads(matrix(hidden), attention.attention_head_size) for matrix in matrices)
-    mixed = attend(*projected, attention=attend_in_windows, sizes=tokens_by_rank, group=group)
+    mixed = attend(*projected, attention=attend_in_windows, tokens_by_rank=tokens_by_rank, group=group)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -409,7 +409,8 @@ def _projected_zero_token(attention: Any, head_width: int) -> Tensor:
     no_bias = torch.zeros_like(attention.query.bias)
     biases = [attention.query.bias, no_bias, attention.value.bias]  # three of [heads * d]
     local_biases = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
-    return torch.stack(local_biases).unflatten(1, (-1, head_width))
+    bias_by_head: Tensor = torch.stack(local_biases).unflatten(1, (-1, head_width))
+    return bias_by_head
 
 
 def _with_tokens_appended(maps: Tensor, token: Tensor, *, axis: int, count: int) -> Tensor:

@@ -1,9 +1,15 @@
-"""Which optimizer steps of a run are timed, which are explained, and which are neither.
+"""Which optimizer steps of a run are timed, which are explained, and which are neither: the window of each step.
 
-Light steps carry nothing but timestamps, and only they are in a reported time. A block of steps is explained under the
-profiler; when it ends the rank pauses to read the profile. Meanwhile the loader's threads may get ahead, so as many
-batches as they can have prepared are settled before the next timed step. On CPU light and explained blocks alternate,
-so that drift is not taken for the cost of explaining, half of them at the beginning and half at the end:
+    light      carries nothing but timestamps; only these steps are in a reported time
+    explained  runs under the profiler
+    gradients  measures the gradient, for the noise scale
+    settling   follows a block of explained or gradients steps, and is not timed
+    attached   is timed on a GPU between explained blocks, and is in no reported time
+
+Explained steps, and gradients steps, come in blocks. When a block ends the rank pauses to read the profile. Meanwhile
+the loader's threads may get ahead, so as many batches as they can have prepared are settled before the next timed step.
+On CPU light and explained blocks alternate, so that a machine that slows down during the run (drift) is not taken for
+the cost of explaining, half of them at the beginning and half at the end:
 
     warm-up | light explained settling | ... | gradients settling | light ... | light explained settling | ... | light
 
@@ -12,7 +18,7 @@ epoch in between, all blocks come early, and the epochs after them are light.
 
 On a GPU the profiler comes last. Once it has run, CUPTI stays attached to the process, which slows down every launch
 from then on: 10 to 20 % of training were seen (pytorch #144455, #146604). So all light steps lie before the first
-block. Timed steps beside the blocks are attached: they say what that costs, and are in no reported time.
+explained block. Timed steps beside the blocks are attached: they show how much slower steps are from then on.
 
     warm-up | light | gradients settling | light ... | explained settling attached | explained settling attached | ...
 """
@@ -37,7 +43,7 @@ _LIGHT_STEPS = 4
 """Fewest timed steps before a block, and after the last."""
 _ATTACHED_STEPS = 2
 """Timed steps between two blocks on a GPU."""
-_LIGHT_SHARE = 0.5
+_LEAST_LIGHT_SHARE = 0.5
 """Least share of the steps after warm-up that stays light."""
 
 
@@ -74,8 +80,8 @@ def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) 
 
 FEWEST_LIGHT = 20
 """Timed steps of the shortest run: its mean is then known to a quarter of what single steps differ by."""
-_FEWEST_EXPLAINED = 2
-_LONGEST_TRIED = 200
+_FEWEST_EXPLAINED_BLOCKS = 2
+_LONGEST_RUN_TRIED = 200
 """Most steps of a run that `shortest_run` tries."""
 
 
@@ -87,11 +93,11 @@ def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
     """
     warmup_steps = trial.window.warmup_steps
     lengths_with_few_blocks: list[int] = []
-    for steps in range(FEWEST_LIGHT, _LONGEST_TRIED + 1):
+    for steps in range(FEWEST_LIGHT, _LONGEST_RUN_TRIED + 1):
         kinds = windows(trial, steps + warmup_steps, steps_per_epoch)[warmup_steps:]
         if kinds.count("light") < FEWEST_LIGHT:
             continue
-        if not trial.window.explain or _explained_blocks(kinds) >= _FEWEST_EXPLAINED:
+        if not trial.window.explain or _explained_blocks(kinds) >= _FEWEST_EXPLAINED_BLOCKS:
             return steps
         lengths_with_few_blocks.append(steps)
     return lengths_with_few_blocks[0]
@@ -119,7 +125,7 @@ class _Block(NamedTuple):
 
 
 def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow, ...]:
-    """Return the window of each of a run's `steps` optimizer steps. Warm-up steps are light, and marked apart.
+    """Return the window of each of a run's `steps` optimizer steps. Warm-up steps are light too.
 
     A run too short for one block has light steps only; so has one that is not to be explained. No block crosses from
     one epoch to the next or begins one: an epoch's first step waits for the loader to start.
@@ -251,7 +257,7 @@ class _Schedule:
             spent: steps of the budget that other blocks take.
         """
         steps_after_warmup = max(0, self.steps - self.warmup_steps)
-        budget = int(steps_after_warmup * (1 - _LIGHT_SHARE)) - spent
+        budget = int(steps_after_warmup * (1 - _LEAST_LIGHT_SHARE)) - spent
         earliest = self.earliest_begin
         if previous:
             earliest = previous[-1].begin + self._steps_between_begins(previous[-1].length)
@@ -383,7 +389,7 @@ class _Schedule:
     def _has_few_light_steps(self, blocks: list[_Block]) -> bool:
         """Whether these blocks leave fewer steps light than a run must have."""
         after_warmup = self.windows_with(blocks)[self.warmup_steps :]
-        return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
+        return after_warmup.count("light") < _LEAST_LIGHT_SHARE * len(after_warmup)
 
     def _light_epochs(self, kinds: tuple[StepWindow, ...]) -> int:
         """Return the number of whole epochs after warm-up that have only light steps.

@@ -9,7 +9,7 @@ from vitscale.deepspeed_lint.advice import REMOVED, FileChanges, FileFinding, Re
 from vitscale.deepspeed_lint.rules.overlap import bucket_elements, overlaps, sends_by_itself, smaller_bucket
 from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.present.document import Severity
-from vitscale.present.units import size
+from vitscale.present.units import counted, size
 
 STATE_BYTES = 16
 """Bytes per parameter that training with Adam keeps, for weights, gradients and the optimizer: 2 + 2 + 12 in mixed
@@ -68,11 +68,10 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
         return
     buffers = 2 if stage < 3 and overlaps(view) else 1
     element_bytes = _bytes_per_bucket_element(view)
-    buffer_bytes = buffers * elements * element_bytes
-    verdict = _judge_buffers(view.target.parameters, elements, buffer_bytes)
+    all_buffers_bytes = buffers * elements * element_bytes
+    verdict = _judge_buffers(view.target.parameters, elements, all_buffers_bytes)
     if verdict is None:
         return
-    subject = "1 buffer" if buffers == 1 else f"{buffers} buffers"
     default = "" if view.has(_BUCKET_KEY) else " (the default)"
     types = ""
     if view.precision == "autocast":
@@ -83,8 +82,8 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
         verdict.severity,
         key=_BUCKET_KEY,
         message=(
-            f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
-            f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
+            f"{counted(buffers, 'buffer')} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
+            f"{size(all_buffers_bytes)} on each GPU, {verdict.comparison}"
         ),
         fix=_advice_for_smaller_bucket(view),
         source=view.source(file),
@@ -185,9 +184,9 @@ _PARAMETER_OFFLOAD = _Offload(
 def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) -> Iterator[FileFinding]:
     """Yield a finding where an offload frees little even on a small GPU."""
     gpus = view.target.gpus or 1
-    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)  # share that is offloaded
-    share = 1 if ratio is None else min(max(ratio, 0), 1)
-    freed_bytes = offload.bytes_per_parameter * parameters / gpus * share
+    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)  # the share that is offloaded
+    offloaded_share = 1 if ratio is None else min(max(ratio, 0), 1)
+    freed_bytes = offload.bytes_per_parameter * parameters / gpus * offloaded_share
     if freed_bytes >= _SMALL_SHARE_OF_GPU * _SMALL_GPU_BYTES:
         return
     product = f"{offload.bytes_per_parameter} bytes x {parameters:,} parameters"
@@ -226,19 +225,20 @@ def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
     if stage is None:
         return
     source = view.source("runtime/zero/config.py")
-    if stage in (1, 2) and _offload_device(view, "offload_optimizer") == "nvme":
+    optimizer_device = _offload_device(view, "offload_optimizer")
+    if stage in (1, 2) and optimizer_device == "nvme":
         yield _nvme_below_stage_3(view)
     if stage < 3 and _offload_device(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
         key = "zero_optimization.offload_param"
         yield finding("offload-without-effect", "warning", key, message, remove(key), source)
-    if stage == 0 and _offload_device(view, "offload_optimizer"):
+    if stage == 0 and optimizer_device is not None:
         yield _optimizer_offload_at_stage_0(view)
-    key = "zero_optimization.offload_optimizer.ratio"
-    ratio = view.number(key, 1)
+    ratio_key = "zero_optimization.offload_optimizer.ratio"
+    ratio = view.number(ratio_key, 1)
     if stage != 3 and ratio is not None and ratio < 1:
         message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"
-        yield finding("offload-ratio", "error", key, message, remove(key), source)
+        yield finding("offload-ratio", "error", ratio_key, message, remove(ratio_key), source)
 
 
 def _nvme_below_stage_3(view: ConfigurationView) -> FileFinding:
@@ -256,8 +256,8 @@ def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
     key = "zero_optimization.offload_optimizer"
     fix = Remedy("Remove it, or take stage 1 or 2", _without_offload("offload_optimizer"))
     optimizer = (view.text("optimizer.type") or "").lower()
-    is_torchs_own = view.value("optimizer.params.torch_adam") is True
-    if optimizer in _OPTIMIZERS_WITH_CPU_FORM and not is_torchs_own:
+    takes_torch_adam = view.value("optimizer.params.torch_adam") is True
+    if optimizer in _OPTIMIZERS_WITH_CPU_FORM and not takes_torch_adam:
         message = (
             "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
             "parameters there: the first step fails on a GPU"

@@ -31,7 +31,7 @@ _UNCONVERTED_TYPES = {
 }
 """Types of values that DeepSpeed uses as they are, without a pydantic model that would convert or refuse them."""
 
-_OBJECT_KEYS = (
+_PARTS_TO_CHECK = (
     *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler", "timers", "flops_profiler"),
     *("comms_logger", "activation_checkpointing", "pipeline", "optimizer.params", "scheduler.params"),
     *("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "timers.throughput"),
@@ -80,7 +80,7 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
 
 def _wrong_parts(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding for each part of the file that is no object, where DeepSpeed needs one."""
-    for part in _OBJECT_KEYS:
+    for part in _PARTS_TO_CHECK:
         value = view.value(part)
         if view.has(part) and not isinstance(value, dict) and not _may_stand_for_a_part(part, value):
             yield _wrong_type_finding(view, part, value, "part")
@@ -298,11 +298,11 @@ def _filled_by_integrations(keys: list[str]) -> FileFinding:
         'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
         "it or takes it for true",
         fix="Without that integration write the values out",
-        source=_INTEGRATIONS,
+        source=_SOURCE_ON_INTEGRATIONS,
     )
 
 
-_INTEGRATIONS = (
+_SOURCE_ON_INTEGRATIONS = (
     "integrations/deepspeed.py of transformers 5.23, utils/dataclasses.py (fill_match) and accelerator.py "
     "(_prepare_deepspeed) of accelerate 1.15, and https://huggingface.co/docs/transformers/main/en/deepspeed"
 )
@@ -341,7 +341,7 @@ def _filled_by_nobody(view: ConfigurationView, key: str) -> FileFinding:
             "and fp16, and elsewhere fails on it or takes it for true"
         ),
         fix=fixes,
-        source=_INTEGRATIONS,
+        source=_SOURCE_ON_INTEGRATIONS,
     )
 
 

@@ -7,8 +7,9 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +50,8 @@ def configuration(trial: Trial) -> dict[str, Any]:
     config.setdefault("zero_optimization", {}).update(_zero_section(train))
     _rename_bfloat16(config)
     if train.precision in _SECTION_BY_PRECISION:
-        section, settings = _SECTION_BY_PRECISION[train.precision]
-        config[section] = settings | config.get(section, {}) | {"enabled": True}
+        section = _SECTION_BY_PRECISION[train.precision]
+        config[section.key] = {**section.defaults} | config.get(section.key, {}) | {"enabled": True}
     if train.gradient_dtype is not None:
         config["communication_data_type"] = train.gradient_dtype
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
@@ -71,12 +72,19 @@ def _rename_bfloat16(config: dict[str, Any]) -> None:
         config["bf16"] = old_section
 
 
-_SECTION_BY_PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("torch_autocast", {"dtype": "bfloat16"}),
-    "bf16-params": ("bf16", {}),
-    "fp16": ("fp16", {}),
+class _PrecisionSection(NamedTuple):
+    """A section of DeepSpeed's configuration that switches a precision on."""
+
+    key: str
+    defaults: Mapping[str, Any]
+    """What the section needs beside `enabled`, unless the user's file says otherwise."""
+
+
+_SECTION_BY_PRECISION = {
+    "bf16": _PrecisionSection("torch_autocast", {"dtype": "bfloat16"}),
+    "bf16-params": _PrecisionSection("bf16", {}),
+    "fp16": _PrecisionSection("fp16", {}),
 }
-"""Precision -> the section of DeepSpeed's configuration that switches it on, and what it needs beside `enabled`."""
 
 
 def _zero_section(train: TrainSpec) -> dict[str, Any]:

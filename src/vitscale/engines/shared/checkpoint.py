@@ -30,7 +30,7 @@ from vitscale.engines.shared.whole_tensors import STATES, WholeTensors
 from vitscale.errors import RequestError, shown
 
 FORMAT: Literal[1] = 1
-_DESCRIPTION = "checkpoint.json"
+_DESCRIPTION_FILE = "checkpoint.json"
 _NEXT_STEP = "Name the folder of a checkpoint that was written whole, of this model and optimizer"
 ShapesByName = Mapping[str, tuple[int, ...]]
 
@@ -62,7 +62,7 @@ class Description(BaseModel):
 
 def write_description(folder: Path, description: Description) -> None:
     """Write checkpoint.json and wait until it is on the disk."""
-    path = folder / _DESCRIPTION
+    path = folder / _DESCRIPTION_FILE
     path.write_text(description.model_dump_json(indent=1) + "\n", encoding="utf-8")
     sync(path)
 
@@ -135,7 +135,7 @@ def read_description(folder: Path) -> Description:
     Raises:
         RequestError: the file is missing, newer than this program, or something else.
     """
-    text = read_text(folder / _DESCRIPTION, "checkpoint", next_step=_NEXT_STEP)
+    text = read_text(folder / _DESCRIPTION_FILE, "checkpoint", next_step=_NEXT_STEP)
     try:
         version = json.loads(text).get("format")
         is_newer = isinstance(version, int) and version > FORMAT
@@ -143,7 +143,7 @@ def read_description(folder: Path) -> Description:
             raise refused(folder, f"has format {version}; this program reads {FORMAT}")
         return Description.model_validate_json(text)
     except (ValidationError, ValueError, AttributeError, RecursionError):
-        raise refused(folder, f"cannot be used: {_DESCRIPTION} is not what this program writes") from None
+        raise refused(folder, f"cannot be used: {_DESCRIPTION_FILE} is not what this program writes") from None
 
 
 def refused(folder: Path, reason: str) -> RequestError:

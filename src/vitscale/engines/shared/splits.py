@@ -168,6 +168,9 @@ def _call_offer(offer: Callable[..., Any], trial: Trial, *arguments: Any, **keyw
 def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
     """Return how DTensor cuts a ViT: attention by heads, MLPs by their width, the classifier by classes.
 
+    Matrices are cut in pairs, the first by its outputs (`ColwiseParallel`) and the second by its inputs
+    (`RowwiseParallel`), so that ranks exchange once for each pair (Megatron-LM, arXiv 1909.08053, section 3).
+
     The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. Heads
     of segmentation stay whole too: their convolutions read all channels.
 
@@ -175,8 +178,11 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
         task: the model's task.
         shard_norms: whether tokens of norms and residuals are cut too. The all-reduce after each pair of matrices then
             becomes a reduce-scatter there and an all-gather before the next pair.
+
+    Returns:
+        Path of a module -> its style; "vit.layers.*.mlp" stands for the MLPs of all blocks.
     """
-    block = "vit.layers.*"  # of each block
+    block = "vit.layers.*"
     plan: dict[str, tp.ParallelStyle] = {
         f"{block}.{name}": tp.ColwiseParallel()
         for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.fc1")

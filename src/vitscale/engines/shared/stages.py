@@ -128,8 +128,9 @@ def _vit_plan(model: VisionTransformer | PyramidSegmenter, trial: Trial) -> Stag
     embedding, *blocks = model.in_order[: 1 + block_count]
     heads = model.in_order[1 + block_count :]
     all_tokens = model.vit.embeddings.position_embeddings.shape[1]
-    own_tokens = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
-    hidden_shape = (own_tokens.stop - own_tokens.start, model.vit.width)
+    own_range = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
+    own_tokens = own_range.stop - own_range.start
+    hidden_shape = (own_tokens, model.vit.width)
     return StagePlan(
         parts=_parts(trial, [embedding], [[block] for block in blocks], heads),
         shapes=_same_at_any_size([(hidden_shape,)] * (trial.parallel.stages - 1)),
@@ -154,7 +155,8 @@ def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
     sequence_rank = _sequence_rank(trial)
     heads = [name for name in (AUXILIARY_HEAD, DECODE_HEAD) if getattr(model, name, None) is not None]
     order = swin_in_order(swin.depths, heads)
-    handing_blocks = [blocks.stop - 1 for blocks in stage_blocks(trial.model, trial.parallel.stages)[:-1]]
+    blocks_by_stage = stage_blocks(trial.model, trial.parallel.stages)
+    last_blocks = [blocks.stop - 1 for blocks in blocks_by_stage[:-1]]  # whose output goes on to the next stage
     dtype = weight_dtype(trial.train)
     if trial.train.precision == "bf16" and trial.train.device == "cpu":
         dtype = torch.bfloat16  # autocast's norms give it there, and so has all that they are added to
@@ -167,7 +169,7 @@ def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
     def shapes_at(height: int, width: int) -> tuple[TensorShapes, ...]:
         tall = shapes_of_square(height)
         wide = shapes_of_square(width)
-        return tuple(_rectangular(tall[block], wide[block]) for block in handing_blocks)
+        return tuple(_rectangular(tall[block], wide[block]) for block in last_blocks)
 
     return StagePlan(
         parts=_parts(trial, order.first, order.blocks, order.last),
@@ -447,7 +449,7 @@ def _add_under_name(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class StagedModel(nn.Module):
-    """The stages of a model that one rank holds."""
+    """The stages of a model that one rank holds, and where the parts of the model lie on the other ranks."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Wrap each of this rank's stages; all ranks make a `StagedModel` at once.
@@ -484,11 +486,8 @@ class StagedModel(nn.Module):
             for name, parameter in model.named_parameters()
         }
         """The whole model's parameters, without elements (device "meta")."""
-        self.buffers_of_model = {
-            name: torch.empty_like(buffer, device="meta")
-            for name, buffer in model.named_buffers()
-            if name in self.holder_by_name
-        }
+        saved_buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in self.holder_by_name]
+        self.buffers_of_model = {name: torch.empty_like(buffer, device="meta") for name, buffer in saved_buffers}
         """The whole model's buffers that are saved, without elements too."""
         self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
         """A wrapped module for each stage of this rank, in the order of the model."""

@@ -28,8 +28,8 @@ def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.Proces
     """
     token_ranges = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
     tokens_by_rank = [tokens.stop - tokens.start for tokens in token_ranges]
-    own_tokens = token_ranges[group.rank()]
-    model.vit.embeddings.own_tokens = range(own_tokens.start, own_tokens.stop)
+    own_range = token_ranges[group.rank()]
+    model.vit.embeddings.own_tokens = range(own_range.start, own_range.stop)
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = functools.partial(

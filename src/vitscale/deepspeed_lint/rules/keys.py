@@ -143,7 +143,7 @@ def _deprecated_key_finding(view: ConfigurationView, key: KeyInFile) -> FileFind
         message = f"DeepSpeed refuses this deprecated key together with {new_name}"
         return finding("deprecated-key", "error", key.dotted, message, remove(key.dotted), source)
     message = f"DeepSpeed warns that this key is deprecated in favour of {new_name}"
-    changes = {key.dotted: REMOVED} | _as_successor(view, key.dotted, successor)
+    changes = {key.dotted: REMOVED} | _values_of_successor(view.value(key.dotted), successor)
     device = ' with "device": "cpu"' if f"{successor}.device" in changes else ""
     fixes = [
         Remedy(f"Use {successor}{device}", changes),
@@ -170,12 +170,13 @@ def _has_either_name(view: ConfigurationView, key: str) -> bool:
     return view.has(key) or view.has(f"{part}.stage3_{name}")
 
 
-def _as_successor(view: ConfigurationView, key: str, successor: str) -> dict[str, Any]:
-    """Return changes of the file that write the value of a deprecated key under its new name.
+def _values_of_successor(value: object, successor: str) -> dict[str, Any]:
+    """Return the dotted keys, with values, that say with a successor what a deprecated key says with its value.
 
-    Return no changes where it has several successors, or was a switch for an offload and is off.
+    Return {} where there are several successors, or the key was a switch for an offload and is off.
+
+    Example: {"zero_optimization.offload_optimizer.device": "cpu"} for the value True of "cpu_offload".
     """
-    value = view.value(key)
     if " or " in successor:  # there are several, in words
         return {}
     if successor.endswith(("offload_optimizer", "offload_param")):
@@ -297,8 +298,7 @@ def _advice_to_rename(view: ConfigurationView, key: KeyInFile, known_key: str) -
     new_values: dict[str, Any] = {known_key: value}
     if _is_deprecated(view, known_key):
         new_key = _successor(view, known_key)
-        only_this_key = ConfigurationView({key.name: value}, view.target, view.release)
-        new_values = _as_successor(only_this_key, key.name, new_key)
+        new_values = _values_of_successor(None if "." in key.name else value, new_key)
     if _has_either_name(view, new_key):
         return [remove(place, f"Remove it: the file has {new_key} ({shown(view.value(new_key))})")]
     removal = f"Remove it, or write {new_key} if that is meant, in a value that fits the rest of the file"

@@ -40,6 +40,7 @@ class Behaviour(NamedTuple):
 
 
 def _dotted(version: Version | None) -> str:
+    """Return "0.19.3" for (0, 19, 3)."""
     return "" if version is None else ".".join(map(str, version))
 
 

@@ -105,6 +105,7 @@ class _Problem(NamedTuple):
 
 
 def _problem(finding: Finding) -> _Problem:
+    """Return the problem that a finding is about."""
     return _Problem(finding.kind, finding.about.key)
 
 

@@ -170,5 +170,6 @@ def _images_per_trainer_in_words(sizes: dict[str, int]) -> str:
 
 
 def _finding(view: ConfigurationView, severity: Severity, key: str, message: str, fix: Remedy) -> FileFinding:
+    """Return a finding of the rule `batch_arithmetic`."""
     source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
     return finding("batch-arithmetic", severity, key, message, fix, source)

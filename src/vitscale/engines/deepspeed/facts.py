@@ -19,6 +19,7 @@ _COMPRESSING_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield the reasons to refuse a [train] whose model DeepSpeed wraps: by itself, or under Accelerate."""
     yield from _stage_0_refusals(train)
     yield from _stage_refusals(train)
     yield from _micro_batch_refusals(train)

@@ -161,7 +161,7 @@ class _Gather(NamedTuple):
 class _Coordinator:
     """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors.
 
-    A tensor is gathered or not (`_gather_of`). At each step `run` gathers what the step's module lacks, passes the
+    A tensor is gathered or not (`_gather_by_tensor`). At each step `run` gathers what the step's module lacks, passes the
     module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
     (`_gathers`) and the releases (`_released`) that `run` has noted.
     """
@@ -169,10 +169,12 @@ class _Coordinator:
     def __init__(self, modules: Sequence[PlacedModule], settings: ZeroSettings, visits: list[_Visit]) -> None:
         self._settings = settings
         self._visits = visits
+        # Where nothing is computed again, backward has as many visits as forward.
         self._forward_steps = len(_visits(modules, checkpointing=False)) // 2
         self._tensors: list[list[TensorKey]] = []
         """The tensors of each module."""
         self._elements: dict[TensorKey, int] = {}
+        """The elements of each tensor."""
         for number, (module, _) in enumerate(modules):
             keys = [TensorKey(number, position) for position in range(len(module.tensors))]
             self._tensors.append(keys)
@@ -190,9 +192,10 @@ class _Coordinator:
         """Index in `_uses` of the first use that has not been passed."""
         self._passed_use: dict[TensorKey, int] = {}
         """Step of each tensor's latest use that has been passed."""
-        self._gather_of: dict[TensorKey, int] = {}
+        self._gather_by_tensor: dict[TensorKey, int] = {}
         """The tensors that are gathered now, each with the number of its gather."""
         self._live_elements = 0
+        """Elements of the tensors that are gathered now."""
         self._gathers: list[_Gather] = []
         self._released: dict[tuple[TensorKey, int], int] = {}
         """(Tensor, number of its gather) -> step after which it is released."""
@@ -222,14 +225,14 @@ class _Coordinator:
 
     def _is_missing(self, tensor: TensorKey) -> bool:
         """Whether a tensor must be gathered before it is used; small ones are never released."""
-        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_of
+        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_by_tensor
 
     def _gather(self, step: int, tensors: list[TensorKey]) -> None:
         """Gather these tensors at once."""
         if not tensors:
             return
         for tensor in tensors:
-            self._gather_of[tensor] = len(self._gathers)
+            self._gather_by_tensor[tensor] = len(self._gathers)
             self._live_elements += self._elements[tensor]
         self._gathers.append(_Gather(step, tuple(tensors)))
 
@@ -261,8 +264,8 @@ class _Coordinator:
     def _release(self, step: int, tensors: list[TensorKey]) -> None:
         """Release these tensors, but those of which a later use has been passed."""
         for tensor in tensors:
-            if tensor in self._gather_of and self._passed_use[tensor] <= step + 1:
-                self._released[tensor, self._gather_of.pop(tensor)] = step
+            if tensor in self._gather_by_tensor and self._passed_use[tensor] <= step + 1:
+                self._released[tensor, self._gather_by_tensor.pop(tensor)] = step
                 self._live_elements -= self._elements[tensor]
 
     def _next_step_with(self, module: int, *, after: int) -> int | None:

@@ -412,6 +412,7 @@ def _wrapper_options(train: TrainSpec) -> Any:
 
 
 def _optimizer_options(trial: Trial) -> Any:
+    """Return the settings of Megatron-Core's distributed optimizer, as the study has them."""
     from megatron.core.optimizer import OptimizerConfig
 
     train = trial.train

@@ -151,11 +151,12 @@ class Heads(tp.ParallelStyle):
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         keep_heads(module, device_mesh.size())
-        scale = module.get_parameter(SCALE)
-        cut = distribute_tensor(scale.data, device_mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter(SCALE, nn.Parameter(cut, scale.requires_grad))
+        scale_of_all_heads = module.get_parameter(SCALE)
+        sharded_scale = distribute_tensor(scale_of_all_heads.data, device_mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(SCALE, nn.Parameter(sharded_scale, scale_of_all_heads.requires_grad))
 
         def use_local_scale(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Before forward: let it read this rank's scales as a plain tensor, and make its input a DTensor."""
             scale = module.get_parameter(SCALE)
             if isinstance(scale, DTensor):
                 # An attribute hides the parameter for as long as forward takes.
@@ -164,6 +165,7 @@ class Heads(tp.ParallelStyle):
             return DTensor.from_local(hidden, device_mesh, [Replicate()], run_check=False), *inputs[1:]
 
         def use_parameter_again(module: nn.Module, *_: object) -> None:
+            """Behind forward: take back what `use_local_scale` has hidden."""
             module.__dict__.pop(SCALE, None)
 
         module.register_forward_pre_hook(use_local_scale)

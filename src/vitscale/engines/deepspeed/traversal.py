@@ -161,8 +161,8 @@ class _Gather(NamedTuple):
 class _Coordinator:
     """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors.
 
-    A tensor is gathered or not (`_gather_by_tensor`). At each step `run` gathers what the step's module lacks, passes the
-    module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
+    A tensor is gathered or not (`_gather_by_tensor`). At each step `run` gathers what the step's module lacks, passes
+    the module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
     (`_gathers`) and the releases (`_released`) that `run` has noted.
     """
 

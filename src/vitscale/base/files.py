@@ -101,7 +101,7 @@ def has_long_keys(text: str) -> bool:
     return _KEY_CHAIN.search(text) is not None
 
 
-def beside(file: Path, named: str) -> Path:
+def path_named_in(file: Path, named: str) -> Path:
     """The path that `file` means by `named`: `~` is the home folder; a relative path starts at the folder of `file`.
 
     Raises:
@@ -139,7 +139,9 @@ def is_stream(path: Path) -> bool:
 
 
 @contextmanager
-def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answer: bool = True) -> Iterator[None]:
+def unwritable_as_request_error(
+    what: str, where: object, next_step: str = "", *, is_answer: bool = True
+) -> Iterator[None]:
     """Raise one message where the block cannot write `what` ("the report") to `where`.
 
     With `is_answer` a BrokenPipeError goes on as it is: the reader of the answer has seen enough.

@@ -20,7 +20,7 @@ from vitscale import store
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.base.plugins import answer, known, target
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.answers import counts, terminal_document
@@ -152,7 +152,7 @@ def write(
     for kind in formats:
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
-    with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
+    with unwritable_as_request_error("the report", output or "standard output", "Name another file or folder with -o"):
         return _write(reported, results, formats, output, to_standard_output=to_standard_output)
 
 

@@ -19,7 +19,7 @@ from vitscale import sources, store
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.base import program
-from vitscale.base.files import beside
+from vitscale.base.files import path_named_in
 from vitscale.engines import of_engine
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.machine.hardware import Machine
@@ -128,7 +128,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
         )
     # A hostfile's `pool` refuses two names of one host, on which ranks may well start together.
     is_hostfile = isinstance(scheduler, Hostfile)
-    hosts = read_hostfile(beside(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
+    hosts = read_hostfile(path_named_in(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
     nodes = len(hosts or scheduler.pool()) or 1
     if path is None:
         return CheckTarget(study, scheduler, hosts, nodes, trial=None)

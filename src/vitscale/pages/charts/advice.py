@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.charts.axes import (
     DASHED,
@@ -245,7 +245,7 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     chart = advice_chart(advice)
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
-    with told_if_unwritable("the chart", path, is_answer=False):
+    with unwritable_as_request_error("the chart", path, is_answer=False):
         write_whole(path, picture(chart.views[0], kind), make_folder=True)
 
 

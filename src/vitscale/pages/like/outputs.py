@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, Waterfall
 from vitscale.analysis.time.run_waterfall import run_waterfalls
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.errors import unknown
 from vitscale.pages.charts.axes import Plot, quantity
 from vitscale.pages.charts.resources import RESOURCES, resource_chart
@@ -89,7 +89,7 @@ def write(
     for kind in formats:
         if kind not in FORMATS:
             raise unknown("format of --like", kind, FORMATS)
-    with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
+    with unwritable_as_request_error("the figures", output or results, "Name another folder with -o"):
         if to_standard_output and output is None and list(formats) == ["json"]:
             sys.stdout.write(_to_json(_evaluate(study, material)))
             return []

@@ -196,7 +196,7 @@ class Training:
         if self.trial.layout.exchanges_in_groups:
             unknown_parts |= {"wait": IN_GROUPS, "wire": IN_GROUPS}
         batches.hold()
-        self.recorder.read_profile(lambda unknown: {**unknown, **unknown_parts})
+        self.recorder.write_profile(lambda unknown: {**unknown, **unknown_parts})
         batches.go_on()
 
     def _evaluate_and_record(

@@ -20,16 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_within
+from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, limit_silence
 
-_LONGEST_MESSAGE = 4096
+_LONGEST_MESSAGE_BYTES = 4096
 _MOST_OPEN_FILES = 65_536
 """Files that this process may have open, where the system allows as many."""
 _HELLO_SECONDS = 30.0
 """A connection that has not said hello for this long is closed."""
 _CROWDED_HELLO_SECONDS = 0.25
 """The same while others wait to be let in. A rank says hello as it connects."""
-_UNKNOWN_SHARE = 8
+_CONNECTIONS_PER_UNKNOWN = 8
 """One in so many of all connections may be unknown: it has not said hello yet."""
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
@@ -58,7 +58,11 @@ class RankStatus:
 
 
 class HeartbeatServer:
-    """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted."""
+    """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted.
+
+    A connection is unknown from `_accept` until its hello, and then a rank's or an agent's. It is forgotten when it
+    breaks, or sends what no process of the run sends. One thread does all this; the driver's threads read statuses.
+    """
 
     def __init__(self, token: str, address: str) -> None:
         """Listen on `address` (all interfaces where it is empty) from a thread of its own.
@@ -73,7 +77,7 @@ class HeartbeatServer:
         self._closing = False
         self._most_connections = _connections_allowed()
         """Most connections that have said hello."""
-        self._most_unknown = max(1, self._most_connections // _UNKNOWN_SHARE)
+        self._most_unknown = max(1, self._most_connections // _CONNECTIONS_PER_UNKNOWN)
         """Most connections that have not said hello yet."""
         self._accepting = True
         """Whether new callers are listened to."""
@@ -82,7 +86,7 @@ class HeartbeatServer:
         self._ranks: dict[socket.socket, int | None] = {}
         """Connection that has said hello -> its rank; None for an agent."""
         self._unknown_since: dict[socket.socket, float] = {}
-        """Connection that has not said hello -> when it came; the longest one here comes first."""
+        """Connection that has not said hello -> `time.monotonic()` when it came; the earliest one comes first."""
         self._server = _listening_socket(address)
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
@@ -129,15 +133,15 @@ class HeartbeatServer:
             self._limit_unknown_connections(now)
 
     def _limit_unknown_connections(self, now_seconds: float) -> None:
-        """Close connections that have not said hello in time, and listen to new callers only where there is room.
+        """Close connections that have not said hello in time, and accept new ones only where there is room.
 
         Whoever can reach the port may connect and say nothing. So only few connections may be unknown at a time. Other
         callers wait in the kernel's queue: they are not refused, for a rank may be among them.
         """
         is_full = len(self._unknown_since) >= self._most_unknown
         patience_seconds = _CROWDED_HELLO_SECONDS if is_full else _HELLO_SECONDS
-        for connection, since in [*self._unknown_since.items()]:
-            if now_seconds - since <= patience_seconds:
+        for connection, came_at in [*self._unknown_since.items()]:
+            if now_seconds - came_at <= patience_seconds:
                 break  # the following ones came later
             self._receive(connection)  # its hello may have come just now
             if connection in self._unknown_since:
@@ -157,7 +161,7 @@ class HeartbeatServer:
                 connection.close()
                 return
             connection.setblocking(False)
-            answers_within(connection, SILENCE_SECONDS)
+            limit_silence(connection, SILENCE_SECONDS)
             self._selector.register(connection, selectors.EVENT_READ)
             self._buffers[connection] = b""
             self._unknown_since[connection] = time.monotonic()
@@ -187,7 +191,7 @@ class HeartbeatServer:
             return
         *messages, unfinished = (self._buffers[connection] + received).split(b"\n")
         self._buffers[connection] = unfinished
-        if len(unfinished) > _LONGEST_MESSAGE:
+        if len(unfinished) > _LONGEST_MESSAGE_BYTES:
             self._forget(connection)
             return
         for message in messages:
@@ -234,19 +238,24 @@ class HeartbeatServer:
         return hmac.compare_digest(text.encode(errors="backslashreplace"), self._token.encode())
 
     def _note_disconnection(self, connection: socket.socket, error: OSError | None) -> None:
-        """Note that a connection broke, and forget it. Args: error: None: the other end closed it."""
+        """Note in a rank's status that its connection broke, unless the rank had said that it ends; forget it.
+
+        Args:
+            connection: the connection.
+            error: what it broke with; None: the other end closed it.
+        """
         rank = self._ranks.get(connection)
         if rank is not None:
+            is_silent = error is not None and _is_silence(error)
+            disconnection: Disconnection = "silent" if is_silent else "ended"
             with self._lock:
                 status = self._statuses[rank]
                 if status.ended_seconds is None:
-                    is_silent = error is not None and _is_silence(error)
-                    disconnection: Disconnection = "silent" if is_silent else "ended"
                     self._statuses[rank] = replace(status, disconnection=disconnection, ended_seconds=time.monotonic())
         self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:
-        """Close a connection."""
+        """Close a connection, and remove it from all that is kept by connection."""
         if connection in self._buffers:
             self._selector.unregister(connection)
             del self._buffers[connection]
@@ -280,15 +289,18 @@ def _parse_hello(message: Mapping[str, Any]) -> _Hello | None:
 
 
 def _connections_allowed() -> int:
-    """Return the most connections: half of the files that this process may have open.
+    """Return how many connections there may be: half of the files that this process may have open.
 
-    The limit, often 1,024, is raised first, but not as far as possible: some launchers close every number up to it.
+    The limit of open files, often 1,024, is raised first, but not as far as possible: some launchers close every
+    number up to it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _MOST_OPEN_FILES:
+    if soft == resource.RLIM_INFINITY:  # -1 on Linux
+        return _MOST_OPEN_FILES // 2
+    if soft < _MOST_OPEN_FILES:
         soft = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (_MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) // 2
+    return soft // 2
 
 
 def _listening_socket(address: str) -> socket.socket:
@@ -306,7 +318,7 @@ def _is_silence(error: OSError) -> bool:
 
 
 def _after_beat(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
-    """Return a rank's status after a message; values that no rank sends change nothing."""
+    """Return a rank's status after a message of its own; fields with values that no rank sends are ignored."""
     changes: dict[str, Any] = {"heard_seconds": time.monotonic()}
     if message.get("bye") is True:
         changes["ended_seconds"] = time.monotonic()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
@@ -30,9 +30,9 @@ from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.store.secret_forms import FORMS, is_secret_of, secret_span, secrets_in, secrets_of
 from vitscale.trial.model_spec import NAMED_MODELS
 
-_PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
+_LETTER_OF_FOLDER = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
 """A letter of a folder's name, or a blank as shells escape it."""
-_NO_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
+_NOT_A_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
 """How another path, a shell's sign, an option, "1/2", "images/s" and "and/or" begin."""
 _DOMAINS = (
     "com org net edu gov mil int local internal lan corp intranet localdomain cluster hpc cloud "
@@ -62,11 +62,12 @@ _PATTERNS = (
         ),
     ),
     # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on,
-    # but not into what is no name (`_NO_NAME`).
+    # but not into what is no name (`_NOT_A_NAME`).
     (
         "PATH",
         re.compile(
-            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_PART}+)+/?(?:(?: (?!{_NO_NAME}){_PART}+){{1,3}}(?:/{_PART}+)+/?)*"
+            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_LETTER_OF_FOLDER}+)+/?"
+            rf"(?:(?: (?!{_NOT_A_NAME}){_LETTER_OF_FOLDER}+){{1,3}}(?:/{_LETTER_OF_FOLDER}+)+/?)*"
         ),
     ),
 )
@@ -85,6 +86,10 @@ _QUOTED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n:]{1,4096})"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
+NameKind = Literal["USER", "host"]
+"""Whether a learnt name is a user's or a host's: also the word before the number of its stand-in."""
+
+
 class Redactor:
     """Redacts texts and JSON values; a value has the same stand-in in all that one redactor writes.
 
@@ -93,17 +98,29 @@ class Redactor:
     """
 
     def __init__(self) -> None:
-        self._kind_by_name: dict[str, str] = {}
-        """Names to take out, in small letters, and their kind: USER or host."""
-        self._stand_ins: dict[str, str] = {}
-        """Stand-in by the text that it stands for, whatever that was recognised by when it was first seen."""
-        self._counts: dict[str, int] = {}
-        """Number of stand-ins by kind."""
-        self._spaced_paths: dict[str, None] = {}
-        """Paths with blanks in them: in other texts nothing shows where they end."""
+        """Learns this process's user, and the values of its variables with a secret's name."""
+        # Learnt values.
+        self._kind_by_name: dict[str, NameKind] = {}
+        """Name of a user or a host, in small letters -> its kind."""
         self._name_pattern: re.Pattern[str] | None = None
-        """Finds all of `_kind_by_name`; None after a new name, until it is next searched for."""
+        """Finds all names in `_kind_by_name`. Compiled by `_without_names` when it is needed; `learn` sets None."""
+        self._spaced_paths: dict[str, None] = {}
+        """Paths with blanks in them, as an ordered set: in other texts nothing shows where they end."""
         self._secrets = _no_secrets_yet()
+
+        # Stand-ins that have been given.
+        self._stand_ins: dict[str, str] = {}
+        """Text that was taken out -> its stand-in: {"alice": "USER-0", "/data/faces": "PATH-0"}.
+
+        The text alone is the key: if it is found again as something of another kind, it keeps its first stand-in.
+        """
+        self._counts: dict[str, int] = {}
+        """Kind -> number of stand-ins of that kind."""
+
+        self._learn_this_process()
+
+    def _learn_this_process(self) -> None:
+        """Learn the user of this process, and the values of variables with a secret's name."""
         with suppress(KeyError, OSError):  # no such user, no home
             self.learn("USER", (getpass.getuser(),))
         with suppress(RuntimeError):
@@ -112,11 +129,12 @@ class Redactor:
             if is_secret_name(name):
                 self._secrets.add(value)
 
-    def learn(self, kind: str, names: Iterable[str]) -> None:
+    def learn(self, kind: NameKind, names: Iterable[str]) -> None:
         """Take out these names from now on.
 
         Args:
-            kind: "USER" or "host". A host is learnt without its domain, unless it is an IP address.
+            kind: whether they are names of users or of hosts. A host is learnt without its domain, unless it is an IP
+                address.
             names: names as they were recorded; those of one letter are left out.
         """
         for name in names:

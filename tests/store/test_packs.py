@@ -115,7 +115,7 @@ def test_fewer_runs_than_a_pack_holds_stay_as_they_are(folder: Path, monkeypatch
 def test_a_driver_that_packs_keeps_nothing_of_what_it_has_parsed(folder: Path) -> None:
     load(folder)
     pack_finished(folder)
-    held = [packs._parse_first_line.cache_info().currsize, packs._trial.cache_info().currsize]
+    held = [packs._parse_first_line.cache_info().currsize, packs._parse_trial.cache_info().currsize]
     load(folder)
     assert held == [0, 0]
     assert packs._parse_first_line.cache_info().currsize > 0, "a reader parses once what runs share"

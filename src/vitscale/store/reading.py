@@ -27,9 +27,9 @@ from vitscale.store.packs import (
     is_pack_file,
     pack_files,
     pack_runs,
-    read_each,
     read_outcomes,
     read_pack,
+    read_packs,
 )
 from vitscale.store.records import READABLE_RECORDS, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
@@ -466,7 +466,7 @@ class _Loading:
         not_read = [name for name in names if name not in self._runs]
         packs = sorted({self._index.packs[name] for name in not_read if name in self._index.packs})
         wanted = frozenset(names)
-        for pack, content in zip(packs, read_each(packs, wanted), strict=True):
+        for pack, content in zip(packs, read_packs(packs, wanted), strict=True):
             if isinstance(content, StoreError):
                 unread = _unread_pack(pack, content)
                 self._unread.append(unread)

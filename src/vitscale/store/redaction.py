@@ -27,7 +27,7 @@ from vitscale.store.lines import WINDOWS, kinds_of
 from vitscale.store.private_values import is_private, launch_variables, study_tables
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
-from vitscale.store.secret_forms import FORMS, is_secret_of, secret_span, secrets_in, secrets_of
+from vitscale.store.secret_forms import FORMS, is_secret_argument, secret_span, secrets_in_json, secrets_in_text
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _LETTER_OF_FOLDER = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
@@ -183,12 +183,12 @@ class Redactor:
         self._learn_text(text)
 
     def _learn_text(self, text: str) -> None:
-        for secret in secrets_in(text):
+        for secret in secrets_in_text(text):
             self._secrets.add_likely(secret)
 
     def _learn_value(self, value: Any) -> None:
         self._learn_hosts(value)
-        for secret in secrets_of(value, _is_format_field):
+        for secret in secrets_in_json(value, _is_format_field):
             self._secrets.add(secret)
         for settings in _settings_in(value):
             self.learn_variables({name: item for name, item in settings.items() if isinstance(item, str)})
@@ -224,7 +224,7 @@ class Redactor:
 
         They go in this order: learnt secrets, learnt paths with blanks, `FORMS`, learnt names, `_PATTERNS`.
         """
-        text = self._secrets.replaced(text, partial(self._stand_in, "SECRET"))
+        text = self._secrets.with_stand_ins(text, partial(self._stand_in, "SECRET"))
         text = self._without_spaced_paths(text)
         text = self._without_forms(text)
         text = self._without_names(text)
@@ -315,7 +315,7 @@ class Redactor:
         """Redact a list. In a command the name of a secret stands before it: "--token", "abc"."""
         redacted = []
         for before, item in pairwise(("", *items)):
-            if is_secret_of(before, item):
+            if is_secret_argument(before, item):
                 redacted.append(self._stand_in("SECRET", item))
             else:
                 redacted.append(self.value(item, key))
@@ -369,11 +369,11 @@ def without_secrets(study: StudyRecord) -> StudyRecord:
         if is_private(name, value):
             secrets.add(value)
     for table in study_tables(study.text, study.overrides):
-        for secret in secrets_of(table, _is_format_field):
+        for secret in secrets_in_json(table, _is_format_field):
             secrets.add(secret)
 
     def shown(text: str) -> str:
-        return secrets.replaced(text, lambda _: NOT_SHOWN)
+        return secrets.with_stand_ins(text, lambda _: NOT_SHOWN)
 
     return study.model_copy(update={"text": shown(study.text), "overrides": tuple(map(shown, study.overrides))})
 

@@ -254,7 +254,7 @@ def test_a_pack_that_is_damaged_before_its_files_are_gone_falls_back_on_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = by_name(load(folder))
-    monkeypatch.setattr(packs, "_remove", lambda *_: None)
+    monkeypatch.setattr(packs, "_remove_packed_files", lambda *_: None)
     pack_finished(folder)
     pack_files(folder)[0].write_bytes(b"")
     assert by_name(load(folder)) == whole

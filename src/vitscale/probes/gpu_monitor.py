@@ -28,17 +28,19 @@ THROTTLE_REASONS = {
     0x400: "reliability",
 }
 _IDLE = 0x001
+"""Bit of a GPU that has nothing to do."""
 _CLOCKS_SET = 0x002 | 0x100
-"""Clocks set by the user, and for a display."""
+"""Bits of clocks that are set by the user, and for a display: they are the usual clocks of that GPU."""
 
 
 class GpuMonitor:
     """Watches one GPU from `begin` to `end`, any number of times.
 
-    This class watches nothing: it stands in where there is no GPU, or no way to ask it.
+    This class watches nothing and returns no samples: it stands in where there is no GPU, or no way to ask it.
     """
 
     def __init__(self, reason: str | None) -> None:
+        """`reason`: why there are no samples; None for a subclass, which may have some."""
         self.reason = reason
         """Why the latest `end` returned None; None where it returned samples."""
 
@@ -77,40 +79,43 @@ class NvmlMonitor(GpuMonitor):
         self._handle = handle
         self._seconds = seconds_between_samples
         self._samples: list[GpuReading] = []
+        """Readings since the latest `begin`."""
         self._watching = False
+        """Whether `begin` has been called, and `end` not yet."""
         self._closed = False
-        self._span = 0
-        """Number of beginnings and ends so far: a sample during which it changes belongs to no stretch."""
-        self._changed = threading.Condition()
+        self._stretch = 0
+        """Number of calls of `begin` and `end` so far. A reading during which it changes belongs to no stretch."""
+        self._condition = threading.Condition()
+        """Guards the four above; notified when one of them changes."""
         self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
         self._thread.start()
 
     @override
     def begin(self) -> None:
-        with self._changed:
+        with self._condition:
             self._samples = []
             self._watching = True
-            self._span += 1
-            self._changed.notify()
+            self._stretch += 1
+            self._condition.notify()
 
     @override
     def end(self) -> GpuSamples | None:
-        with self._changed:
+        with self._condition:
             samples = self._samples
             self._watching = False
-            self._span += 1
-            self._changed.notify()
+            self._stretch += 1
+            self._condition.notify()
         self.reason = None if samples else f"NVML is asked every {self._seconds:g} s, and this was over before"
         return summary(samples)
 
     @override
     def close(self) -> None:
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify()
+            self._condition.notify()
         self._thread.join()
 
-    def look(self) -> GpuReading:
+    def take_reading(self) -> GpuReading:
         """Asks for all values once."""
         nvml = self._nvml
         handle = self._handle
@@ -143,22 +148,22 @@ class NvmlMonitor(GpuMonitor):
     def _watch(self) -> None:
         """Takes a sample a second while the GPU is watched, until `close`."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._watching or self._closed)
-                span = self._span
-                self._changed.wait_for(partial(self._is_over, span), self._seconds)
+            with self._condition:
+                self._condition.wait_for(lambda: self._watching or self._closed)
+                stretch = self._stretch
+                self._condition.wait_for(partial(self._has_ended, stretch), self._seconds)
                 if self._closed:
                     return
-                if self._span != span:
+                if self._stretch != stretch:
                     continue
-            sample = self.look()
-            with self._changed:
-                if self._span == span:
-                    self._samples.append(sample)
+            reading = self.take_reading()  # without the lock: it may take milliseconds, and `end` must not wait for it
+            with self._condition:
+                if self._stretch == stretch:
+                    self._samples.append(reading)
 
-    def _is_over(self, span: int) -> bool:
-        """Whether there is nothing more to wait for in this span."""
-        return self._span != span or self._closed
+    def _has_ended(self, stretch: int) -> bool:
+        """Whether the stretch with this number is over, or the monitor is closed."""
+        return self._stretch != stretch or self._closed
 
 
 def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
@@ -183,14 +188,15 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
 
 
 def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
-    """Returns the figures over some samples; None where none of them holds anything."""
-    if not any(_holds_anything(sample) for sample in samples):
+    """Returns the figures over some samples; None where the GPU reported no value in any of them."""
+    if not any(_has_a_value(sample) for sample in samples):
         return None
-    utilisations = _known(sample.utilisation for sample in samples)
-    clocks = _known(sample.sm_clock_mhz for sample in samples)
-    temperatures = _known(sample.temperature_celsius for sample in samples)
-    powers = _known(sample.power_watts for sample in samples)
-    throttle_bits = _known(sample.throttle_bits for sample in samples)
+    utilisations = _without_none(sample.utilisation for sample in samples)
+    clocks = _without_none(sample.sm_clock_mhz for sample in samples)
+    temperatures = _without_none(sample.temperature_celsius for sample in samples)
+    powers = _without_none(sample.power_watts for sample in samples)
+    throttle_bits = _without_none(sample.throttle_bits for sample in samples)
+    # From here on without the samples in which the GPU did not report its reasons.
     reasons_by_sample = [throttling(bits) for bits in throttle_bits]
     faults_by_sample = [_faults_among(reasons) for reasons in reasons_by_sample]
     limits_by_sample = [_limits_among(reasons) for reasons in reasons_by_sample]
@@ -219,14 +225,14 @@ def _faults_among(reasons: Iterable[str]) -> list[str]:
     return [name for name in reasons if name not in GPU_LIMITS]
 
 
-def _holds_anything(sample: GpuReading) -> bool:
+def _has_a_value(sample: GpuReading) -> bool:
     return any(value is not None for value in vars(sample).values())
 
 
 _Number = TypeVar("_Number", int, float)
 
 
-def _known(values: Iterable[_Number | None]) -> list[_Number]:
+def _without_none(values: Iterable[_Number | None]) -> list[_Number]:
     """Returns the values without None."""
     return [value for value in values if value is not None]
 
@@ -234,12 +240,18 @@ def _known(values: Iterable[_Number | None]) -> list[_Number]:
 def _highest_unheld_clock(samples: Sequence[GpuReading], reasons_by_sample: Sequence[Sequence[str]]) -> int | None:
     """Returns the highest clock in MHz of samples in which nothing held the GPU back, and in which it was not idle.
 
-    None where there are none, or where most samples were held back: the GPU is still slow in the moments between.
+    Returns None where there are none, or where most samples were held back: the GPU is still slow in the moments
+    between.
+
+    Args:
+        samples: all samples.
+        reasons_by_sample: why the clocks were held back in each of those samples for which it is known; empty for none.
     """
-    held_back = sum(1 for reasons in reasons_by_sample if reasons)
-    if 2 * held_back > len(reasons_by_sample):
+    samples_held_back = sum(1 for reasons in reasons_by_sample if reasons)
+    if 2 * samples_held_back > len(reasons_by_sample):
         return None
-    clocks = [sample.sm_clock_mhz for sample in samples if _is_unheld(sample) and sample.sm_clock_mhz]
+    unheld_samples = [sample for sample in samples if _is_unheld(sample)]
+    clocks = [sample.sm_clock_mhz for sample in unheld_samples if sample.sm_clock_mhz]
     return max(clocks, default=None)
 
 

@@ -19,6 +19,7 @@ from vitscale.store.checks import InfinibandPort, Interface
 _RECORD_BYTES = 300
 """Bytes of about one step of one rank."""
 _RECORDS = 20
+"""Number of records that are timed."""
 
 
 class RecordTimes(NamedTuple):
@@ -35,8 +36,8 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def record_seconds(folder: Path, rank: int) -> RecordTimes:
-    """Appends records to a file of this rank, which is removed afterwards, and times each.
+def time_records(folder: Path, rank: int) -> RecordTimes:
+    """Appends records to a file of this rank, forces each to disk, and returns how long each took. Removes the file.
 
     Raises:
         OSError: the disk does not take them.
@@ -57,23 +58,29 @@ def record_seconds(folder: Path, rank: int) -> RecordTimes:
     return RecordTimes(_RECORD_BYTES, tuple(seconds))
 
 
-def show(folder: Path, text: str) -> None:
-    """Writes the file that other ranks look for; called by rank 0."""
+def write_sign(folder: Path, text: str) -> None:
+    """Writes a file with `text` that other ranks look for (`seconds_until_sign`); called by rank 0."""
     draft = folder / ".shown.draft"
     draft.write_text(text, encoding="ascii")
     draft.replace(folder / ".shown")
 
 
-def seen_after(folder: Path, text: str, seconds: float) -> float | None:
-    """Waits for the file with `text` in it, and returns how long; None: not within `seconds`. Called by other ranks."""
+def seconds_until_sign(folder: Path, text: str, limit_seconds: float) -> float | None:
+    """Waits until this rank sees the file that rank 0 has written with `text` in it (`write_sign`).
+
+    Returns:
+        The seconds that it waited; None where it does not see the file within `limit_seconds`.
+    """
     began = time.perf_counter()
-    while (waited := time.perf_counter() - began) < seconds:
+    waited_seconds = 0.0
+    while waited_seconds < limit_seconds:
         try:
             if (folder / ".shown").read_text(encoding="ascii") == text:
-                return waited
+                return waited_seconds
         except (OSError, UnicodeDecodeError):
             pass
         time.sleep(0.005)
+        waited_seconds = time.perf_counter() - began
     return None
 
 
@@ -114,8 +121,10 @@ def _kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"
 
 
 def _is_up(folder: Path) -> bool:
-    """Whether an interface works. The loopback interface and many tunnels are "unknown" while they do; there the flag
-    IFF_UP counts."""
+    """Whether an interface is up.
+
+    The kernel says "unknown" of the loopback interface and of many tunnels. For these the flag IFF_UP counts.
+    """
     state = kernel_text(folder / "operstate")
     if state == "unknown":
         return _has_up_flag(kernel_text(folder / "flags") or "0")
@@ -123,9 +132,9 @@ def _is_up(folder: Path) -> bool:
 
 
 def _speed_mbit(folder: Path) -> int | None:
-    """Returns the speed of an interface that has hardware of its own; None where it is unknown, or -1 for that.
+    """Returns the speed of an interface that has hardware of its own, in Mbit/s; None where it is not known.
 
-    The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads.
+    The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads, and -1 for a link that is down.
     """
     is_real = (folder / "device").exists() or (folder / "bonding").exists()
     text = kernel_text(folder / "speed") or ""

@@ -32,11 +32,13 @@ from vitscale.worker import group
 from vitscale.worker.environment import environment
 from vitscale.worker.rank_process import RankInfo
 
-_LONGEST_REASON = 500
-_SEEN_SECONDS = 10.0
-"""Longest wait for another rank's file."""
+_MOST_LETTERS_OF_REASON = 500
+_SIGN_SECONDS = 10.0
+"""Longest wait for a file of rank 0."""
 _CONNECT_SECONDS = 3.0
+"""Longest wait for one connection to rank 0."""
 _WARM_UP_BATCHES = 3
+"""Batches that are not timed."""
 
 
 class CheckStages:
@@ -63,7 +65,10 @@ class CheckStages:
         self._prepare = prepare
 
     def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
-        """Does `work`; returns whether it was done in time. Records what it raised, or that it did not end."""
+        """Does the work of a stage in a thread, and records how it ended; returns whether it was done in time.
+
+        A thread that does not end in time goes on, as what hangs in it cannot be stopped; nothing waits for it.
+        """
         self._begins(stage)
         failure: list[BaseException] = []
 
@@ -98,7 +103,7 @@ class CheckStages:
 
 def _first_line(error: BaseException) -> str:
     """Returns an error's type and the first line of its message, so that it can be stored as UTF-8."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:_MOST_LETTERS_OF_REASON]
     return text.encode("utf-8", errors="backslashreplace").decode()
 
 
@@ -179,7 +184,8 @@ class _Measurements:
         """
         address = os.environ.get("MASTER_ADDR", "")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        last_try_at = time.monotonic() + max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        patience_seconds = max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        last_try_at = time.monotonic() + patience_seconds
         while True:
             began = time.perf_counter()
             try:
@@ -235,19 +241,19 @@ class _Measurements:
 
     def measure_disk(self) -> None:
         """Writes and flushes as records are written; if the ranks have met, looks for a file of rank 0 too."""
-        record = host.record_seconds(self._folder, self._rank.rank)
-        sight = self._look_for_rank_0s_file()
+        records = host.time_records(self._folder, self._rank.rank)
+        sight = self._wait_for_sign_of_rank_0()
         self._log.write(
             checks.DiskLine(
                 free_bytes=host.free_bytes(self._folder),
-                record_seconds=record.seconds,
-                record_bytes=record.record_bytes,
+                record_seconds=records.seconds,
+                record_bytes=records.record_bytes,
                 seen_seconds=sight.seconds,
                 seen_reason=sight.reason,
             )
         )
 
-    def _look_for_rank_0s_file(self) -> _Sight:
+    def _wait_for_sign_of_rank_0(self) -> _Sight:
         """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""
         if self._rank.world_size == 1:
             return _Sight(seconds=None, reason="there is one rank")
@@ -255,10 +261,10 @@ class _Measurements:
             return _Sight(seconds=None, reason="the ranks did not meet")
         group.barrier()
         if self._rank.rank == 0:
-            host.show(self._folder, "shown")
+            host.write_sign(self._folder, "shown")
             return _Sight(seconds=0.0, reason="")
-        seconds = host.seen_after(self._folder, "shown", _SEEN_SECONDS)
-        reason = "" if seconds is not None else f"not seen within {_SEEN_SECONDS:g} s"
+        seconds = host.seconds_until_sign(self._folder, "shown", _SIGN_SECONDS)
+        reason = "" if seconds is not None else f"not seen within {_SIGN_SECONDS:g} s"
         return _Sight(seconds, reason)
 
     def _meet(self) -> None:
@@ -268,9 +274,10 @@ class _Measurements:
 
 
 class _Sight(NamedTuple):
-    """How soon a rank saw another rank's file."""
+    """How soon a rank saw a file of rank 0."""
 
     seconds: float | None
+    """Seconds from when all had met; None where it did not see the file."""
     reason: str
     """Why `seconds` is None; empty where it is known."""
 
@@ -282,7 +289,7 @@ def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Itera
     and so is one that has the same ranks as another.
     """
     ranks_by_host = _ranks_by_host(rank, device)
-    most_ranks_per_host = max(map(len, ranks_by_host))
+    most_ranks_per_host = max(len(ranks) for ranks in ranks_by_host)
     has_several_hosts = len(ranks_by_host) > 1
     has_one_rank_per_host = most_ranks_per_host == 1
     first_ranks = [ranks[0] for ranks in ranks_by_host]
@@ -295,7 +302,7 @@ def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Itera
             yield from sweep(plan, "inside nodes", group_inside, device, most_ranks_per_host)
     group.barrier()
     if group_across is not None and rank.rank in first_ranks:
-        yield from sweep(plan, "across nodes", group_across, device, sharing=1)
+        yield from sweep(plan, "across nodes", group_across, device, ranks_per_memory=1)
     group.barrier()
     if has_several_hosts and dist.group.WORLD is not None:
         name: CheckGroup = "across nodes" if has_one_rank_per_host else "all ranks"

@@ -425,7 +425,8 @@ def test_packs_are_decoded_where_memory_is_limited_already(written: Path, tmp_pa
     pack_runs(folder, dict(list(by_name(load(folder)).items())[:RUNS]))
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))\n"
     code += (
-        "from pathlib import Path; from vitscale.store.packs import undecodable_pack; print(undecodable_pack(Path(sys.argv[1])))"
+        "from pathlib import Path; from vitscale.store.packs import undecodable_pack; "
+        "print(undecodable_pack(Path(sys.argv[1])))"
     )
     told = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert told.stdout == "None\n", told.stderr

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import COMMUNICATION, COPY, is_collective, kind_of
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event, Launched
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNKNOWN_PHASES, Event, Launched
 from vitscale.profiles.trace_file import Trace, TracedCollective
 from vitscale.store.records import Collective, TrafficLine
 
@@ -35,27 +35,29 @@ _FORWARD = re.compile(r"(\w*DataParallel|DeepSpeedEngine)\.forward$|## forward #
 _AFTER_BACKWARD = re.compile(r"FSDP::root_post_backward_callback")
 """Ranges of work that belongs to backward, though it follows the last of its functions."""
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
+"""Ranges in which the host waits for data: torch's, and Lightning's."""
 UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
-_PERIODIC = 0.95
+"""`TraceSteps.found_by` where the steps of a trace could not be told apart."""
+_LEAST_REPEATED_SHARE = 0.95
 """Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
 _MOST_PERIODS = 1000
 """Most times that a pattern is looked for."""
 _PERIOD_TOLERANCE = 0.05
 """Share by which the distance between two events may differ from the period."""
-_LITTLE = 0.01
+_NEGLIGIBLE_SHARE = 0.01
 """Share of the device's time below which kernels may be of what is done every few steps."""
-_MOST_IN_ONE = 8
-"""Most steps of which one may do more than the others."""
-_ONE_BACKWARD = 0.02
-"""Share of a step: a shorter pause between two backward functions lies within one pass."""
+_MOST_SHORT_PERIODS = 8
+"""Most short periods in the longest one: steps of which one may do more than the others."""
+_PAUSE_SHARE_WITHIN_BACKWARD = 0.02
+"""A pause between two backward functions that is a smaller share of the step lies within one pass."""
 _IN_A_GRAPH = "a CUDA graph was launched outside of all ranges: what it runs is not told apart by phase"
 _NO_BACKWARD = "an update is marked, but nothing tells where backward was (a compiled graph may hold it)"
 _NO_OPERATORS = "the host's operators are not recorded (ProfilerActivity.CPU): nothing tells the phase of a kernel"
 _NO_UPDATE = "no update is marked (Optimizer.step): what runs after backward stands as other"
 _NO_LOADER = "no DataLoader is marked: waiting for data stands in launch gaps and other"
 
-_Ids = npt.NDArray[np.int64]
+_KindIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def steps_of(trace: Trace) -> TraceSteps:
         )
 
     launches = trace.launches
-    pattern_starts = _repeats([launch.event for launch in launches])
+    pattern_starts = _starts_of_repeats([launch.event for launch in launches])
     if len(pattern_starts) > _FEWEST_PERIODS:
         return _steps(
             trace,
@@ -318,15 +320,19 @@ def _steps(
     )
 
 
-def _repeats(events: Sequence[Event]) -> list[int]:
+def _starts_of_repeats(events: Sequence[Event]) -> list[int]:
     """Return the indices at which a series of kernels begins that repeats step by step; empty where nothing repeats.
 
     The rarest kernels occur once a step. So names are tried from the rarest on: the distance, in events, between two
     kernels of the same name is the period if all kernels repeat by it.
 
     That period may be of several steps, since some kernels run only every few steps. So a shorter period replaces it
-    if it fits into it at most `_MOST_IN_ONE` times, and the kernels that it has not each time take next to no time and
-    neither update nor exchange. Otherwise the shorter period is that of a model's layers, which repeat within a step.
+    if two things hold: it fits into the first one at most `_MOST_SHORT_PERIODS` times; and the kernels that do not run
+    in every short period take next to no time, and neither update nor exchange. Otherwise the shorter period is that of
+    a model's layers, which repeat within a step.
+
+    Example: the kernels a b c a b c d, and these over and over, have the period of 7 events by the name d, and that of
+    3 by the names a, b and c without d.
     """
     count_by_name = Counter(event.name for event in events)
     id_by_name = {name: index for index, name in enumerate(count_by_name)}
@@ -338,30 +344,30 @@ def _repeats(events: Sequence[Event]) -> list[int]:
         rarer_names: list[str] = []
         if starts:
             rarer_names = [name for name, other_count in count_by_name.items() if other_count < count]
-            fits_too_often = count > _MOST_IN_ONE * longest_period_count
-            if fits_too_often or not _is_little(events, rarer_names):
+            fits_too_often = count > _MOST_SHORT_PERIODS * longest_period_count
+            if fits_too_often or not _are_negligible(events, rarer_names):
                 break
         # Positions are among the events without the rarer ones, indices among all events.
         indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))
         candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
-        positions = _first_period(ids[indices], candidates)
+        positions = _first_repeating_kind(ids[indices], candidates)
         if positions:
             starts = [int(indices[position]) for position in positions]
             longest_period_count = longest_period_count or count
     return starts
 
 
-def _is_little(events: Sequence[Event], names: Sequence[str]) -> bool:
-    """Whether events of these names take next to no time, and are neither updates nor exchanges."""
+def _are_negligible(events: Sequence[Event], names: Sequence[str]) -> bool:
+    """Whether the events with these names take next to no time of all, and are neither updates nor exchanges."""
     if any(kind_of(name) in (COMMUNICATION, "optimizer") for name in names):
         return False
     ns_by_name = Counter[str]()
     for event in events:
         ns_by_name[event.name] += event.end_ns - event.start_ns
-    return sum(ns_by_name[name] for name in names) < _LITTLE * ns_by_name.total()
+    return sum(ns_by_name[name] for name in names) < _NEGLIGIBLE_SHARE * ns_by_name.total()
 
 
-def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
+def _first_repeating_kind(ids: _KindIds, candidates: Iterable[int]) -> list[int]:
     """Return the positions of the first kind of event by which all events repeat, one period apart; else empty.
 
     Args:
@@ -375,7 +381,7 @@ def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
     return []
 
 
-def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
+def _occurrences_one_period_apart(ids: _KindIds, candidate: int) -> list[int]:
     """Return the positions of one kind of event, one period apart; empty unless all events repeat by that period.
 
     Args:
@@ -386,8 +392,8 @@ def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
     period = int(np.median(np.diff(positions)))
     if period <= 1:
         return []
-    share_of_repeated = np.mean(ids[period:] == ids[:-period])
-    if share_of_repeated < _PERIODIC:
+    share_of_repeated = np.mean(ids[period:] == ids[:-period])  # of the events that have one a period earlier
+    if share_of_repeated < _LEAST_REPEATED_SHARE:
         return []
     chain = [int(positions[0])]
     for position in positions[1:]:
@@ -448,14 +454,14 @@ def _marked_phases(span: _HostSpan, ranges: _PhaseRanges) -> _MarkedPhases:
     """Return what marks show of the phases of a step: an update hides backward, and both hide the others."""
     inside: Interval = (span.start_ns, span.end_ns)
     update = intersection(ranges.updates, [inside])
-    longest_pause = _ONE_BACKWARD * (span.end_ns - span.start_ns)
+    longest_pause = _PAUSE_SHARE_WITHIN_BACKWARD * (span.end_ns - span.start_ns)
     joined_backward = union(intersection(ranges.backward, [inside]), join_below=longest_pause)
-    backward = _outside(joined_backward, update, inside)
+    backward = _parts_outside(joined_backward, update, inside)
     return _MarkedPhases(
-        forward=_outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside),
+        forward=_parts_outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside),
         backward=backward,
         update=update,
-        loader_waits=_outside(intersection(ranges.loader, [inside]), [*backward, *update], inside),
+        loader_waits=_parts_outside(intersection(ranges.loader, [inside]), [*backward, *update], inside),
     )
 
 
@@ -474,7 +480,7 @@ def _phases_of_step(
     marked = _marked_phases(span, ranges)
     reason_by_parts = {} if ranges.loader else {"data_wait": _NO_LOADER}
     if marked.backward:
-        phases = _filled(inside, marked, launched)
+        phases = _phases_of_training(inside, marked, launched)
         if not ranges.updates:
             reason_by_parts["optimizer"] = _NO_UPDATE
     elif has_operators and not marked.update and _are_inside(ranges.graph_launches_in(span), marked.forward):
@@ -484,10 +490,10 @@ def _phases_of_step(
         # One phase stands for all of them, so that gaps between launches are known.
         _, end = marked.update[-1] if marked.update else inside
         phases = {"forward": [(span.start_ns, end)]}
-    phases["forward"] = _outside(phases["forward"], marked.loader_waits, inside)
+    phases["forward"] = _parts_outside(phases["forward"], marked.loader_waits, inside)
 
     for parts, reason in reason_by_parts.items():
-        yield Event("annotation", f"{UNTOLD_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
+        yield Event("annotation", f"{UNKNOWN_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
     for name, stretches in {"data": marked.loader_waits, **phases}.items():
         for start, end in stretches:
             yield Event("annotation", PHASE_PREFIX + name, math.ceil(start), math.ceil(end), lane=0)
@@ -513,7 +519,9 @@ class _PhaseMark(NamedTuple):
     phase: str
 
 
-def _filled(inside: Interval, marked: _MarkedPhases, launched: _LaunchedCopies) -> dict[str, list[Interval]]:
+def _phases_of_training(
+    inside: Interval, marked: _MarkedPhases, launched: _LaunchedCopies
+) -> dict[str, list[Interval]]:
     """Return phase -> its stretches in a step that trains, with what lies between its marks.
 
     Before a backward pass lies forward: preprocessing, the model, the loss. It ends with the copies by which DDP hands
@@ -607,7 +615,7 @@ class _LaunchedCopies:
         return end_ns
 
 
-def _outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
+def _parts_outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
     """Return the parts of `stretches` that lie in `inside` and in none of `excluded`, which may overlap."""
     return intersection(stretches, complement(union(excluded), inside))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
 from vitscale.profiles.timeline import (
-    ALIKE,
+    COMMON_NAME_PREFIX,
     COMMUNICATION_CALL,
     KIND_OF_ACTIVITY,
     Event,
@@ -646,7 +646,7 @@ def _communicator(group: str) -> str:
 
     Its ranks had to agree on the group's name to meet, and no other group has it: so it counts as the same on all.
     """
-    return ALIKE + group if group else ""
+    return COMMON_NAME_PREFIX + group if group else ""
 
 
 def _lane(raw: Any) -> _Lane:

@@ -13,23 +13,23 @@ import msgspec
 
 from vitscale.errors import StoreError, shown
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 """Most bytes that are read, or unpacked, at a time."""
-_GZIP = 16 + zlib.MAX_WBITS
+_GZIP_WINDOW_BITS = 16 + zlib.MAX_WBITS
 """The number by which zlib is asked for the gzip format."""
-_LONGEST_EVENT = 64 << 20
+_LONGEST_EVENT_BYTES = 64 << 20
 """Largest number of bytes of one event, or of what stands before or after all of them."""
 _MOST_BYTES = 64 << 30
 """Largest size of an unpacked file."""
-_MENDED = 8 << 20
+_LARGEST_MENDED_BYTES = 8 << 20
 """Largest size of a buffer that is mended: a larger one was not helped by it when it was smaller."""
-_MOST_CUTS = 64
+_MOST_ENDS_TRIED = 64
 """Cuts of a block in two that are tried before more of the file is read."""
-_TAIL = 1 << 16
+_TAIL_BYTES = 1 << 16
 """Bytes at the end of the buffer in which that many cuts are mostly found."""
-_CUT = re.compile(rb"\}\s*,\s*\{")
+_BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
+_BARE_WORD_FOR_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
 _ESCAPE = re.compile(
     r'\\(["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?'
 )
@@ -125,7 +125,7 @@ class TraceText:
         shortest_to_try = 0  # bytes; otherwise each block would try a broken beginning again
         for block in blocks:
             buffer += block
-            if len(buffer) < min(shortest_to_try, _LONGEST_EVENT):
+            if len(buffer) < min(shortest_to_try, _LONGEST_EVENT_BYTES):
                 continue
             part = _leading_events(buffer)
             if part is None:
@@ -135,8 +135,8 @@ class TraceText:
                 yield part.events
                 buffer = part.remainder
                 shortest_to_try = 0
-            if len(buffer) > _LONGEST_EVENT:
-                raise self._no_trace_error(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
+            if len(buffer) > _LONGEST_EVENT_BYTES:
+                raise self._no_trace_error(f"more than {_LONGEST_EVENT_BYTES >> 20} MiB of it are no events")
         yield self._last_events(buffer)
 
     def _read_header(self, blocks: Iterator[bytes]) -> bytes:
@@ -156,7 +156,7 @@ class TraceText:
             raise self._no_trace_error("it is no JSON object")
         match = _LIST.search(buffer)
         while match is None:
-            block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT else b""
+            block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT_BYTES else b""
             if not block:
                 raise self._no_trace_error("it has no list of traceEvents")
             buffer += block
@@ -213,7 +213,7 @@ def _leading_events(buffer: bytes) -> _Part | None:
     """
     ends = _possible_ends(buffer)
     for end in reversed(ends):
-        may_mend = end == ends[-1] and len(buffer) < _MENDED
+        may_mend = end == ends[-1] and len(buffer) < _LARGEST_MENDED_BYTES
         events = _decoded(b"[" + buffer[:end] + b"]", may_mend)
         if events is not None:
             return _Part(events, remainder=buffer[end:].lstrip(b", \t\r\n"))
@@ -221,15 +221,15 @@ def _leading_events(buffer: bytes) -> _Part | None:
 
 
 def _possible_ends(buffer: bytes) -> list[int]:
-    """Return the last places, at most `_MOST_CUTS`, at which an event may end before another one begins.
+    """Return the last places, at most `_MOST_ENDS_TRIED`, at which an event may end before another one begins.
 
     Example: in b'{"a": 1}, {"b": 2}, {"c"' they are 8 and 18, behind the "}".
     """
-    tail_start = max(0, len(buffer) - _TAIL)
-    ends = [match.start() + 1 for match in _CUT.finditer(buffer, tail_start)]
-    if len(ends) < _MOST_CUTS:
-        ends = [match.start() + 1 for match in _CUT.finditer(buffer)]
-    return ends[-_MOST_CUTS:]
+    tail_start = max(0, len(buffer) - _TAIL_BYTES)
+    ends = [match.start() + 1 for match in _BETWEEN_EVENTS.finditer(buffer, tail_start)]
+    if len(ends) < _MOST_ENDS_TRIED:
+        ends = [match.start() + 1 for match in _BETWEEN_EVENTS.finditer(buffer)]
+    return ends[-_MOST_ENDS_TRIED:]
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -258,29 +258,29 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _plain(file: BinaryIO) -> Iterator[bytes]:
     """Yields the bytes of a file, a block at a time."""
-    while block := file.read(_BLOCK):
+    while block := file.read(_BLOCK_BYTES):
         yield block
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK` bytes at a time.
+    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK_BYTES` bytes at a time.
 
     A file that is cut off is no error here: what it has is unpacked, and whoever reads the JSON misses its end.
 
     Raises:
         StoreError: the packed bytes are broken.
     """
-    unpacker = zlib.decompressobj(_GZIP)
-    packed_bytes = _BLOCK // 16
+    unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    packed_bytes = _BLOCK_BYTES // 16
     packed = file.read(packed_bytes)
     try:
         while packed:
-            block = unpacker.decompress(packed, max_length=_BLOCK)
+            block = unpacker.decompress(packed, max_length=_BLOCK_BYTES)
             if block:
                 yield block
             if unpacker.eof:  # a file may be several gzip streams, one after the other, with zeros between
                 packed = unpacker.unused_data.lstrip(b"\0")
-                unpacker = zlib.decompressobj(_GZIP)
+                unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
             else:
                 packed = unpacker.unconsumed_tail  # empty unless the block is full
             if not packed:
@@ -317,7 +317,7 @@ def _mended(text: bytes) -> str:
     plain = text.decode("utf-8", errors="replace")
     if "\\" in plain:
         plain = _ESCAPE.sub(_valid_escape, plain)
-    return _NO_NUMBER.sub(r"\1null", plain)
+    return _BARE_WORD_FOR_NUMBER.sub(r"\1null", plain)
 
 
 def _valid_escape(match: re.Match[str]) -> str:

@@ -344,9 +344,7 @@ class _DeviceBlock:
             norms=self.norms.positions(
                 self.launch_ns_by_correlation.get(kernel.correlation, 0) for kernel in collectives
             ),
-            copies=_all_in_seconds(
-                intersection(_intervals_near(self.work.copies_from_host, on_device), [on_device]), begin_ns
-            ),
+            copies=_all_in_seconds(copies_in_step, begin_ns),
             host_data=_all_in_seconds(intersection(loader_waits, [on_device]), begin_ns),
             unknown=self._unknown_parts(span, phases),
         )

@@ -216,7 +216,7 @@ class _Server:
         """
         if not end_with_parent(parent_pid):
             os._exit(1)
-        for number in local_ranks.ASKING:
+        for number in local_ranks.FORWARDED_SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(variables)

@@ -29,11 +29,12 @@ from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
 _GRACE_SECONDS = 30.0
+"""Time that a check has beyond the limits of all its stages."""
 _REQUEST = "request.json"
 
 
 class Train:
-    """Trains as trial.json says: by vitscale's own loop, or by the user's script."""
+    """The work of a run's rank (`Body`): trains as trial.json says, by vitscale's own loop or by the user's script."""
 
     name = "trial"
     at_once = False
@@ -61,7 +62,7 @@ class Train:
 
 
 class Check:
-    """Measures what request.json asks for.
+    """The work of a check's rank (`Body`): measures what request.json asks for.
 
     A stage that fails or hangs is part of the result, and the next one begins all the same; so each line is on disk
     first. A timer, which begins with the body, ends the process in the end.
@@ -133,7 +134,7 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
         Current.script_steps.end()
     _leave_as_python_does()
     if Current.script_steps is None:
-        _time_as_a_whole(log, header, rank, time.perf_counter() - began)
+        _record_whole_time(log, header, rank, time.perf_counter() - began)
     return script_globals
 
 
@@ -161,12 +162,12 @@ def _leave_as_python_does() -> None:
     atexit._run_exitfuncs()
 
 
-def _time_as_a_whole(log: RankLog, header: RunHeader, rank: RankInfo, seconds: float) -> None:
-    """Records the script's whole time in place of an epoch's; everything else is unknown."""
-    nothing = dict.fromkeys(
+def _record_whole_time(log: RankLog, header: RunHeader, rank: RankInfo, seconds: float) -> None:
+    """Records the time of a script without a Probe as one epoch of which nothing else is known."""
+    unknown_of_epoch = dict.fromkeys(
         ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
     )
-    unknown = dict.fromkeys(
+    unknown_of_model = dict.fromkeys(
         ("parameters", "gradient_dtype", "synchronised_timing", "train_samples", "held_out_samples")
     )
     if "torch" in sys.modules:
@@ -174,8 +175,8 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, rank: RankInfo, seconds: f
         from vitscale.worker.script_steps import device_of
 
         log.write(start_line(header, rank, device_of(header), None))
-    log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))
-    log.write(EpochLine.model_validate(nothing | {"epoch": 0, "seconds": seconds, "complete": True}))
+    log.write(ModelLine.model_validate(unknown_of_model | {"dataset_fingerprint": header.dataset_fingerprint}))
+    log.write(EpochLine.model_validate(unknown_of_epoch | {"epoch": 0, "seconds": seconds, "complete": True}))
 
 
 def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:

@@ -24,10 +24,11 @@ from vitscale.store.results import RunHeader
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 
-_SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
+_RECORDED_PREFIXES = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
+"""Beginnings of the names of variables that are recorded."""
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
-_ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+_SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 
 
 def environment(
@@ -99,13 +100,13 @@ def start_line(
 
 def recorded_settings(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which libraries are set, sorted by name, without those whose names suggest a secret."""
-    names = sorted(name for name in variables if name.startswith(_SETTINGS) and not is_secret_name(name))
+    names = sorted(name for name in variables if name.startswith(_RECORDED_PREFIXES) and not is_secret_name(name))
     return {name: variables[name] for name in names}
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:
     """Returns the batch system and its job id, as "slurm 123", from variables that it sets; None outside a job."""
-    for name, system in _ALLOCATIONS.items():
+    for name, system in _SYSTEM_BY_JOB_VARIABLE.items():
         job_id = variables.get(name)
         if job_id:
             return f"{system} {job_id}"
@@ -133,7 +134,7 @@ def _device(device: torch.device) -> DeviceRecord:
 
 
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
-    """Returns the governors of all `cores`, as "performance, powersave"; None where the kernel does not report one."""
+    """Returns the frequency governors of `cores`, as "performance, powersave"; None if the kernel lacks one of them."""
     governors = {kernel_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
     if None in governors:
         return None

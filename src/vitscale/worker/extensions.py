@@ -26,18 +26,21 @@ _BUILDER = "deepspeed.ops.op_builder.builder"
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Yields a list, and fills it with names of what is compiled meanwhile, for extensions also by another rank.
+    """Yields a list, to which names are added of what is compiled in the block: of extensions also by another rank.
 
-    It looks at DeepSpeed and torch's compiler only where they are loaded already, and imports nothing itself.
+    DeepSpeed and torch's compiler are watched only where they are loaded already: this imports nothing.
     """
     compiled: list[str] = []
-    with _extensions(compiled), _blocks(compiled):
+    with _watched_extensions(compiled), _watched_blocks(compiled):
         yield compiled
 
 
 @contextmanager
-def _extensions(compiled: list[str]) -> Iterator[None]:
-    """Meanwhile adds names of DeepSpeed's operators that are compiled to `compiled`, and shows them while they load."""
+def _watched_extensions(compiled: list[str]) -> Iterator[None]:
+    """For the length of a block, adds names of DeepSpeed's operators that are compiled to `compiled`.
+
+    While one loads, the rank's progress shows it.
+    """
     builder = getattr(sys.modules.get(_BUILDER), "OpBuilder", None)
     original = getattr(builder, "jit_load", None)
     if builder is None or original is None:
@@ -63,33 +66,34 @@ def _extensions(compiled: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _blocks(compiled: list[str]) -> Iterator[None]:
-    """Meanwhile shows when torch compiles blocks, and adds `BLOCKS` to `compiled` if any was not on disk."""
+def _watched_blocks(compiled: list[str]) -> Iterator[None]:
+    """For the length of a block, lets the rank's progress show when torch compiles; then adds `BLOCKS` to `compiled`
+    if inductor did not find all that it needed on disk."""
     dynamo = sys.modules.get("torch._dynamo")
     handler = getattr(getattr(dynamo, "callback", None), "callback_handler", None)
     counters = getattr(getattr(dynamo, "utils", None), "counters", None)
     if handler is None or counters is None:
         yield
         return
-    phase = PROGRESS.phase
+    phase_before = PROGRESS.phase
 
-    def begins(_: Any) -> None:
-        nonlocal phase
-        phase = PROGRESS.phase
+    def note_begin(_: Any) -> None:
+        nonlocal phase_before
+        phase_before = PROGRESS.phase
         PROGRESS.phase = COMPILING + BLOCKS
 
-    def ends(_: Any) -> None:
-        PROGRESS.phase = phase
+    def note_end(_: Any) -> None:
+        PROGRESS.phase = phase_before
 
     misses_before = counters["inductor"]["fxgraph_cache_miss"]
-    handler.register_start_callback(begins)
-    handler.register_end_callback(ends)
+    handler.register_start_callback(note_begin)
+    handler.register_end_callback(note_end)
     try:
         yield
     finally:
         with suppress(ValueError):  # the compiler was reset meanwhile
-            handler.remove_start_callback(begins)
-            handler.remove_end_callback(ends)
+            handler.remove_start_callback(note_begin)
+            handler.remove_end_callback(note_end)
         if counters["inductor"]["fxgraph_cache_miss"] > misses_before:
             compiled.append(BLOCKS)
 

@@ -33,12 +33,11 @@ _NO_MATCH = 1
 
 
 def git_revision(folder: Path) -> str | None:
-    """The revision that is checked out around a folder, with "+changes" where tracked files differ from it.
+    """Returns the revision that is checked out around a folder, with "+changes" where tracked files differ from it.
 
-    Git runs up to three times: for the revision, for the names of filters, and for changes without these filters.
-
-    A file whose content a filter changes (Git LFS) counts as changed once its time or size differs from git's index,
-    for the filter is not run. None where there is no git, no repository or no answer.
+    Returns None where there is no git, no repository or no answer. Git runs up to three times: for the revision, for
+    the names of filters, and for changes without these filters. As no filter is run, a file whose content one changes
+    (Git LFS) counts as changed once its time or size differs from git's index.
     """
     git = shutil.which("git")
     if git is None:
@@ -61,7 +60,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def _setting_options(settings: dict[str, str]) -> list[str]:
-    """Options of git that set these for one command: ["-c", "core.fsmonitor="]."""
+    """Returns options of git that set these for one command: ["-c", "core.fsmonitor="]."""
     options = []
     for name, value in settings.items():
         options += ["-c", f"{name}={value}"]
@@ -69,7 +68,7 @@ def _setting_options(settings: dict[str, str]) -> list[str]:
 
 
 def _output(command: Sequence[str], code_without_output: int = 0) -> str:
-    """What a git command prints, without white space around it.
+    """Returns what a git command prints, without white space around it.
 
     Args:
         command: the program and its arguments.

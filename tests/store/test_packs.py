@@ -406,11 +406,11 @@ def test_forks_have_decoders_of_their_own(folder: Path) -> None:
     pack_finished(folder)
     path = pack_files(folder)[0]
     question = {"path": str(path), "columns": ["folder"], "whole": False}
-    own = parquet._decoder()
+    own = parquet._decoder_of_process()
     answer = own.ask(question)
     child = os.fork()
     if child == 0:
-        other = parquet._decoder()
+        other = parquet._decoder_of_process()
         is_right = other is not own and other.ask(question) == answer
         other.end()
         os._exit(0 if is_right else 1)

@@ -33,7 +33,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _INFO_FOLDER = f"{_NAME}-{__version__}.dist-info"
 WHEEL_NAME = f"{_NAME}-{__version__}-py3-none-any.whl"
 
-_INSTALLERS_FILES = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
+_FILES_OF_INSTALLER = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 """Files of a dist-info folder that the installer wrote about this one installation, or that a new wheel has anew."""
 _WHEEL_FILE = "Wheel-Version: 1.0\nGenerator: vitscale\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -69,7 +69,7 @@ def write_wheel(folder: Path) -> Path:
             cannot be written to.
     """
     path = folder / WHEEL_NAME
-    content = _wheel()
+    content = _wheel_content()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
@@ -95,7 +95,7 @@ def _refuse_other_content(path: Path, content: bytes) -> None:
         raise RequestError(what, next_step="Remove it, or write into another folder")
 
 
-def _wheel() -> bytes:
+def _wheel_content() -> bytes:
     """Return the wheel's bytes: the package's files, its dist-info folder, and RECORD with the digest of each file."""
     files = {f"{_NAME}/{name}": content for name, content in _package_files().items()}
     info_files = {**_info_files(), "WHEEL": _WHEEL_FILE.encode()}
@@ -105,7 +105,7 @@ def _wheel() -> bytes:
 
 
 def _record(files: Mapping[str, bytes]) -> bytes:
-    """Return the RECORD of a wheel with these files: path, digest and size of each, and its own path alone."""
+    """Return the RECORD of a wheel with these files: path, digest and size of each; of RECORD itself the path alone."""
     lines = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items()]
     return "".join([*lines, f"{_INFO_FOLDER}/RECORD,,\n"]).encode()
 
@@ -130,6 +130,7 @@ def _package_files() -> dict[str, bytes]:
 
 
 def _is_left_out(path_part: str) -> bool:
+    """Whether a wheel has no file whose path has this part: compiled modules and hidden files."""
     return path_part == "__pycache__" or path_part.startswith(".")
 
 
@@ -165,7 +166,7 @@ def _info_files_of_installation(installed: metadata.Distribution) -> dict[str, b
     for path in sorted(installed.files or (), key=str):
         _, info_folder, name = str(path).partition(f"{_INFO_FOLDER}/")
         is_in_info_folder = info_folder != ""
-        if is_in_info_folder and name not in _INSTALLERS_FILES:
+        if is_in_info_folder and name not in _FILES_OF_INSTALLER:
             files[name] = Path(str(installed.locate_file(path))).read_bytes()
     return files
 
@@ -252,7 +253,7 @@ def _digest(content: bytes) -> str:
 
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
-    """Return distribution -> its version, None where it is not installed. Nothing is imported."""
+    """Return name of a distribution -> its version, None where it is not installed. Nothing is imported."""
     versions: dict[str, str | None] = {}
     for name in distributions:
         try:

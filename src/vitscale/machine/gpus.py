@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_HIDDEN = ("", "-1", "NoDevFiles", "none", "void")
+"""The kernel's folder of PCI devices."""
+_VALUES_THAT_HIDE_GPUS = ("", "-1", "NoDevFiles", "none", "void")
 """Values of CUDA_VISIBLE_DEVICES by which users and launchers hide every GPU on purpose."""
 
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
         GpusUnreadable: none can be used, although NVML, a device file or CUDA_VISIBLE_DEVICES is a sign of some.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in _HIDDEN:
+    if visible is not None and visible.strip() in _VALUES_THAT_HIDE_GPUS:
         return ()
     gpus: tuple[Gpu, ...] = ()
     try:

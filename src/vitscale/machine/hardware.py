@@ -34,7 +34,8 @@ class Machine:
     @property
     def physical_cores(self) -> int:
         """Number of physical cores, and never more than `cores`, which a quota may limit."""
-        return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
+        cores_of_nodes = sum(count for _, count in self.node_cores)
+        return min(self.cores, cores_of_nodes) if cores_of_nodes else self.cores
 
     def threads_for(self, ranks: int, device: DeviceName) -> int:
         """Return the threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
@@ -67,7 +68,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return this machine, from the kernel and, where it exists, NVML."""
+    """Return the resources of this machine, as the kernel and, where it exists, NVML report them."""
     quota = cpu_quota_cores()
     cores = len(usable_cores())
     if quota is not None:
@@ -119,7 +120,7 @@ def cpu_throttled_seconds(
         return None
     smallest = min(quotas, key=lambda quota: quota.cores)
     try:
-        counters = _counters(smallest.folder / "cpu.stat")
+        counters = _read_counters(smallest.folder / "cpu.stat")
     except (OSError, ValueError):
         return None
     if "throttled_usec" in counters:
@@ -129,7 +130,7 @@ def cpu_throttled_seconds(
     return None
 
 
-def _counters(path: Path) -> dict[str, int]:
+def _read_counters(path: Path) -> dict[str, int]:
     """Return name -> number from a file with lines such as "nr_periods 12".
 
     Raises:

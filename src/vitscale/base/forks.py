@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from vitscale.base.processors import usable_cores
 
@@ -44,10 +44,7 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             children.append(child)
         result_by_index |= {index: work(items[index]) for index in parent_share}
         for child in children:
-            # A fork that was ended gives no results, or only a part.
-            with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.results, "rb", closefd=False) as file:
-                results = pickle.load(file)  # noqa: S301 - of a fork of this process
-                result_by_index |= zip(child.share, results, strict=True)
+            result_by_index |= _read_results(child)
     finally:
         for child in children:
             os.close(child.results)
@@ -85,6 +82,15 @@ def _start_fork(work: Callable[[Item], Done], items: Sequence[Item], share: rang
         _work_and_exit(write_end, work, [items[index] for index in share])
     os.close(write_end)
     return _Fork(process_id, read_end, share)
+
+
+def _read_results(child: _Fork) -> dict[int, Any]:
+    """Wait for a fork's results, and return them by the indices of its items; none where the fork was ended."""
+    # A fork that was ended has written nothing, or only a part.
+    with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.results, "rb", closefd=False) as file:
+        results = pickle.load(file)  # noqa: S301 - of a fork of this process
+        return dict(zip(child.share, results, strict=True))
+    return {}
 
 
 def has_other_threads() -> bool:

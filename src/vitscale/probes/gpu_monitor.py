@@ -202,17 +202,22 @@ def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
     limits_by_sample = [_limits_among(reasons) for reasons in reasons_by_sample]
     return GpuSamples(
         samples=len(samples),
-        utilisation=statistics.fmean(utilisations) if utilisations else None,
+        utilisation=_mean(utilisations),
         sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         unheld_sm_clock_mhz=_highest_unheld_clock(samples, reasons_by_sample),
         temperature_celsius_max=max(temperatures, default=None),
-        power_watts_mean=statistics.fmean(powers) if powers else None,
+        power_watts_mean=_mean(powers),
         throttle_reasons=_distinct(faults_by_sample),
         throttled_share=_share_with_any(faults_by_sample),
         limits=_distinct(limits_by_sample) if limits_by_sample else None,
         limited_share=_share_with_any(limits_by_sample),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Returns the mean of the values; None where there are none."""
+    return statistics.fmean(values) if values else None
 
 
 def _limits_among(reasons: Iterable[str]) -> list[str]:

@@ -339,22 +339,33 @@ def _starts_of_repeats(events: Sequence[Event]) -> list[int]:
     ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)  # [events]
     counts_to_try = sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS})
     starts: list[int] = []
-    longest_period_count = 0  # how often the longest period occurs
+    longest_period_count = 0  # how often the longest period occurs; 0 until one is known
     for count in counts_to_try:
-        rarer_names: list[str] = []
+        disregarded_names: list[str] = []
         if starts:
-            rarer_names = [name for name, other_count in count_by_name.items() if other_count < count]
+            disregarded_names = [name for name, other_count in count_by_name.items() if other_count < count]
             fits_too_often = count > _MOST_SHORT_PERIODS * longest_period_count
-            if fits_too_often or not _are_negligible(events, rarer_names):
+            if fits_too_often or not _are_negligible(events, disregarded_names):
                 break
-        # Positions are among the events without the rarer ones, indices among all events.
-        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))
         candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
-        positions = _first_repeating_kind(ids[indices], candidates)
-        if positions:
-            starts = [int(indices[position]) for position in positions]
+        new_starts = _starts_without(ids, [id_by_name[name] for name in disregarded_names], candidates)
+        if new_starts:
+            starts = new_starts
             longest_period_count = longest_period_count or count
     return starts
+
+
+def _starts_without(ids: _KindIds, disregarded: Sequence[int], candidates: Iterable[int]) -> list[int]:
+    """Return the indices at which a series begins that repeats; empty where nothing repeats.
+
+    Args:
+        ids: the kind of each event [events].
+        disregarded: kinds whose events need not repeat.
+        candidates: kinds to try, of which a series has one event.
+    """
+    indices = np.flatnonzero(~np.isin(ids, disregarded))  # those of the other events, among all events
+    positions = _first_repeating_kind(ids[indices], candidates)  # among the other events
+    return [int(indices[position]) for position in positions]
 
 
 def _are_negligible(events: Sequence[Event], names: Sequence[str]) -> bool:

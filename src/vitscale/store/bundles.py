@@ -378,11 +378,11 @@ def _check_manifest(folder: Path, digests: dict[str, str]) -> None:
     Raises:
         ValueError: the manifest is missing, or a file is missing, is not in it, or has another content.
     """
-    actual = {name: digest for name, digest in digests.items() if name != "manifest.json"}
     manifest = json.loads((folder / "manifest.json").read_bytes()) if "manifest.json" in digests else None
-    expected = manifest.get("sha256") if isinstance(manifest, dict) else None
-    if not isinstance(expected, dict):
+    listed_digests = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(listed_digests, dict):
         raise ValueError("its manifest is missing")
-    for name in sorted({*expected, *actual}):
-        if actual.get(name) != expected.get(name):
+    unpacked_digests = {name: digest for name, digest in digests.items() if name != "manifest.json"}
+    for name in sorted({*listed_digests, *unpacked_digests}):
+        if unpacked_digests.get(name) != listed_digests.get(name):
             raise ValueError(f"{shown(name)} in it is not what its manifest says")

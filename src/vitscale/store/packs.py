@@ -227,18 +227,23 @@ class _RankRow(NamedTuple):
         return self.other_lines.count(_LINE_SEPARATOR) + 1 if self.other_lines else 0
 
 
+def _rank_rows(frame: pl.DataFrame, steps_by_row: Sequence[Steps]) -> list[_RankRow]:
+    """Return the rows of a pack that have a rank."""
+    rows: list[_RankRow] = []
+    for rank, lines, steps in zip(frame["rank"].to_list(), frame["lines"].to_list(), steps_by_row, strict=True):
+        if rank is not None:
+            first_line, _, other_lines = (lines or "").partition(_LINE_SEPARATOR)
+            rows.append(_RankRow(rank, first_line, other_lines, steps))
+    return rows
+
+
 def _rank_records(pack: _DecodedPack, steps_by_row: Sequence[Steps]) -> Iterator[RankRecord]:
     """Yield the record of each row with a rank.
 
     Raises:
         ValueError: a line is none of a rank's, or holds a number that vitscale does not write.
     """
-    rows: list[_RankRow] = []
-    columns = (pack.frame["rank"].to_list(), pack.frame["lines"].to_list(), steps_by_row)
-    for rank, lines, steps in zip(*columns, strict=True):
-        if rank is not None:
-            first_line, _, other_lines = (lines or "").partition(_LINE_SEPARATOR)
-            rows.append(_RankRow(rank, first_line, other_lines, steps))
+    rows = _rank_rows(pack.frame, steps_by_row)
     # All lines of the pack are parsed at once: a call for each row takes longer.
     joined_lines = ",".join(row.other_lines for row in rows if row.other_lines)
     parsed_lines = RankRecord.parse_all(f"[{joined_lines}]".encode())

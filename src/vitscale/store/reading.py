@@ -232,11 +232,12 @@ class RunIndex:
         unread_outcomes = self._read_unpacked(folders)
         deleted = self.packs.keys() - folders  # a user who deletes a packed run's folder wants the run done again
         attempts = self._attempts_by_run(folders, deleted)
-        self.attempts = {run: max(attempt.number for attempt in attempts[run]) for run in attempts}
+        self.attempts = {}
         self.finished = {}
         self.earlier = {}
-        for run in attempts:
-            self._add_ended(run, attempts[run])
+        for run, attempts_at_run in attempts.items():
+            self.attempts[run] = max(attempt.number for attempt in attempts_at_run)
+            self._add_ended(run, attempts_at_run)
         self._report_unread_outcomes(unread_outcomes)
 
     def _read_new_packs(self) -> None:
@@ -527,11 +528,12 @@ def _left_out_of_bundle(results: Path) -> list[Unread]:
     left_out = manifest.get("left_out") if isinstance(manifest, dict) else None
     if not isinstance(left_out, dict):
         return []
-    return [
-        Unread(file, printable(str(reason))[:_MOST_LETTERS_OF_REASON], RESTORE_BUNDLE)
-        for file, reason in left_out.items()
-        if is_pack_file(file) and not (results / file).exists()
-    ]
+    unread = []
+    for file, reason in left_out.items():
+        is_missing_pack = is_pack_file(file) and not (results / file).exists()
+        if is_missing_pack:
+            unread.append(Unread(file, printable(str(reason))[:_MOST_LETTERS_OF_REASON], RESTORE_BUNDLE))
+    return unread
 
 
 def without_lines(results: Path, run: Run) -> Run:

@@ -295,7 +295,9 @@ def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Itera
     first_ranks = [ranks[0] for ranks in ranks_by_host]
     # Every rank has to make every group, also those that it is not in.
     groups_inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in ranks_by_host]
-    group_across = dist.new_group(first_ranks) if has_several_hosts and not has_one_rank_per_host else None
+    group_across: dist.ProcessGroup | None = None
+    if has_several_hosts and not has_one_rank_per_host:  # else the first ranks are one rank, or all ranks
+        group_across = dist.new_group(first_ranks)
 
     for group_inside, ranks in zip(groups_inside, ranks_by_host, strict=True):
         if group_inside is not None and rank.rank in ranks:

@@ -471,7 +471,9 @@ class ScriptSteps:
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
         per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
-        planned_steps = per_epoch * (train.epochs or 0) if self.step_limit is None else self.step_limit
+        planned_steps = self.step_limit
+        if planned_steps is None:
+            planned_steps = per_epoch * (train.epochs or 0)
         recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
         self._log.write(start_line(self._header, rank, device, recorder.backend))
         self._log.write(PhaseLine(name="script", seconds=script_seconds))

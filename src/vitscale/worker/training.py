@@ -75,7 +75,9 @@ class Training:
         per_epoch = self.passes.order(epoch=0).steps
         self.rehearses = trial.train.compile and (self.step_limit is None or self.step_limit >= per_epoch)
         """Whether steps of another shape would else be compiled among the timed ones."""
-        planned_steps = per_epoch * (trial.train.epochs or 0) if self.step_limit is None else self.step_limit
+        planned_steps = self.step_limit
+        if planned_steps is None:
+            planned_steps = per_epoch * (trial.train.epochs or 0)
         self.recorder = StepRecorder(trial, rank, device, log, windows(trial, planned_steps, per_epoch))
         self.meters: dict[str, EpochMeter] = {
             name: known("meter", name, {}, "begin", "end") for name in trial.window.meters

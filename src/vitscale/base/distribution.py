@@ -91,8 +91,8 @@ def _refuse_other_content(path: Path, content: bytes) -> None:
         OSError: it cannot be read.
     """
     if not path.is_file() or path.read_bytes() != content:
-        what = f"{shown(str(path))} is there already, and is of another vitscale"
-        raise RequestError(what, next_step="Remove it, or write into another folder")
+        message = f"{shown(str(path))} is there already, and is of another vitscale"
+        raise RequestError(message, next_step="Remove it, or write into another folder")
 
 
 def _wheel_content() -> bytes:
@@ -145,8 +145,8 @@ def _info_files() -> dict[str, bytes]:
         return _info_files_of_clone(checkout)
     installed = _distribution()
     if installed is None:
-        what = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
-        raise RequestError(what, next_step="Install it from a clone or a wheel, then ask again")
+        message = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
+        raise RequestError(message, next_step="Install it from a clone or a wheel, then ask again")
     return _info_files_of_installation(installed)
 
 

@@ -139,8 +139,8 @@ def _entry(kind: PluginKind, name: str) -> metadata.EntryPoint | None:
     entries = metadata.entry_points(group=f"vitscale.{kind}s", name=name)
     by_package = {_package(entry): entry for entry in entries}
     if len(by_package) > 1:
-        what = f"{kind} {shown(name)} is offered by several packages: {' and '.join(sorted(by_package))}"
-        raise RequestError(what, next_step="Remove all of them but one, or rename its entry point")
+        message = f"{kind} {shown(name)} is offered by several packages: {' and '.join(sorted(by_package))}"
+        raise RequestError(message, next_step="Remove all of them but one, or rename its entry point")
     return next(iter(by_package.values()), None)
 
 
@@ -153,5 +153,5 @@ def _unusable_error(
     kind: PluginKind, entry: metadata.EntryPoint, reason: str, failure: str = "cannot be loaded"
 ) -> RequestError:
     """Return the error of a package's thing that cannot be used: "meter 'x' of PACKAGE (module:X) failed: reason"."""
-    what = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {failure}: {shown(reason)}"
-    return RequestError(what, next_step=f"Repair or remove that package, or use another {kind}")
+    message = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {failure}: {shown(reason)}"
+    return RequestError(message, next_step=f"Repair or remove that package, or use another {kind}")

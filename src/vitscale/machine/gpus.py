@@ -59,13 +59,27 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except _NvmlFailed as error:
         nvml_problem = str(error)
     selected = select_visible(gpus, visible)
-    if selected:
-        return selected
+    if not selected:
+        _refuse_unusable_gpus(gpus, visible, nvml_problem)
+    return selected
+
+
+def _refuse_unusable_gpus(gpus: tuple[Gpu, ...], visible: str | None, nvml_problem: str) -> None:
+    """Report that no GPU can be used, where there are signs of GPUs all the same.
+
+    Args:
+        gpus: the GPUs that NVML reports.
+        visible: the value of CUDA_VISIBLE_DEVICES; None where it is not set.
+        nvml_problem: why NVML reports none, where `gpus` is empty.
+
+    Raises:
+        GpusUnreadable: there are signs: GPUs that NVML reports, a device file, or CUDA_VISIBLE_DEVICES.
+    """
     signs_of_gpus = device_files()[:1]
     if visible is not None:
         signs_of_gpus.append(f"CUDA_VISIBLE_DEVICES = {visible!r}")
     if not gpus and not signs_of_gpus:
-        return ()
+        return
     subject = " and ".join(signs_of_gpus) or "GPUs in MIG mode"
     if not gpus:
         problem = nvml_problem

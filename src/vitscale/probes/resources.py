@@ -203,7 +203,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
         cpus = RAPLCPUs()
     counters: list[Counter] = []
     packages: list[str] = []
-    has_memory = False
+    counts_memory = False
     for cpu in cpus.cpus:
         name = (Path(cpus.rapl_dir) / f"intel-rapl:{cpu.cpu_index}" / "name").read_text(encoding="utf-8").strip()
         if not name.startswith("package"):
@@ -211,14 +211,14 @@ def _rapl_meter(host: str) -> EnergyMeter:
         packages.append(name)
         if isinstance(cpu, ZeusdRAPLCPU):  # its daemon takes care of wrapping around
             counters.append(_counter(partial(_package_and_memory_mj, cpu)))
-            has_memory |= cpu.supports_get_dram_energy_consumption()
+            counts_memory |= cpu.supports_get_dram_energy_consumption()
         else:
             files = [file for file in (cpu.rapl_file, cpu.dram) if file is not None]
             counters += [_rapl_counter(file) for file in files]
-            has_memory |= cpu.dram is not None
+            counts_memory |= cpu.dram is not None
     if not counters:
         return EnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
-    memory = " and memory" if has_memory else ""
+    memory = " and memory" if counts_memory else ""
     source = f"RAPL: {', '.join(packages)}{memory}, whoever uses them"
     return CounterMeter(counters, source, tuple(f"{host}/{name}" for name in packages))
 
@@ -240,10 +240,12 @@ class _NoTracker:
 
 
 def _counter(read_millijoules: Callable[[], float], range_joules: float | None = None) -> Counter:
+    """Returns a counter of what `read_millijoules` reads; `range_joules`: where it wraps around."""
     return Counter(lambda: read_millijoules() / 1000, range_joules)
 
 
 def _package_and_memory_mj(cpu: Any) -> float:
+    """Returns the millijoules that a processor and, where they are counted, its memory have used so far."""
     energy = cpu.get_total_energy_consumption()
     return float(energy.cpu_mj + (energy.dram_mj or 0.0))
 

@@ -115,22 +115,22 @@ class HeartbeatServer:
 
     def _serve(self) -> None:
         """Receive what comes, and send a beat to every connection each second, until the server is closed."""
-        last_beat = time.monotonic()
+        last_beat_seconds = time.monotonic()
         while not self._closing:
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
                     self._receive(key.fileobj)
-            now = time.monotonic()
-            if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
+            now_seconds = time.monotonic()
+            if self._stacks_wanted or now_seconds - last_beat_seconds > BEAT_SECONDS:
                 message = b"s" if self._stacks_wanted else b"\n"
                 self._stacks_wanted = False
                 # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
                 for connection in [*self._buffers]:
                     self._send(connection, message)
-                last_beat = now
-            self._limit_unknown_connections(now)
+                last_beat_seconds = now_seconds
+            self._limit_unknown_connections(now_seconds)
 
     def _limit_unknown_connections(self, now_seconds: float) -> None:
         """Close connections that have not said hello in time, and accept new ones only where there is room.

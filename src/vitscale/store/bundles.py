@@ -104,8 +104,8 @@ def write_bundle(
                 manifest["left_out"] = left_out
             _add_member(archive, _Member("manifest.json", json.dumps(manifest, indent=1).encode()))
     except OSError as error:
-        what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
-        raise StoreError(what, next_step="Give another file with -o") from None
+        message = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
+        raise StoreError(message, next_step="Give another file with -o") from None
     return digests
 
 

@@ -376,8 +376,8 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_record(path, record.model_dump_json(indent=1))
     except OSError as error:
-        what = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
-        raise StoreError(what, next_step="Give a folder you may write to with -o") from None
+        message = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
+        raise StoreError(message, next_step="Give a folder you may write to with -o") from None
     return path
 
 
@@ -391,8 +391,8 @@ def read_check(path: Path) -> CheckRecord:
         text = read_record(path)
         content = refuse_overflowing_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
-            what = f"{path} is the record of a study, and of no check"
-            raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
+            message = f"{path} is the record of a study, and of no check"
+            raise StoreError(message, next_step="Give a file of RESULTS/checks, which vitscale check writes")
         refuse_unreadable(content, READABLE_CHECKS, path)
         return CheckRecord.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:

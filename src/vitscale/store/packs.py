@@ -168,12 +168,13 @@ def _runs_in(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
     columns = [frame[name].to_list() for name in _RunRow._fields]
     rows = itertools.starmap(_RunRow, zip(*columns, strict=True))
     for folder, rows_of_run in itertools.groupby(rows, key=lambda row: row.folder):
-        first, *further_rows = rows_of_run
-        if first.header is None or first.trial is None or first.outcome is None:
+        first_row, *further_rows = rows_of_run
+        if first_row.header is None or first_row.trial is None or first_row.outcome is None:
             raise ValueError(f"{folder} has no header")
-        ranks = tuple(next(records) for row in (first, *further_rows) if row.rank is not None)
-        header = _parse_header(first.header, first.trial, path)
-        yield folder, Run(header=header, outcome=_parse_outcome(first.outcome, path), ranks=ranks)
+        # `records` has one for each row with a rank, in the order of rows.
+        ranks = tuple(next(records) for row in (first_row, *further_rows) if row.rank is not None)
+        header = _parse_header(first_row.header, first_row.trial, path)
+        yield folder, Run(header=header, outcome=_parse_outcome(first_row.outcome, path), ranks=ranks)
 
 
 class _RunRow(NamedTuple):

@@ -279,9 +279,9 @@ class Redactor:
             return match[0]
         if kind == "host":
             text = text.lower()
-        before = match.string[match.start() : begin]
-        after = match.string[end : match.end()]
-        return before + self._stand_in(kind, text) + after
+        match_before_span = match.string[match.start() : begin]
+        match_after_span = match.string[end : match.end()]
+        return match_before_span + self._stand_in(kind, text) + match_after_span
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a JSON value with all its texts redacted.
@@ -312,10 +312,10 @@ class Redactor:
         return self.text(option or "") + self._stand_in("PATH", path)
 
     def _list(self, items: Sequence[Any], key: str) -> list[Any]:
-        """Redact a list. In a command the name of a secret stands before it: "--token", "abc"."""
+        """Redact a list. In a command's list of words an option may stand before a secret: ["--token", "abc"]."""
         redacted = []
-        for before, item in pairwise(("", *items)):
-            if is_secret_argument(before, item):
+        for previous_item, item in pairwise(("", *items)):
+            if is_secret_argument(previous_item, item):
                 redacted.append(self._stand_in("SECRET", item))
             else:
                 redacted.append(self.value(item, key))

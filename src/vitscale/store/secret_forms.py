@@ -176,8 +176,8 @@ def secrets_in_json(value: Any, is_format_field: Callable[[str], bool]) -> Itera
                 yield item
             yield from secrets_in_json(item, is_format_field)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for before, item in pairwise(("", *value)):
-            if is_secret_argument(before, item):
+        for previous_item, item in pairwise(("", *value)):
+            if is_secret_argument(previous_item, item):
                 yield item
                 yield from _secret_parts(item)
             yield from secrets_in_json(item, is_format_field)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -38,9 +38,12 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 class _StepStage(Enum):
     """How far a script's loop over batches is in its step."""
 
-    TAKING_BATCHES = "batches of the step are to come, or the step has ended and the next one has no batch yet"
-    TRAINING_LAST_BATCH = "the script has the last batch of the step, and no optimizer has stepped since it got it"
-    OPTIMIZER_STEPPED = "an optimizer has stepped since then: the step is trained"
+    TAKING_BATCHES = auto()
+    """Batches of the step are to come. So it also is between two steps."""
+    TRAINING_LAST_BATCH = auto()
+    """The script has the last batch of the step, and no optimizer has stepped since it got it."""
+    OPTIMIZER_STEPPED = auto()
+    """An optimizer has stepped since then: the step is trained."""
 
 
 class _BatchLoop:
@@ -136,7 +139,7 @@ class ScriptSteps:
         not started  no step has begun; `_recorder` is None, since the script may not have chosen its device yet
         in a step    a step is timed. `end_step` begins the next one at once, so that the wait for its data is in it
         paused       the clock stands still: the script evaluates, saves, or has left its loop over batches
-        done         as many steps are recorded and counted as the study asks for; every call does nothing
+        done         as many steps are recorded and counted as the study asks for; marking steps does nothing now
 
     `begin_step` leads from "not started" and from "paused" into a step; `_pause` leads out of it and drops the step
     under way. `_resume` starts the clock after a pause, which all ranks do together.

@@ -29,18 +29,18 @@ _LARGEST_BYTES = 1 << 20
 _KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
 
 
-def read_text(path: Path, what: str, *, next_step: str) -> str:
+def read_text(path: Path, file_kind: str, *, next_step: str) -> str:
     """Return the UTF-8 text of a file, without a byte order mark. No more than 1 MiB of the file is read.
 
     Args:
         path: the file; it may be a device without an end.
-        what: the word for it in messages: "study file".
+        file_kind: the word for it in messages: "study file".
         next_step: what the message advises.
 
     Raises:
         RequestError: the file is missing, unreadable, larger than 1 MiB, empty, or not UTF-8.
     """
-    subject = f"{what} {shown(str(path))}"
+    subject = f"{file_kind} {shown(str(path))}"
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
@@ -154,13 +154,13 @@ def is_stream(path: Path) -> bool:
 
 @contextmanager
 def unwritable_as_request_error(
-    what: str, where: object, next_step: str = "", *, is_answer: bool = True
+    written: str, path_or_name: object, next_step: str = "", *, is_answer: bool = True
 ) -> Iterator[None]:
     """Turn an OSError of the block, which writes a file, into a RequestError.
 
     Args:
-        what: the word for what is written: "the report".
-        where: the file or folder that the message names if the error names none.
+        written: the word for what is written: "the report".
+        path_or_name: the file or folder that the message names if the error names none.
         next_step: what the message advises.
         is_answer: whether it may be printed. A BrokenPipeError then stays as it is: the reader has seen enough.
 
@@ -172,7 +172,8 @@ def unwritable_as_request_error(
     except OSError as error:
         if is_answer and isinstance(error, BrokenPipeError):
             raise
-        message = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
+        target = shown(str(error.filename or path_or_name))
+        message = f"{written} cannot be written to {target}: {error.strerror or error}"
         raise RequestError(message, next_step=next_step) from error
 
 

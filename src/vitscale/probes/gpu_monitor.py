@@ -16,7 +16,7 @@ from vitscale.store.records import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow the clocks though nobody asked for it.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h): reasons that slow the clocks, other than a user's setting.
 THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",

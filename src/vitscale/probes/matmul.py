@@ -275,7 +275,7 @@ def products_in_tf32(override: str | None) -> bool | None:
 
 
 def _cudnn_backend(part: str) -> Any:
-    """Returns cuDNN's settings of "conv" or "rnn"; None where this torch has none apart."""
+    """Returns cuDNN's settings of "conv" or "rnn"; None where this torch has no settings of its own for it."""
     return getattr(torch.backends.cudnn, part, None)
 
 

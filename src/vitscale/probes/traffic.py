@@ -1,13 +1,14 @@
 """Counts the collectives of an optimizer step without waiting for anything.
 
-A step that is counted notes when it begins and ends, and afterwards the flight recorder tells which collectives were
-called in between. gloo needs one thing more. It has no reduce-scatter: torch gives it an all-reduce and keeps a part of
-the result, and the recorder sees the all-reduce. So that what was asked for stays known, calls of a reduce-scatter are
-noted too, and the all-reduces inside one stand as the reduce-scatter they carry out. Nor does gloo tell the recorder of
-a send or a recv: these are noted as well. Calls then pass through Python: not for steps that are timed.
+A step that is counted notes when it begins and ends. Afterwards torch's flight recorder has the collectives that were
+called in between. gloo needs two things more, for which calls pass through Python, so not in steps that are timed:
+
+- It has no reduce-scatter: torch does an all-reduce in its place and keeps a part of the result, and the recorder sees
+  the all-reduce. So calls of a reduce-scatter are noted, and the all-reduces inside one count as that reduce-scatter.
+- It does not record a send or a recv: these are noted too.
 
 torch's flight recorder is read as JSON. Every process group writes each collective it is given into the recorder's
-ring, whoever calls it: DDP's reducer does so from C++, where no wrapper in Python would see it. An entry tells when the
+ring, whoever calls it: DDP's reducer does so from C++, where no wrapper in Python would see it. An entry has when the
 collective was called, by the clock of `time.time_ns`, and its sizes; nothing waits for anything. The recorder's other
 form of output is a pickle. Torch has two recorders: NCCL writes into one of its own, all other backends into the other.
 A build with NCCL can read both, and the wrong one answers that it is empty.

@@ -46,7 +46,7 @@ class LaunchFile(Spec):
     """The commands that the driver started: one argv, or one for each host."""
     hosts: tuple[str, ...] = ()
     master_address: str | None = None
-    """Address where rank 0 listens; null where the launcher tells ranks itself, or one rank has no launcher."""
+    """Address where rank 0 listens; null where the launcher gives it to ranks itself, or one rank has no launcher."""
     master_port: int | None = None
     lifeline: str | None = None
     """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""

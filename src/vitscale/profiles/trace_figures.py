@@ -37,7 +37,7 @@ _AFTER_BACKWARD = re.compile(r"FSDP::root_post_backward_callback")
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
 """Ranges in which the host waits for data: torch's, and Lightning's."""
 UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
-"""`TraceSteps.found_by` where the steps of a trace could not be told apart."""
+"""`TraceSteps.found_by` where the steps of a trace could not be found."""
 _LEAST_REPEATED_SHARE = 0.95
 """Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
@@ -68,7 +68,7 @@ class TraceSteps:
     annotations: tuple[Event, ...]
     """Events for steps and their phases, named as in our own profiles."""
     found_by: str
-    """How the steps were told apart, in words: "by ..."."""
+    """How the steps were found, in words: "by ..."."""
     first_is_whole: bool = False
     """Whether it is known when the first began on the device: earlier work was recorded, or there is only this step."""
     first_begin_ns: int | None = None
@@ -306,7 +306,7 @@ def _steps(
         trace: the trace.
         numbers: the number of each step.
         spans: each step on the host's clock.
-        found_by: how the steps were told apart, in words.
+        found_by: how the steps were found, in words.
         first_is_whole: whether the first one is whole whatever was launched before it.
     """
     step_events = [Event("annotation", STEP, span.start_ns, span.end_ns, lane=0) for span in spans]
@@ -516,7 +516,7 @@ def _are_inside(moments_ns: Iterable[int], stretches: Sequence[Interval]) -> boo
 
 
 def _reason_for_no_phases(has_update: bool, has_operators: bool) -> str:
-    """Return why forward and backward of a step without a backward function cannot be told apart."""
+    """Return why it is unknown when forward and backward of a step were, where no backward function is recorded."""
     if has_update:
         return _NO_BACKWARD
     return _IN_A_GRAPH if has_operators else _NO_OPERATORS

@@ -4,7 +4,7 @@ It is shown while it happens, and named in the record.
 
 DeepSpeed loads an operator by `OpBuilder.jit_load`, which has torch compile what its folder of extensions lacks
 (`torch.utils.cpp_extension.load`): minutes the first time, tenths of a second ever after. A new or changed library in
-that folder tells which it was, also to a rank that only waited for another one's compiler. Most are loaded while an
+that folder shows which it was, also to a rank that only waited for another one's compiler. Most are loaded while an
 engine is built; those of quantized gradients at their first exchange.
 
 `torch.compile` compiles blocks in the first step. Inductor keeps them on disk, and counts what it did not find there.

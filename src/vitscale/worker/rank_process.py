@@ -111,7 +111,8 @@ def pin(rank: RankInfo, world: World, device: DeviceName) -> None:
     cores do not suffice (oversubscription).
     """
     os.environ["OMP_NUM_THREADS"] = str(world.threads_per_rank)
-    # CUDA numbers GPUs by their speed unless told, NVML by their bus: among unlike ones these would be different GPUs.
+    # By default CUDA numbers GPUs by their speed, and NVML by their bus. Where a host's GPUs differ in speed, the same
+    # number would then be another GPU.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if bound_by_launcher():
         return

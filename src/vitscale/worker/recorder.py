@@ -269,7 +269,7 @@ class StepRecorder:
         if self._step_context is None:
             return
         self._undo_step()
-        if self._stretch.is_sampled:  # what this step has used cannot be told from what was used before it
+        if self._stretch.is_sampled:  # the counters hold what this step has used, together with the steps before
             self._stretch.discard()
             self._stretch.begin_if_planned(self.step)
         self._clock.start()  # without a barrier: it may be this rank alone that goes on after an error

@@ -56,7 +56,7 @@ def source_tree() -> Path | None:
     folder = _PACKAGE.parents[1]
     if _PACKAGE.parent.name != "src" or not (folder / "pyproject.toml").is_file():
         return None
-    return folder if _project(folder).get("name") == _NAME else None
+    return folder if _project_table(folder).get("name") == _NAME else None
 
 
 def write_wheel(folder: Path) -> Path:
@@ -100,13 +100,13 @@ def _wheel_content() -> bytes:
     files = {f"{_NAME}/{name}": content for name, content in _package_files().items()}
     info_files = {**_info_files(), "WHEEL": _WHEEL_FILE.encode()}
     files |= {f"{_INFO_FOLDER}/{name}": content for name, content in info_files.items()}
-    files[f"{_INFO_FOLDER}/RECORD"] = _record(files)
+    files[f"{_INFO_FOLDER}/RECORD"] = _record_content(files)
     return _zip_archive(files)
 
 
-def _record(files: Mapping[str, bytes]) -> bytes:
+def _record_content(files: Mapping[str, bytes]) -> bytes:
     """Return the RECORD of a wheel with these files: path, digest and size of each; of RECORD itself the path alone."""
-    lines = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items()]
+    lines = [f"{name},sha256={_record_digest(content)},{len(content)}\n" for name, content in files.items()]
     return "".join([*lines, f"{_INFO_FOLDER}/RECORD,,\n"]).encode()
 
 
@@ -143,7 +143,7 @@ def _info_files() -> dict[str, bytes]:
     checkout = source_tree()
     if checkout is not None:
         return _info_files_of_clone(checkout)
-    installed = _distribution()
+    installed = _installed_distribution()
     if installed is None:
         message = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
         raise RequestError(message, next_step="Install it from a clone or a wheel, then ask again")
@@ -152,8 +152,8 @@ def _info_files() -> dict[str, bytes]:
 
 def _info_files_of_clone(checkout: Path) -> dict[str, bytes]:
     """Return what `_info_files` does, made from a clone's pyproject.toml."""
-    project = _project(checkout)
-    files = {"METADATA": _metadata(project), "entry_points.txt": _entry_points(project)}
+    project = _project_table(checkout)
+    files = {"METADATA": _metadata_content(project), "entry_points.txt": _entry_points(project)}
     license_file = checkout / "LICENSE"
     if license_file.is_file():
         files["licenses/LICENSE"] = license_file.read_bytes()
@@ -171,7 +171,7 @@ def _info_files_of_installation(installed: metadata.Distribution) -> dict[str, b
     return files
 
 
-def _project(checkout: Path) -> dict[str, Any]:
+def _project_table(checkout: Path) -> dict[str, Any]:
     """Return the table [project] of a clone's pyproject.toml; empty where it cannot be read."""
     try:
         project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8")).get("project")
@@ -180,7 +180,7 @@ def _project(checkout: Path) -> dict[str, Any]:
     return project if isinstance(project, dict) else {}
 
 
-def _metadata(project: Mapping[str, Any]) -> bytes:
+def _metadata_content(project: Mapping[str, Any]) -> bytes:
     """Return the METADATA of a clone, from its [project], with the requirements of each extra.
 
     https://packaging.python.org/en/latest/specifications/core-metadata/
@@ -219,7 +219,7 @@ def _entry_points(project: Mapping[str, Any]) -> bytes:
     return "".join(["[console_scripts]\n", *lines]).encode()
 
 
-def _distribution() -> metadata.Distribution | None:
+def _installed_distribution() -> metadata.Distribution | None:
     """Return the installed distribution that the running package belongs to; None where it was not installed."""
     distributions = metadata.distributions(name=_NAME, path=[str(_PACKAGE.parent)])
     return next(iter(distributions), None)
@@ -231,7 +231,7 @@ def _installed_from() -> str | None:
     pip records it as a URL in direct_url.json (PEP 610): {"url": "file:///home/me/vitscale", ...}. Return None where
     there is no such record, where its URL is not that of a file, and where the file or folder no longer exists.
     """
-    installed = _distribution()
+    installed = _installed_distribution()
     if installed is None:
         return None
     record = installed.read_text("direct_url.json")
@@ -247,7 +247,7 @@ def _installed_from() -> str | None:
     return path if Path(path).exists() else None
 
 
-def _digest(content: bytes) -> str:
+def _record_digest(content: bytes) -> str:
     """Return the SHA-256 in the form of RECORD: URL-safe base64 without its padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 

@@ -241,7 +241,7 @@ def _decode_for(question: Mapping[str, Any]) -> _ChildAnswer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # polars' panics are no `Exception`
-        return _ChildAnswer({"error": _reason(error)}, memoryview(b""))
+        return _ChildAnswer({"error": _reason_in_words(error)}, memoryview(b""))
 
 
 def _head_bytes(answer: _ChildAnswer) -> bytes:
@@ -279,7 +279,7 @@ def _decode_as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _Chi
     return _ChildAnswer({"digest": digest}, memory.getbuffer())
 
 
-def _reason(error: BaseException) -> str:
+def _reason_in_words(error: BaseException) -> str:
     """Return why a file cannot be decoded, on one line of at most `_ERROR_LETTERS` letters."""
     if isinstance(error, MemoryError):
         return "its content is larger than the memory that there is for it"

@@ -23,14 +23,14 @@ def names(kind: PluginKind) -> set[str]:
 
 def target(kind: PluginKind, name: str) -> str | None:
     """Return the "module:object" that a package offers as `name`; None where none does."""
-    entry = _entry(kind, name)
+    entry = _entry_point(kind, name)
     return None if entry is None else entry.value
 
 
 def package(kind: PluginKind, name: str) -> str | None:
     """Return the name of the package that offers a thing; None where none does."""
-    entry = _entry(kind, name)
-    return None if entry is None else _package(entry)
+    entry = _entry_point(kind, name)
+    return None if entry is None else _package_name(entry)
 
 
 def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
@@ -53,7 +53,7 @@ def known(kind: PluginKind, name: str, own: Mapping[str, T], *needs: str, of: ty
     """
     if name in own:
         return own[name]
-    entry = _entry(kind, name)
+    entry = _entry_point(kind, name)
     if entry is None:
         raise unknown(kind, name, {*own, *names(kind)}, next_step=next_step)
     try:
@@ -85,7 +85,7 @@ def answer(kind: PluginKind, name: str, own: Container[str], ask: Callable[[], T
     Raises:
         RequestError: a package's thing raised, or returned something else; the message names the package.
     """
-    entry = None if name in own else _entry(kind, name)
+    entry = None if name in own else _entry_point(kind, name)
     if entry is None:
         return ask()
     try:
@@ -130,21 +130,21 @@ def fault(error: BaseException) -> str:
     return f"{text} ({file_name}, line {innermost.tb_lineno})"
 
 
-def _entry(kind: PluginKind, name: str) -> metadata.EntryPoint | None:
+def _entry_point(kind: PluginKind, name: str) -> metadata.EntryPoint | None:
     """Return the entry point that declares the name; None where no package has one.
 
     Raises:
         RequestError: several packages do, and which of them is meant would depend on the search path.
     """
     entries = metadata.entry_points(group=f"vitscale.{kind}s", name=name)
-    by_package = {_package(entry): entry for entry in entries}
+    by_package = {_package_name(entry): entry for entry in entries}
     if len(by_package) > 1:
         message = f"{kind} {shown(name)} is offered by several packages: {' and '.join(sorted(by_package))}"
         raise RequestError(message, next_step="Remove all of them but one, or rename its entry point")
     return next(iter(by_package.values()), None)
 
 
-def _package(entry: metadata.EntryPoint) -> str:
+def _package_name(entry: metadata.EntryPoint) -> str:
     """Return the name of the package that declares an entry point."""
     return entry.dist.name if entry.dist is not None else "an unknown package"
 
@@ -153,5 +153,5 @@ def _unusable_error(
     kind: PluginKind, entry: metadata.EntryPoint, reason: str, failure: str = "cannot be loaded"
 ) -> RequestError:
     """Return the error of a package's thing that cannot be used: "meter 'x' of PACKAGE (module:X) failed: reason"."""
-    message = f"{kind} {shown(entry.name)} of {_package(entry)} ({entry.value}) {failure}: {shown(reason)}"
+    message = f"{kind} {shown(entry.name)} of {_package_name(entry)} ({entry.value}) {failure}: {shown(reason)}"
     return RequestError(message, next_step=f"Repair or remove that package, or use another {kind}")

@@ -81,7 +81,7 @@ def installation_digest(package: Path, parts: Iterable[str]) -> str | None:
     try:
         files: set[Path] = set()
         for part in parts:
-            files.update(_files(package / part))
+            files.update(_installed_files(package / part))
         for file in sorted(files):
             content = file.read_bytes()
             hasher.update(f"{file.relative_to(package).as_posix()}\0{len(content)}\0".encode())
@@ -91,7 +91,7 @@ def installation_digest(package: Path, parts: Iterable[str]) -> str | None:
     return hasher.hexdigest()[:_DIGEST_DIGITS] if files else None
 
 
-def _files(part: Path) -> list[Path]:
+def _installed_files(part: Path) -> list[Path]:
     """Return the file `part`, or the files below the folder `part`: those that every installation has."""
     paths = [part] if part.is_file() else part.rglob("*")
     return [path for path in paths if _is_installed(path)]

@@ -63,7 +63,7 @@ def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -
         node_by_logical_core |= dict.fromkeys(node_cores, node)
     allowed_siblings: dict[_CoreKey, list[int]] = {}
     for logical_core in sorted(allowed_cores):
-        lowest_sibling = min(_siblings(logical_core, sysfs))
+        lowest_sibling = min(_siblings_of(logical_core, sysfs))
         key = _CoreKey(node_by_logical_core.get(logical_core), lowest_sibling)
         allowed_siblings.setdefault(key, []).append(logical_core)
     cores = [PhysicalCore(key.node, key.number, tuple(siblings)) for key, siblings in allowed_siblings.items()]
@@ -88,7 +88,7 @@ def numa_nodes(cores: frozenset[int], sysfs: Path = _SYSFS) -> tuple[int, ...] |
     return tuple(sorted(node for node, cores_on_node in cores_by_node.items() if cores_on_node))
 
 
-def _siblings(core: int, sysfs: Path) -> list[int]:
+def _siblings_of(core: int, sysfs: Path) -> list[int]:
     """Return all logical cores of the physical core that a logical core belongs to, itself included.
 
     Return it alone where the kernel does not say which they are.

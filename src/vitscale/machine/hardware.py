@@ -103,7 +103,7 @@ def cpu_quota_cores(
     smallest counts. In a container the path in /proc/self/cgroup may name folders outside the container's view; folders
     that do not exist are skipped.
     """
-    return min((quota.cores for quota in _quotas(proc_cgroup, mount)), default=None)
+    return min((quota.cores for quota in _read_quotas(proc_cgroup, mount)), default=None)
 
 
 def cpu_throttled_seconds(
@@ -115,7 +115,7 @@ def cpu_throttled_seconds(
     cores: two cores held back for a second are two seconds. It counts them in `cpu.stat`, as `throttled_usec` in
     version 2, as `throttled_time` (nanoseconds) in version 1.
     """
-    quotas = _quotas(proc_cgroup, mount)
+    quotas = _read_quotas(proc_cgroup, mount)
     if not quotas:
         return None
     smallest = min(quotas, key=lambda quota: quota.cores)
@@ -153,7 +153,7 @@ class _Quota(NamedTuple):
     """The cgroup's."""
 
 
-def _quotas(proc_cgroup: Path, mount: Path) -> list[_Quota]:
+def _read_quotas(proc_cgroup: Path, mount: Path) -> list[_Quota]:
     """Return the quotas of this process's group and each ancestor, those without one left out."""
     try:
         lines = proc_cgroup.read_text(encoding="utf-8").splitlines()

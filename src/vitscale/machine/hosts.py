@@ -86,17 +86,17 @@ def is_this_machine(name: str) -> bool:
     """Whether `name` is an address or a name of this machine (or of this process's network namespace)."""
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
-    return any(can_bind(address) for address in _addresses(name))
+    return any(can_bind(address) for address in _resolved_addresses(name))
 
 
 def address_of(name: str) -> str | None:
     """Return the first address of a host; None where its name does not resolve here."""
-    addresses = _addresses(name)
+    addresses = _resolved_addresses(name)
     return addresses[0] if addresses else None
 
 
 @functools.cache
-def _addresses(name: str) -> tuple[str, ...]:
+def _resolved_addresses(name: str) -> tuple[str, ...]:
     """Return the addresses of a host; none where its name does not resolve here.
 
     Cached: every trial asks, and a name that does not resolve can take seconds.

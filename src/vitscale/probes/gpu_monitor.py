@@ -119,24 +119,24 @@ class NvmlMonitor(GpuMonitor):
         """Asks for all values once."""
         nvml = self._nvml
         handle = self._handle
-        utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        utilisation = self._first_answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        power = self._first_answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return GpuReading(
             utilisation=None if utilisation is None else utilisation / 100,
-            sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            sm_clock_mhz=self._first_answer(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             # Older drivers know these two only by their older names.
-            temperature_celsius=self._ask(
+            temperature_celsius=self._first_answer(
                 lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             ),
             power_watts=None if power is None else power / 1000,
-            throttle_bits=self._ask(
+            throttle_bits=self._first_answer(
                 lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
                 lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
             ),
         )
 
-    def _ask(self, *ways: Callable[[], int]) -> int | None:
+    def _first_answer(self, *ways: Callable[[], int]) -> int | None:
         """Returns the answer of the first of these calls that this GPU and driver know; None where they know none."""
         for way in ways:
             try:
@@ -208,9 +208,9 @@ def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
         unheld_sm_clock_mhz=_highest_unheld_clock(samples, reasons_by_sample),
         temperature_celsius_max=max(temperatures, default=None),
         power_watts_mean=_mean(powers),
-        throttle_reasons=_distinct(faults_by_sample),
+        throttle_reasons=_distinct_names(faults_by_sample),
         throttled_share=_share_with_any(faults_by_sample),
-        limits=_distinct(limits_by_sample) if limits_by_sample else None,
+        limits=_distinct_names(limits_by_sample) if limits_by_sample else None,
         limited_share=_share_with_any(limits_by_sample),
     )
 
@@ -265,7 +265,7 @@ def _is_unheld(sample: GpuReading) -> bool:
     return sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
 
 
-def _distinct(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _distinct_names(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Returns each name once, in the order of their first samples."""
     return tuple(dict.fromkeys(chain.from_iterable(names_by_sample)))
 

@@ -43,7 +43,7 @@ class MicroBatchNorms:
 
     def total(self) -> float:
         """Returns the sum over all micro-batches since `__enter__`; nan where there was none. Waits for the device."""
-        return _total(self._squares)
+        return _sum_of_squares(self._squares)
 
     def _add_gradient(self, gradient: Tensor) -> None:
         """Takes what a backward adds to a parameter's gradient; torch calls this as a hook."""
@@ -52,7 +52,7 @@ class MicroBatchNorms:
 
 def squared_norm(gradients: Iterable[Tensor | None]) -> float:
     """Returns the squared L2 norm of all gradients as one vector; nan where there is none. Waits for the device."""
-    return _total([_squared_norm(gradient) for gradient in gradients if gradient is not None])
+    return _sum_of_squares([_squared_norm(gradient) for gradient in gradients if gradient is not None])
 
 
 def gradient_line(
@@ -102,6 +102,6 @@ def _squared_norm(gradient: Tensor) -> Tensor:
     return norm.square()
 
 
-def _total(squares: list[Tensor]) -> float:
+def _sum_of_squares(squares: list[Tensor]) -> float:
     """Returns the sum of scalars; nan where there are none. Waits for the device."""
     return float(torch.stack(squares).sum()) if squares else math.nan

@@ -85,7 +85,11 @@ def seconds_until_sign(folder: Path, text: str, limit_seconds: float) -> float |
 
 
 # The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).
-_KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+_INTERFACE_KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {
+    1: "ethernet",
+    32: "infiniband",
+    772: "loopback",
+}
 
 
 def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
@@ -99,25 +103,25 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     except OSError:
         names = sorted(addresses)
-    return tuple(_interface(folder / name, _addresses(addresses.get(name, []))) for name in names)
+    return tuple(_read_interface(folder / name, _addresses_of_interface(addresses.get(name, []))) for name in names)
 
 
-def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
+def _read_interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
     """Returns one interface, from its folder of the kernel's."""
     return Interface(
         name=folder.name,
-        kind=_kind(folder),
+        kind=_interface_kind(folder),
         up=_is_up(folder),
         speed_mbit=_speed_mbit(folder),
         addresses=addresses,
     )
 
 
-def _kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"]:
+def _interface_kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"]:
     number = kernel_text(folder / "type") or ""
     if not number.isdigit():
         return "other"
-    return _KINDS.get(int(number), "other")
+    return _INTERFACE_KINDS.get(int(number), "other")
 
 
 def _is_up(folder: Path) -> bool:
@@ -152,18 +156,18 @@ def _has_up_flag(flags: str) -> bool:
         return False
 
 
-def _addresses(addresses: Sequence[Any]) -> tuple[str, ...]:
+def _addresses_of_interface(addresses: Sequence[Any]) -> tuple[str, ...]:
     """Returns the IPv4 addresses with their prefixes ("10.0.0.2/24"), then those of IPv6 without.
 
     Args:
         addresses: those of one interface, as psutil gives them.
     """
-    ipv4 = [_with_prefix(address) for address in addresses if address.family == socket.AF_INET]
+    ipv4 = [_ipv4_with_prefix(address) for address in addresses if address.family == socket.AF_INET]
     ipv6 = [address.address.partition("%")[0] for address in addresses if address.family == socket.AF_INET6]
     return (*ipv4, *ipv6)
 
 
-def _with_prefix(address: Any) -> str:
+def _ipv4_with_prefix(address: Any) -> str:
     netmask = address.netmask or "255.255.255.255"
     try:
         return str(ipaddress.IPv4Interface(f"{address.address}/{netmask}"))

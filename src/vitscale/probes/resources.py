@@ -190,7 +190,9 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
         return EnergyMeter("this GPU does not count its energy: Volta and later do")
-    return CounterMeter([_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,))
+    return CounterMeter(
+        [_millijoule_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,)
+    )
 
 
 def _rapl_meter(host: str) -> EnergyMeter:
@@ -210,7 +212,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
             continue  # "psys" is the whole machine, which includes the packages
         packages.append(name)
         if isinstance(cpu, ZeusdRAPLCPU):  # its daemon takes care of wrapping around
-            counters.append(_counter(partial(_package_and_memory_mj, cpu)))
+            counters.append(_millijoule_counter(partial(_package_and_memory_mj, cpu)))
             counts_memory |= cpu.supports_get_dram_energy_consumption()
         else:
             files = [file for file in (cpu.rapl_file, cpu.dram) if file is not None]
@@ -229,7 +231,7 @@ def _rapl_counter(file: Any) -> Counter:
     That process would live on where a rank is killed.
     """
     file._wraparound_tracker = _NoTracker()
-    return _counter(file.read, file.max_energy_range_uj / 1e6)
+    return _millijoule_counter(file.read, file.max_energy_range_uj / 1e6)
 
 
 class _NoTracker:
@@ -239,7 +241,7 @@ class _NoTracker:
         return 0
 
 
-def _counter(read_millijoules: Callable[[], float], range_joules: float | None = None) -> Counter:
+def _millijoule_counter(read_millijoules: Callable[[], float], range_joules: float | None = None) -> Counter:
     """Returns a counter of what `read_millijoules` reads; `range_joules`: where it wraps around."""
     return Counter(lambda: read_millijoules() / 1000, range_joules)
 

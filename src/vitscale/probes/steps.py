@@ -78,13 +78,13 @@ class Explainer:
         """
         if self._device.type == "cuda":
             return
-        self._start()
+        self._start_profiler()
         self.drop_block()
 
     def begin_block(self) -> None:
         """Starts the profiler. Takes about a millisecond."""
         finish_device_work(self._device)  # no kernel of an earlier step falls into the block
-        self._start()
+        self._start_profiler()
         self._steps = []
         self._named_phases = set()
 
@@ -115,7 +115,7 @@ class Explainer:
         if finished is None:
             raise RuntimeError("no explained block has begun")
         finish_device_work(self._device)  # the last kernels of the block belong to it
-        _stop(finished)
+        _stop_profiler(finished)
         events = events_of(finished)
         if self._traces is not None:
             finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
@@ -130,9 +130,10 @@ class Explainer:
         finished = self._profile
         self._profile = None
         if finished is not None:
-            _stop(finished)
+            _stop_profiler(finished)
 
-    def _start(self) -> None:
+    def _start_profiler(self) -> None:
+        """Begins to record what the host does and, on a GPU, what the device does."""
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -140,7 +141,7 @@ class Explainer:
         self._profile.start()
 
 
-def _stop(running: profile) -> None:
+def _stop_profiler(running: profile) -> None:
     """Stops a profiler once gloo's threads have written all they will into it.
 
     gloo says that a collective is complete before its thread has recorded the end: one that has lost its core between
@@ -186,12 +187,11 @@ def timeline_events(kineto_events: Iterable[Any]) -> list[timeline.Event]:
     `linked_correlation_id` is that call's `correlation_id`.
     """
     recorded = list(kineto_events)
-    metadata_by_call = {
-        event.correlation_id(): _metadata(event) for event in recorded if event.name() == timeline.COMMUNICATION_CALL
-    }
+    calls = [event for event in recorded if event.name() == timeline.COMMUNICATION_CALL]
+    metadata_by_call = {call.correlation_id(): _call_metadata(call) for call in calls}
     events = []
     for event in recorded:
-        kind = _kind(event)
+        kind = _timeline_kind(event)
         if kind is None:
             continue
         metadata: dict[str, str] = {}
@@ -212,9 +212,9 @@ def timeline_events(kineto_events: Iterable[Any]) -> list[timeline.Event]:
     return events
 
 
-def _kind(event: Any) -> timeline.EventKind | None:
+def _timeline_kind(event: Any) -> timeline.EventKind | None:
     """Returns the kind of an event in a timeline; None where it is of no use there."""
-    activity = event.activity_type() if hasattr(event, "activity_type") else _activity(event)
+    activity = event.activity_type() if hasattr(event, "activity_type") else _activity_name(event)
     kind = timeline.KIND_OF_ACTIVITY.get(activity)
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     if kind is not None and event.name().startswith(timeline.GLOO):
@@ -222,7 +222,7 @@ def _kind(event: Any) -> timeline.EventKind | None:
     return kind
 
 
-def _activity(event: Any) -> str:
+def _activity_name(event: Any) -> str:
     """Returns Kineto's name of an event's activity, which torch 2.11 does not report, by its device and its name."""
     name = event.name()
     on_device = event.device_type().name != "CPU"
@@ -241,7 +241,7 @@ def _is_runtime_call(name: str) -> bool:
     return False
 
 
-def _metadata(event: Any) -> dict[str, str]:
+def _call_metadata(event: Any) -> dict[str, str]:
     """Returns the fields of a call of NCCL; torch 2.11 has them as JSON alone, without its braces."""
     if hasattr(event, "extra_meta"):
         fields_by_name: dict[str, str] = event.extra_meta()
@@ -328,14 +328,14 @@ class CudaStepClock(StepClock[Mark]):
 
     @override
     def start(self) -> None:
-        self._last = self._event()
+        self._last = self._record_event()
 
     @override
     def mark(self, mark: Mark, loss: Tensor) -> list[TimedStep[Mark]]:
         pinned_loss = torch.empty((), dtype=torch.float32, pin_memory=True)
         pinned_loss.copy_(loss, non_blocking=True)
-        begin = self._last or self._event()
-        end = self._event()
+        begin = self._last or self._record_event()
+        end = self._record_event()
         self._last = end
         self._pending.append(_PendingStep(mark, begin, end, pinned_loss))
         return self._take_passed()
@@ -344,7 +344,7 @@ class CudaStepClock(StepClock[Mark]):
     def seconds_since_mark(self) -> float:
         if self._last is None:
             return 0.0
-        event = self._event()
+        event = self._record_event()
         event.synchronize()
         return float(self._last.elapsed_time(event)) / 1000
 
@@ -363,7 +363,7 @@ class CudaStepClock(StepClock[Mark]):
         return passed
 
     @staticmethod
-    def _event() -> torch.cuda.Event:
+    def _record_event() -> torch.cuda.Event:
         """Returns an event that the device passes when it has done all work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()

@@ -116,8 +116,8 @@ def _parse_entry(raw: dict[str, Any]) -> Iterator[Entry]:
     has_tensors = any((raw["input_sizes"], raw["output_sizes"]))
     if name == "coalesced" and not has_tensors:
         return  # the end of a group; its members have their own entries
-    inputs = _elements(raw["input_sizes"], raw["input_dtypes"])
-    outputs = _elements(raw["output_sizes"], raw["output_dtypes"])
+    inputs = _elements_by_dtype(raw["input_sizes"], raw["input_dtypes"])
+    outputs = _elements_by_dtype(raw["output_sizes"], raw["output_dtypes"])
     for dtype in dict.fromkeys([*inputs, *outputs]) or [NO_DTYPE]:
         yield Entry(
             record=int(raw["record_id"]),
@@ -130,7 +130,7 @@ def _parse_entry(raw: dict[str, Any]) -> Iterator[Entry]:
         )
 
 
-def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
+def _elements_by_dtype(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
     """Returns the number of elements by dtype.
 
     A list that is gathered into has one dtype for all its tensors, and one leading size.
@@ -418,7 +418,7 @@ def _noting_scatter(original: Callable[..., Any], scatters: list[ReduceScatter])
     def call(group: Any, outputs: Any, *inputs: Any, **named: Any) -> Any:
         began = time.time_ns()
         work = original(group, outputs, *inputs, **named)
-        elements = sum(tensor.numel() for tensor in _tensors([*inputs, *named.values()]))
+        elements = sum(tensor.numel() for tensor in _tensors_among([*inputs, *named.values()]))
         scatters.append(ReduceScatter(began, time.time_ns(), elements))
         return work
 
@@ -446,10 +446,10 @@ def _noting_message(original: Callable[..., Any], messages: list[Entry]) -> Call
     return call
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yields all tensors in values, and in lists of values at any depth."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from _tensors_among(value)

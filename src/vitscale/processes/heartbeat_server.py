@@ -60,7 +60,7 @@ class RankStatus:
 class HeartbeatServer:
     """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted.
 
-    A connection is unknown from `_accept` until its hello, and then a rank's or an agent's. It is forgotten when it
+    A connection is unknown from `_accept_caller` until its hello, and then a rank's or an agent's. It is closed when it
     breaks, or sends what no process of the run sends. One thread does all this; the driver's threads read statuses.
     """
 
@@ -109,7 +109,7 @@ class HeartbeatServer:
         self._closing = True
         self._thread.join()
         for connection in [*self._buffers]:
-            self._forget(connection)
+            self._close_connection(connection)
         self._selector.close()
         self._server.close()
 
@@ -119,16 +119,16 @@ class HeartbeatServer:
         while not self._closing:
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
-                    self._accept()
+                    self._accept_caller()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._receive(key.fileobj)
+                    self._receive_from(key.fileobj)
             now_seconds = time.monotonic()
             if self._stacks_wanted or now_seconds - last_beat_seconds > BEAT_SECONDS:
                 message = b"s" if self._stacks_wanted else b"\n"
                 self._stacks_wanted = False
                 # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
                 for connection in [*self._buffers]:
-                    self._send(connection, message)
+                    self._send_to(connection, message)
                 last_beat_seconds = now_seconds
             self._limit_unknown_connections(now_seconds)
 
@@ -143,9 +143,9 @@ class HeartbeatServer:
         for connection, came_at in [*self._unknown_since.items()]:
             if now_seconds - came_at <= patience_seconds:
                 break  # the following ones came later
-            self._receive(connection)  # its hello may have come just now
+            self._receive_from(connection)  # its hello may have come just now
             if connection in self._unknown_since:
-                self._forget(connection)
+                self._close_connection(connection)
         has_room = len(self._unknown_since) < self._most_unknown
         if has_room and not self._accepting:
             self._selector.register(self._server, selectors.EVENT_READ)
@@ -153,7 +153,7 @@ class HeartbeatServer:
             self._selector.unregister(self._server)
         self._accepting = has_room
 
-    def _accept(self) -> None:
+    def _accept_caller(self) -> None:
         """Accept a caller, who is unknown until it says hello; none where there are too many connections."""
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
@@ -166,7 +166,7 @@ class HeartbeatServer:
             self._buffers[connection] = b""
             self._unknown_since[connection] = time.monotonic()
 
-    def _send(self, connection: socket.socket, message: bytes) -> None:
+    def _send_to(self, connection: socket.socket, message: bytes) -> None:
         """Send a message, or note that the connection broke; a message that does not fit now is dropped."""
         try:
             connection.send(message)
@@ -174,10 +174,10 @@ class HeartbeatServer:
             pass
         except OSError as error:
             if not _is_silence(error):
-                self._receive(connection)  # read what it sent before it left
+                self._receive_from(connection)  # read what it sent before it left
             self._note_disconnection(connection, error)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive_from(self, connection: socket.socket) -> None:
         """Read what has come on a connection, and handle the messages that are whole."""
         try:
             received = connection.recv(65_536)
@@ -192,11 +192,11 @@ class HeartbeatServer:
         *messages, unfinished = (self._buffers[connection] + received).split(b"\n")
         self._buffers[connection] = unfinished
         if len(unfinished) > _LONGEST_MESSAGE_BYTES:
-            self._forget(connection)
+            self._close_connection(connection)
             return
         for message in messages:
             if not self._handle_message(connection, message):
-                self._forget(connection)
+                self._close_connection(connection)
                 return
 
     def _handle_message(self, connection: socket.socket, line: bytes) -> bool:
@@ -252,9 +252,9 @@ class HeartbeatServer:
                 status = self._statuses[rank]
                 if status.ended_seconds is None:
                     self._statuses[rank] = replace(status, disconnection=disconnection, ended_seconds=time.monotonic())
-        self._forget(connection)
+        self._close_connection(connection)
 
-    def _forget(self, connection: socket.socket) -> None:
+    def _close_connection(self, connection: socket.socket) -> None:
         """Close a connection, and remove it from all that is kept by connection."""
         if connection in self._buffers:
             self._selector.unregister(connection)

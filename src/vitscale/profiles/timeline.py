@@ -147,13 +147,15 @@ def _recorded_host_collectives(collectives: Iterable[Event], step: Event) -> _Re
     recorded = []
     for event in collectives:
         operation_name = event.name.removeprefix(GLOO)
-        recorded.append(("gloo", operation_name, *_seconds(event.start_ns, event.end_ns, step.start_ns)))
+        recorded.append(("gloo", operation_name, *_interval_in_seconds(event.start_ns, event.end_ns, step.start_ns)))
     return tuple(recorded)
 
 
 def _host_phases(phases: Iterable[Event], step: Event) -> _RecordedPhases:
     """Return the phases of a step on the host as a record has them."""
-    return tuple((_phase_name(phase), *_seconds(phase.start_ns, phase.end_ns, step.start_ns)) for phase in phases)
+    return tuple(
+        (_phase_name(phase), *_interval_in_seconds(phase.start_ns, phase.end_ns, step.start_ns)) for phase in phases
+    )
 
 
 def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
@@ -167,7 +169,7 @@ def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
         # c10d's operators only hand work over; the rank's waiting for it shows in the operators around them.
         is_computing = event.kind == "operator" and not event.name.startswith(("c10d::", "autograd::engine"))
         if is_computing and not _calls_a_collective(event, calls):
-            operators.append(_interval(event))
+            operators.append(_interval_of(event))
     return union(operators, join_below=_SHORTEST_IDLE_NS)
 
 
@@ -181,12 +183,12 @@ def _exposed_waits(computing: Sequence[Interval], collectives: Sequence[Event], 
         collectives: the collectives of the step.
         step: the span of the step.
     """
-    in_flight = union(_interval(event) for event in collectives)
+    in_flight = union(_interval_of(event) for event in collectives)
     waits = []
     for gap in complement(computing, (step.start_ns, step.end_ns)):
         start, end = gap
         if end - start >= _SHORTEST_IDLE_NS and intersection([gap], in_flight):
-            waits.append(_seconds(start, end, origin_ns=step.start_ns))
+            waits.append(_interval_in_seconds(start, end, origin_ns=step.start_ns))
     return tuple(waits)
 
 
@@ -331,7 +333,7 @@ class _DeviceBlock:
         duration_ns = end_ns - begin_ns if has_work else span.end_ns - span.start_ns
         phases = self.annotations.phases(span)
         loader_waits = union(self.progress.on_device(phase) for phase in phases if _phase_name(phase) == "data")
-        collectives = self._collectives(span)
+        collectives = self._collectives_of_step(span)
         copies_in_step = intersection(_intervals_near(self.work.copies_from_host, on_device), [on_device])
         return ExplainedLine(
             step=step,
@@ -349,7 +351,7 @@ class _DeviceBlock:
             unknown=self._unknown_parts(span, phases),
         )
 
-    def _collectives(self, step: Event) -> list[Event]:
+    def _collectives_of_step(self, step: Event) -> list[Event]:
         """Return the kernels of collectives that a step launched, in the order in which they ran.
 
         They are those of the launch on every rank: on a stream of its own a kernel may begin before its step does.
@@ -361,10 +363,10 @@ class _DeviceBlock:
         """Return kernels of collectives as a record has them, cut at the step's beginning on the device."""
         recorded = []
         for kernel in kernels:
-            communicator = self.communicator_names[_communicator(kernel)]
+            communicator = self.communicator_names[_communicator_of_kernel(kernel)]
             start_ns = max(kernel.start_ns, begin_ns)
             end_ns = max(kernel.end_ns, begin_ns)
-            recorded.append((communicator, _operation(kernel), *_seconds(start_ns, end_ns, begin_ns)))
+            recorded.append((communicator, _operation_of(kernel), *_interval_in_seconds(start_ns, end_ns, begin_ns)))
         return tuple(recorded)
 
     def _unknown_parts(self, step: Event, phases: Sequence[Event]) -> dict[str, str]:
@@ -398,10 +400,10 @@ class _DeviceWork:
             if event.kind == "kernel" and is_collective(event.name):
                 collectives.append(launch)
             elif event.kind == "copy" and "HtoD" in event.name:
-                copies_from_host.append(_interval(event))
+                copies_from_host.append(_interval_of(event))
             else:
                 # Other copies, such as DDP's on the device into and out of its buckets, are work of their phase.
-                working.append(_interval(event))
+                working.append(_interval_of(event))
         return cls(launches, collectives, union(working), union(copies_from_host))
 
 
@@ -424,7 +426,7 @@ def _device_phases(
         phase_begin_ns = min(progress.done_ns(mark.start_ns, at_least=phase_end_ns), end_ns)
         phase_end_ns = min(progress.done_ns(mark.end_ns, at_least=phase_begin_ns), end_ns)
         if phase_end_ns > phase_begin_ns:
-            phases.append((_phase_name(mark), *_seconds(phase_begin_ns, phase_end_ns, begin_ns)))
+            phases.append((_phase_name(mark), *_interval_in_seconds(phase_begin_ns, phase_end_ns, begin_ns)))
     return tuple(phases)
 
 
@@ -463,7 +465,7 @@ def _launch_calls(events: Sequence[Event], launches: Sequence[Launched]) -> list
     Calls while a CUDA graph is recorded are left out, unless their work was seen.
     """
     seen_correlations = {launch.event.correlation for launch in launches}
-    captures = _captures(events)
+    captures = _graph_recordings(events)
     calls = []
     for event in events:
         if event.kind == "launch" and _LAUNCH.match(event.name):
@@ -480,7 +482,7 @@ class _CaptureCall(NamedTuple):
     is_begin: bool
 
 
-def _captures(events: Iterable[Event]) -> list[Interval]:
+def _graph_recordings(events: Iterable[Event]) -> list[Interval]:
     """Return when CUDA graphs were recorded by any thread: disjoint and in order.
 
     Each thread begins and ends its own: those of backward are recorded by autograd's.
@@ -575,7 +577,7 @@ def _loss_in_words(template: str, lost: int, total: int) -> str:
     return template.format(lost=lost, of=total, share=f"{share:g}")  # never "1e+02"
 
 
-def _communicator(kernel: Event) -> str:
+def _communicator_of_kernel(kernel: Event) -> str:
     """Return the name of the kernel's communicator; where the profiler links none, its stream stands for one."""
     return kernel.communicator or f"stream {kernel.lane}"
 
@@ -593,7 +595,7 @@ def _communicator_names(collectives: Sequence[Launched], since_ns: int) -> dict[
     """
     since_first_step = [event for launch_ns, event in collectives if launch_ns >= since_ns]
     all_kernels = [event for _, event in collectives]
-    communicators = list(dict.fromkeys(_communicator(kernel) for kernel in (*since_first_step, *all_kernels)))
+    communicators = list(dict.fromkeys(_communicator_of_kernel(kernel) for kernel in (*since_first_step, *all_kernels)))
     local_names = [name for name in communicators if not name.startswith(COMMON_NAME_PREFIX)]
     has_common_names = len(local_names) < len(communicators)
     prefix = f"{COMMON_NAME_PREFIX}unnamed-" if has_common_names else COMMON_NAME_PREFIX
@@ -707,18 +709,18 @@ def _phase_name(span: Event) -> PhaseName:
     return name
 
 
-def _operation(kernel: Event) -> str:
+def _operation_of(kernel: Event) -> str:
     return operation(kernel.operation) if kernel.operation else operation_of_kernel(kernel.name)
 
 
-def _interval(event: Event) -> Interval:
+def _interval_of(event: Event) -> Interval:
     return (float(event.start_ns), float(event.end_ns))
 
 
-def _seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
+def _interval_in_seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
     """Return an interval in seconds from `origin_ns`, to a tenth of a microsecond."""
     return (round((start_ns - origin_ns) / 1e9, 7), round((end_ns - origin_ns) / 1e9, 7))
 
 
 def _all_in_seconds(intervals_ns: Iterable[Interval], origin_ns: int) -> tuple[Interval, ...]:
-    return tuple(_seconds(start_ns, end_ns, origin_ns) for start_ns, end_ns in intervals_ns)
+    return tuple(_interval_in_seconds(start_ns, end_ns, origin_ns) for start_ns, end_ns in intervals_ns)

@@ -88,14 +88,14 @@ def steps_of(trace: Trace) -> TraceSteps:
     Marks are the profiler's own (`ProfilerStep`), updates are ranges of the optimizer, and a pattern is a series of
     kernels that repeats. Where a trace has none of them, all of it counts as one step.
     """
-    marks = _marks(trace)
+    marks = _profiler_marks(trace)
     if marks:
         return _marked_steps(trace, marks)
 
     begin_ns = min((event.start_ns for event in trace.events), default=0)
     update_ends = _ends_of_updates(trace)
     if len(update_ends) > 1:
-        return _steps(
+        return _steps_with_phases(
             trace,
             numbers=range(len(update_ends)),
             spans=_spans_between([begin_ns, *update_ends]),
@@ -105,7 +105,7 @@ def steps_of(trace: Trace) -> TraceSteps:
     launches = trace.launches
     pattern_starts = _starts_of_repeats([launch.event for launch in launches])
     if len(pattern_starts) > _FEWEST_PERIODS:
-        return _steps(
+        return _steps_with_phases(
             trace,
             numbers=range(len(pattern_starts) - 1),
             spans=_spans_between([launches[index].launch_ns for index in pattern_starts]),
@@ -113,7 +113,9 @@ def steps_of(trace: Trace) -> TraceSteps:
         )
 
     last_ns = max((event.end_ns for event in trace.events), default=0)
-    return _steps(trace, numbers=[0], spans=[_HostSpan(begin_ns, last_ns + 1)], found_by=UNTOLD, first_is_whole=True)
+    return _steps_with_phases(
+        trace, numbers=[0], spans=[_HostSpan(begin_ns, last_ns + 1)], found_by=UNTOLD, first_is_whole=True
+    )
 
 
 def _spans_between(moments_ns: Iterable[int]) -> list[_HostSpan]:
@@ -148,7 +150,7 @@ class _MarkedRange(NamedTuple):
     """Digits; empty in "ProfilerStep*", which has no number."""
 
 
-def _marks(trace: Trace) -> list[_Mark]:
+def _profiler_marks(trace: Trace) -> list[_Mark]:
     """Return the `ProfilerStep` marks of a trace in order of time.
 
     A mark without a number gets its index; where two then have the same number, all get their index.
@@ -199,11 +201,11 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
     skipped_clauses = _skipped_clauses(marks, whole_steps)
     method = "by the profiler's own marks (ProfilerStep)"
     if len(whole_steps) > 1:
-        return _steps(trace, numbers, spans, method + skipped_clauses)
+        return _steps_with_phases(trace, numbers, spans, method + skipped_clauses)
     begin_ns = _begin_of_lone_step(trace, whole_steps[0])
     begin = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
     method += f", one step, taken from {begin}{skipped_clauses}"
-    return replace(_steps(trace, numbers, spans, method, first_is_whole=True), first_begin_ns=begin_ns)
+    return replace(_steps_with_phases(trace, numbers, spans, method, first_is_whole=True), first_begin_ns=begin_ns)
 
 
 def _skipped_clauses(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
@@ -297,7 +299,7 @@ def _ranges_named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
     return union((float(event.start_ns), float(event.end_ns)) for event in matching)
 
 
-def _steps(
+def _steps_with_phases(
     trace: Trace, numbers: Iterable[int], spans: Sequence[_HostSpan], found_by: str, first_is_whole: bool = False
 ) -> TraceSteps:
     """Return the steps of a trace with their phases.
@@ -314,7 +316,7 @@ def _steps(
     has_earlier_work = bool(launches and spans) and launches[0].launch_ns < spans[0].start_ns
     return TraceSteps(
         numbers=tuple(numbers),
-        annotations=(*step_events, *_phases(trace, spans)),
+        annotations=(*step_events, *_phase_annotations(trace, spans)),
         found_by=found_by,
         first_is_whole=first_is_whole or has_earlier_work,
     )
@@ -444,7 +446,7 @@ class _PhaseRanges:
         return self.graph_launches_ns[first:behind_last]
 
 
-def _phases(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
+def _phase_annotations(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
     """Yields the events of the phases of each step, and of what is unknown there."""
     ranges = _PhaseRanges.of(trace)
     launched = _LaunchedCopies(trace)
@@ -675,7 +677,7 @@ class DeviceTime:
         self._compute = union(compute)
         self._communication = union(communication)
         self._copies = union(copies)
-        self.span = _hull([self._compute, self._communication, self._copies])
+        self.span = _first_start_and_last_end([self._compute, self._communication, self._copies])
         """First start and last end on the device; None where nothing ran."""
 
     def shares(self, within: Interval) -> TimeShares:
@@ -701,7 +703,7 @@ class DeviceTime:
         )
 
 
-def _hull(sequences: Iterable[Sequence[Interval]]) -> Interval | None:
+def _first_start_and_last_end(sequences: Iterable[Sequence[Interval]]) -> Interval | None:
     """Return the first start and the last end of intervals, each sequence in order; None where there are none."""
     starts = []
     ends = []
@@ -781,7 +783,7 @@ def _traffic_line(step: int, backend: str, calls: Sequence[TracedCollective]) ->
         return _unknown_traffic(step, backend, reason="the trace records no calls of collectives")
     collectives = []
     for call in calls:
-        collective = _collective(call)
+        collective = _sized_collective(call)
         if collective is not None:
             collectives.append(collective)
     if len(collectives) < len(calls):
@@ -793,7 +795,7 @@ def _unknown_traffic(step: int, backend: str, reason: str) -> TrafficLine:
     return TrafficLine(step=step, backend=backend, collectives=None, reason=reason)
 
 
-def _collective(call: TracedCollective) -> Collective | None:
+def _sized_collective(call: TracedCollective) -> Collective | None:
     """Return the collective of a call; None if the call lacks a figure, or has an impossible one."""
     if not call.operation or not call.dtype or call.ranks is None or call.input_elements is None:
         return None

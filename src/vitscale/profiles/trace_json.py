@@ -87,7 +87,7 @@ _TYPED = msgspec.json.Decoder(list[_Typed])
 def beginning(path: Path) -> bytes:
     """Return the first block of a file, unpacked; empty if it cannot be read."""
     try:
-        return next(_blocks(path), b"")
+        return next(_unpacked_blocks(path), b"")
     except StoreError:
         return b""
 
@@ -120,7 +120,7 @@ class TraceText:
         Raises:
             StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
         """
-        blocks = _blocks(self._path)
+        blocks = _unpacked_blocks(self._path)
         buffer = self._read_header(blocks)
         shortest_to_try = 0  # bytes; otherwise each block would try a broken beginning again
         for block in blocks:
@@ -172,7 +172,7 @@ class TraceText:
             buffer: the end of the file, from an event on: `{...}, {...}], "traceName": "a.json"}`.
         """
         try:
-            text = _mended(b"[" + buffer)
+            text = _as_valid_json(b"[" + buffer)
             last_events, end = json.JSONDecoder(strict=False).raw_decode(text)
             footer = text[end:].strip(" \t\r\n")
             if footer.startswith(","):
@@ -187,7 +187,7 @@ class TraceText:
     def _add_facts(self, text: bytes) -> None:
         """Adds the fields of a JSON object to `about`."""
         try:
-            facts = json.loads(_mended(text), strict=False)
+            facts = json.loads(_as_valid_json(text), strict=False)
         except (ValueError, RecursionError):
             raise self._no_trace_error("what stands around its events is no JSON") from None
         if isinstance(facts, dict):
@@ -214,7 +214,7 @@ def _leading_events(buffer: bytes) -> _Part | None:
     ends = _possible_ends(buffer)
     for end in reversed(ends):
         may_mend = end == ends[-1] and len(buffer) < _LARGEST_MENDED_BYTES
-        events = _decoded(b"[" + buffer[:end] + b"]", may_mend)
+        events = _decode_events(b"[" + buffer[:end] + b"]", may_mend)
         if events is not None:
             return _Part(events, remainder=buffer[end:].lstrip(b", \t\r\n"))
     return None
@@ -232,7 +232,7 @@ def _possible_ends(buffer: bytes) -> list[int]:
     return ends[-_MOST_ENDS_TRIED:]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _unpacked_blocks(path: Path) -> Iterator[bytes]:
     """Yields the bytes of a file in blocks, unpacked where it is gzipped.
 
     Raises:
@@ -245,7 +245,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             is_gzipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             total_bytes = 0
-            for block in _unpacked(file, path) if is_gzipped else _plain(file):
+            for block in _gunzipped_blocks(file, path) if is_gzipped else _plain_blocks(file):
                 total_bytes += len(block)
                 if total_bytes > _MOST_BYTES:
                     message = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
@@ -256,13 +256,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(str(path))} cannot be read: {reason}") from None
 
 
-def _plain(file: BinaryIO) -> Iterator[bytes]:
+def _plain_blocks(file: BinaryIO) -> Iterator[bytes]:
     """Yields the bytes of a file, a block at a time."""
     while block := file.read(_BLOCK_BYTES):
         yield block
 
 
-def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
+def _gunzipped_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
     """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK_BYTES` bytes at a time.
 
     A file that is cut off is no error here: what it has is unpacked, and whoever reads the JSON misses its end.
@@ -289,12 +289,12 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
 
-def _decoded(text: bytes, mend: bool) -> list[Any] | None:
+def _decode_events(text: bytes, mend: bool) -> list[Any] | None:
     """Return the events of a JSON list; None where it cannot be decoded.
 
     Args:
         text: the list.
-        mend: whether Kineto's slips in the JSON are mended where it is invalid, which takes longer.
+        mend: whether invalid JSON is mended, which takes longer (`_as_valid_json`).
     """
     try:
         return _TYPED.decode(text)
@@ -303,12 +303,12 @@ def _decoded(text: bytes, mend: bool) -> list[Any] | None:
         if not mend and not is_valid_json:
             return None
     try:
-        return [_as_event(value) for value in json.loads(_mended(text), strict=False)]
+        return [_as_event(value) for value in json.loads(_as_valid_json(text), strict=False)]
     except (ValueError, RecursionError):
         return None
 
 
-def _mended(text: bytes) -> str:
+def _as_valid_json(text: bytes) -> str:
     """Return the text as valid JSON where one of these slips broke it, which some releases wrote.
 
     They are bare `inf`, `nan` and `N/A` (rates of what took no time), the backslashes of Windows' paths, and names in

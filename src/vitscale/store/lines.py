@@ -65,12 +65,12 @@ class RankLines(Record):
         Raises:
             ValidationError: it is of no such kind, or not as the kind is written.
         """
-        return _parsers(cls).line.validate_json(line)
+        return _line_parsers(cls).line.validate_json(line)
 
     @classmethod
     def parse_all(cls, array: bytes) -> list[RankLine]:
         """Parse a JSON array of lines, as `parse` does one."""
-        return _parsers(cls).array.validate_json(array)
+        return _line_parsers(cls).array.validate_json(array)
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
@@ -112,7 +112,7 @@ def _line_table(record: type[RankLines]) -> Mapping[str, _LineField]:
         holds_all = get_origin(field.annotation) in (tuple, Sequence)
         for kind in get_args(field.annotation):
             if isinstance(kind, type) and issubclass(kind, RankLine):
-                table[name] = _LineField(kind, tuple if holds_all else _last)
+                table[name] = _LineField(kind, tuple if holds_all else _last_line)
         for annotation in field.metadata:
             if isinstance(annotation, IfThere):
                 table[name] = _LineField(annotation.kind, bool)
@@ -129,7 +129,7 @@ def _without_lines(record: type[RankLines]) -> RankLines:
     return record.model_construct(**no_lines)
 
 
-def _last(lines: list[RankLine]) -> RankLine | None:
+def _last_line(lines: list[RankLine]) -> RankLine | None:
     return lines[-1] if lines else None
 
 
@@ -156,7 +156,7 @@ class _Parsers(NamedTuple):
 
 
 @cache
-def _parsers(record: type[RankLines]) -> _Parsers:
+def _line_parsers(record: type[RankLines]) -> _Parsers:
     """Return the parsers of one line and of an array of lines of a subclass of `RankLines`."""
     union: Any = Union[kinds_of(record)]  # noqa: UP007 - of a table
     line = Annotated[union, Field(discriminator="kind")]
@@ -344,13 +344,13 @@ class Steps(Sequence[StepLine]):
     def __getitem__(self, index: int | slice) -> StepLine | Steps:
         if isinstance(index, slice):
             return self.at(index)
-        return self._line([column[index].item() for column in self.columns().values()])
+        return self._line_of_row([column[index].item() for column in self.columns().values()])
 
     def __iter__(self) -> Iterator[StepLine]:
-        return map(self._line, zip(*(column.tolist() for column in self.columns().values()), strict=True))
+        return map(self._line_of_row, zip(*(column.tolist() for column in self.columns().values()), strict=True))
 
     @staticmethod
-    def _line(row: Sequence[Any]) -> StepLine:
+    def _line_of_row(row: Sequence[Any]) -> StepLine:
         step, epoch, seconds, images, loss, warmup, window = row
         # The values were checked when they were read or made.
         return StepLine.model_construct(

@@ -6,7 +6,7 @@ packs/NUMBER-DIGEST.parquet     a row per rank of a run (one row of a run withou
 packs/NUMBER-DIGEST.removing    while the packed files are being removed
 
 A run's own files are the truth until its pack lies on disk, was read back and says the same. Then they go: outcome.json
-first, so that a folder with an outcome has all files of its run. A pack is never written again; its name has its digest.
+first, so that a folder with an outcome has all files of its run. A pack is never changed; its name has its digest.
 """
 
 from __future__ import annotations

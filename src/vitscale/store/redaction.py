@@ -229,21 +229,21 @@ class Redactor:
         text = self._without_forms(text)
         text = self._without_names(text)
         for kind, pattern in _PATTERNS:
-            text = pattern.sub(partial(self._replacement, kind), text)
+            text = pattern.sub(partial(self._match_with_stand_in, kind), text)
         return text
 
     def _without_spaced_paths(self, text: str) -> str:
         if not self._spaced_paths:
             return text
         paths = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
-        return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._replacement, "PATH"), text)
+        return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._match_with_stand_in, "PATH"), text)
 
     def _without_forms(self, text: str) -> str:
         """Take out secrets by the forms in which they are written, learnt or not."""
         lowered = text.lower()
         for form in FORMS:
             if any(hint in lowered for hint in form.hints):
-                text = form.pattern.sub(partial(self._replacement, "SECRET", is_meant=form.is_secret), text)
+                text = form.pattern.sub(partial(self._match_with_stand_in, "SECRET", is_meant=form.is_secret), text)
         return text
 
     def _without_names(self, text: str) -> str:
@@ -265,7 +265,7 @@ class Redactor:
         suffix = match[0][len(name) :]
         return self._stand_in(kind, name) + suffix
 
-    def _replacement(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
+    def _match_with_stand_in(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
         """Return the text of a match with the stand-in in place of its `secret_span`.
 
         Args:
@@ -295,14 +295,14 @@ class Redactor:
             key: the field that it is the value of, or lies in a list of; empty for none.
         """
         if isinstance(value, str):
-            return self._text_of_field(value, key)
+            return self._redact_text_of_field(value, key)
         if isinstance(value, list | tuple):
-            return self._list(value, key)
+            return self._redact_list(value, key)
         if isinstance(value, dict):
-            return self._table(value)
+            return self._redact_table(value)
         return value
 
-    def _text_of_field(self, text: str, key: str) -> str:
+    def _redact_text_of_field(self, text: str, key: str) -> str:
         if key not in _HOST_FIELDS and text in _format_words().choices:
             return text
         whole_path = _WHOLE_PATH.fullmatch(text)
@@ -311,7 +311,7 @@ class Redactor:
         option, path = whole_path.groups()
         return self.text(option or "") + self._stand_in("PATH", path)
 
-    def _list(self, items: Sequence[Any], key: str) -> list[Any]:
+    def _redact_list(self, items: Sequence[Any], key: str) -> list[Any]:
         """Redact a list. In a command's list of words an option may stand before a secret: ["--token", "abc"]."""
         redacted = []
         for previous_item, item in pairwise(("", *items)):
@@ -321,12 +321,14 @@ class Redactor:
                 redacted.append(self.value(item, key))
         return redacted
 
-    def _table(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _redact_table(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Redact a JSON object, its names too, unless they are fields of the format."""
         redacted: dict[str, Any] = {}
         for name, item in table.items():
             if name == "settings" and isinstance(item, dict):
-                redacted[name] = {variable: self._variable(variable, setting) for variable, setting in item.items()}
+                redacted[name] = {
+                    variable: self._redact_variable(variable, setting) for variable, setting in item.items()
+                }
             elif name in _FIELDS_OF_IDENTITY and isinstance(item, str):
                 redacted[name] = self._stand_in(name, item)
             elif _is_format_field(name):
@@ -337,7 +339,7 @@ class Redactor:
                 redacted[self.text(name)] = self.value(item, name)
         return redacted
 
-    def _variable(self, name: str, setting: Any) -> Any:
+    def _redact_variable(self, name: str, setting: Any) -> Any:
         """Redact one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
         if not isinstance(setting, str):
             return self.value(setting)

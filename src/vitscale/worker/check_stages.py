@@ -214,7 +214,7 @@ class _Measurements:
 
     def measure_matmul(self) -> None:
         """Measures the matrix-multiply rate of this rank's device."""
-        self._meet()
+        self._wait_for_other_ranks()
         line = measured_matmul(self._device, self._request.precision)
         if line is not None:
             self._log.write(line)
@@ -225,7 +225,7 @@ class _Measurements:
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
         monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
         try:
-            self._meet()
+            self._wait_for_other_ranks()
             self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))
         finally:
             monitor.close()
@@ -235,7 +235,7 @@ class _Measurements:
         trial = self._request.trial
         if trial is None:
             return
-        self._meet()
+        self._wait_for_other_ranks()
         pin = self._device.type == "cuda"
         self._log.write(loader_rate(trial, self._rank, self._request.loader_seconds, pin=pin))
 
@@ -267,7 +267,7 @@ class _Measurements:
         reason = "" if seconds is not None else f"not seen within {_SIGN_SECONDS:g} s"
         return _Sight(seconds, reason)
 
-    def _meet(self) -> None:
+    def _wait_for_other_ranks(self) -> None:
         """Waits for the other ranks, if they can be expected to come."""
         if self.can_meet:
             group.barrier()

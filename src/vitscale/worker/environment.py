@@ -51,7 +51,7 @@ def environment(
         network_adapters=_network_adapters(),
         allocation=allocation(os.environ),
         # What this process computes on.
-        device=_device(device),
+        device=_device_record(device),
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         threads=torch.get_num_threads(),
@@ -62,14 +62,14 @@ def environment(
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
         # Its software.
-        versions=_versions(device, engines),
+        versions=_software_versions(device, engines),
         backend=backend,
         settings=recorded_settings(os.environ),
         git_revision=git_revision(Path.cwd()) if with_revision else None,
     )
 
 
-def _versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
+def _software_versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
     """Returns name -> version of Python, the packages in use and, on a GPU, of CUDA and NCCL."""
     versions: dict[str, str | None] = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
@@ -113,7 +113,7 @@ def allocation(variables: Mapping[str, str]) -> str | None:
     return None
 
 
-def _device(device: torch.device) -> DeviceRecord:
+def _device_record(device: torch.device) -> DeviceRecord:
     """Returns the record of a device, with what the driver reports of a GPU."""
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

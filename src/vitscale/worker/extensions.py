@@ -48,14 +48,14 @@ def _watched_extensions(compiled: list[str]) -> Iterator[None]:
         return
 
     def jit_load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        libraries_before = _libraries(self.name)
+        libraries_before = _libraries_on_disk(self.name)
         phase = PROGRESS.phase
         PROGRESS.phase = f"loading {self.name}" if libraries_before else f"{COMPILING}{self.name}, once for all runs"
         try:
             return original(self, *args, **kwargs)
         finally:
             PROGRESS.phase = phase
-            if _libraries(self.name) != libraries_before:
+            if _libraries_on_disk(self.name) != libraries_before:
                 compiled.append(self.name)
 
     builder.jit_load = jit_load
@@ -98,7 +98,7 @@ def _watched_blocks(compiled: list[str]) -> Iterator[None]:
             compiled.append(BLOCKS)
 
 
-def _libraries(name: str) -> dict[str, int]:
+def _libraries_on_disk(name: str) -> dict[str, int]:
     """Returns the libraries in an extension's folder: file name -> time in ns at which it was written."""
     # As `jit_load` does next. The function is torch's own for `load`; a version without it shows no change.
     from torch.utils import cpp_extension

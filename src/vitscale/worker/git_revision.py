@@ -44,16 +44,16 @@ def git_revision(folder: Path) -> str | None:
         return None
     command = [git, "-C", str(folder), *_setting_options(_SAFE_SETTINGS)]
     try:
-        revision = _output([*command, "rev-parse", "HEAD"])
+        revision = _git_output([*command, "rev-parse", "HEAD"])
         find_filters = ("config", "--null", "--name-only", "--get-regexp", _FILTER_SETTINGS)
-        null_separated = _output([*command, *find_filters], code_without_output=_NO_MATCH)
+        null_separated = _git_output([*command, *find_filters], code_without_output=_NO_MATCH)
         filters = [name for name in null_separated.split("\0") if name]
         if any("=" in name for name in filters):
             return None  # git would take the first "=" for the end of the name, and run the filter
         without_filters = _setting_options(dict.fromkeys(filters, ""))
         # Of a submodule only its revision is looked at: its own configuration would count inside it.
         status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
-        changes = _output([*command, *without_filters, *status])
+        changes = _git_output([*command, *without_filters, *status])
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{revision}+changes" if changes else revision
@@ -67,7 +67,7 @@ def _setting_options(settings: dict[str, str]) -> list[str]:
     return options
 
 
-def _output(command: Sequence[str], code_without_output: int = 0) -> str:
+def _git_output(command: Sequence[str], code_without_output: int = 0) -> str:
     """Returns what a git command prints, without white space around it.
 
     Args:

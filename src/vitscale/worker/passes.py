@@ -97,7 +97,7 @@ class Passes:
 
     def batches(self, order: EpochOrder) -> Batches:
         """Returns this rank's batches of an epoch of training."""
-        return self._batches(self.dataset.train, order)
+        return self._batches_of_split(self.dataset.train, order)
 
     def step(self, batches: Iterator[Batch], *, epoch: int, phase: PhaseContext) -> Iterator[MicroBatch]:
         """Yields the micro-batches of an optimizer step on the device.
@@ -206,11 +206,11 @@ class Passes:
         classes = (self.trial.model.num_classes or 0) if self.is_segmentation else 0
         confusions = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
         average_statistics(self.norms)
-        with self._batches(self.dataset.held_out, order) as batches:
+        with self._batches_of_split(self.dataset.held_out, order) as batches:
             for batch in batches:
                 alive()
                 on_device = self._on_device(batch, epoch=0, training=False, phase=no_phase)
-                logits = self._logits(on_device.images())
+                logits = self._held_out_logits(on_device.images())
                 if logits is None:
                     continue  # the rank of the last stage counts
                 labels = on_device.labels
@@ -235,7 +235,7 @@ class Passes:
         sizes = micro_batches(self.trial.train, self.data_ranks)
         return EpochOrder(samples, seed=self.seed, epoch=0, micro_batches=sizes, grad_accum=1)
 
-    def _logits(self, images: Tensor) -> Tensor | None:
+    def _held_out_logits(self, images: Tensor) -> Tensor | None:
         """Returns the logits of held-out images, whole or by sliding windows; None where this rank has none."""
         if not self._evaluates_by_windows:
             return self.engine.evaluate(images)
@@ -274,7 +274,7 @@ class Passes:
         """
         return even_parts(images, self.labelling_ranks)[self.coordinates.sequence % self.labelling_ranks]
 
-    def _batches(self, split: Split, order: EpochOrder) -> Batches:
+    def _batches_of_split(self, split: Split, order: EpochOrder) -> Batches:
         """Returns this rank's batches of a split; pinned for copies to a GPU."""
         pin = self.device.type == "cuda"
         return Batches(split, order, rank=self.coordinates.data, workers=self.trial.data.workers, pin=pin)

@@ -83,7 +83,7 @@ class _Server:
                     os._exit(0)  # all that it has started is tied to it
                 *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
                 for line in lines:
-                    self._do(json.loads(line))
+                    self._handle_request(json.loads(line))
 
     def _report_ended(self) -> None:
         """Sends the exit code of each fork that has ended."""
@@ -100,7 +100,7 @@ class _Server:
         except OSError:
             os._exit(0)
 
-    def _do(self, request: Mapping[str, Any]) -> None:
+    def _handle_request(self, request: Mapping[str, Any]) -> None:
         """Does what a line of the driver asks for: imports, or the start of a run."""
         if "imports" in request:
             self._import_and_report(request["imports"])
@@ -170,7 +170,7 @@ class _Server:
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _leave(lambda: self._run(server_pid, command, environment, log))
+            _work_and_exit(lambda: self._run(server_pid, command, environment, log))
         self._started.add(pid)
         self._send(started=pid)
 
@@ -187,7 +187,7 @@ class _Server:
             end.close()
         # By this session the driver finds the ranks: what the kernel shows of a fork's environment is the server's.
         os.setsid()
-        _redirect(log)
+        _redirect_output(log)
         os.environ.clear()
         os.environ.update(environment)
         importlib.invalidate_caches()
@@ -200,7 +200,7 @@ class _Server:
             if pid == 0:
                 arrived_ns = now_ns()
                 rank_command = [local_ranks_command.interpreter, *rank_arguments]
-                _leave(lambda: self._run_rank(parent_pid, rank_command, variables, arrived_ns))
+                _work_and_exit(lambda: self._run_rank(parent_pid, rank_command, variables, arrived_ns))
             return pid
 
         return local_ranks.main([*local_ranks_command.arguments], fork_rank)
@@ -247,7 +247,7 @@ def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
     return None
 
 
-def _leave(work: Callable[[], int]) -> NoReturn:
+def _work_and_exit(work: Callable[[], int]) -> NoReturn:
     """Does the work of a fork, and ends its process with the exit code of `work`; no caller goes on.
 
     Args:
@@ -280,7 +280,7 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     return 1
 
 
-def _redirect(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     """Empties this process's standard input, and sends its output and errors to the end of the file `log`."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -343,7 +343,7 @@ class ScriptSteps:
         if self.done:
             return
         if self._recorder is None:
-            self._recorder = self._start()
+            self._recorder = self._start_recorder()
         if self._recorder.is_paused:
             self._resume()
         self._recorder.begin_step()
@@ -465,7 +465,7 @@ class ScriptSteps:
 
     # From the first step to the last
 
-    def _start(self) -> StepRecorder:
+    def _start_recorder(self) -> StepRecorder:
         """Begins to record, before the first step."""
         trial = self._trial
         train = trial.train

@@ -221,13 +221,13 @@ def measured_checkpoint(
         OSError: the disk is full, or does not take it for another reason.
     """
     folder = run_folder / "checkpoint"
-    digests_before = _digests(engine, alive)
-    save_seconds = _timed(lambda: engine.save_checkpoint(folder, step, alive), device)
+    digests_before = _tensor_digests(engine, alive)
+    save_seconds = _seconds_on_all_ranks(lambda: engine.save_checkpoint(folder, step, alive), device)
     checkpoint_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    _spoil(engine)
-    _require_other_weights(digests_before, spoiled=_digests(engine, alive))
-    load_seconds = _timed(lambda: engine.load_checkpoint(folder, alive), device)
-    _require_same_tensors(digests_before, restored=_digests(engine, alive))
+    _spoil_model(engine)
+    _require_other_weights(digests_before, spoiled=_tensor_digests(engine, alive))
+    load_seconds = _seconds_on_all_ranks(lambda: engine.load_checkpoint(folder, alive), device)
+    _require_same_tensors(digests_before, restored=_tensor_digests(engine, alive))
     barrier()  # no rank reads any more
     shutil.rmtree(folder, ignore_errors=True)  # by the first rank that comes
     return CheckpointLine(save_seconds=save_seconds, load_seconds=load_seconds, bytes=checkpoint_bytes)
@@ -262,7 +262,7 @@ def _require_same_tensors(saved: _Digests, restored: _Digests) -> None:
         )
 
 
-def _spoil(engine: Engine) -> None:
+def _spoil_model(engine: Engine) -> None:
     """Sets weights and buffers to zero and drops the optimizer's states: what is there afterwards was restored."""
     tensors = engine.whole_tensors()
     for name in tensors.parameters:
@@ -272,7 +272,7 @@ def _spoil(engine: Engine) -> None:
     tensors.make_states((), (), 0)
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _seconds_on_all_ranks(work: Callable[[], object], device: torch.device) -> float:
     """Returns the seconds that all ranks take for `work`, which all of them do at once."""
     barrier()
     began = time.perf_counter()
@@ -282,7 +282,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _digests(engine: Engine, alive: Callable[[], None]) -> dict[_TensorName, str]:
+def _tensor_digests(engine: Engine, alive: Callable[[], None]) -> dict[_TensorName, str]:
     """Returns the SHA-256 of every whole tensor, and the number of the optimizer's steps as a text."""
     tensors = engine.whole_tensors()
     digests = {_TensorName("optimizer", "steps"): str(tensors.steps())}

@@ -72,16 +72,16 @@ def seconds_until_sign(folder: Path, text: str, limit_seconds: float) -> float |
         The seconds that it waited; None where it does not see the file within `limit_seconds`.
     """
     began = time.perf_counter()
-    waited_seconds = 0.0
-    while waited_seconds < limit_seconds:
+    while True:
+        waited_seconds = time.perf_counter() - began
+        if waited_seconds >= limit_seconds:
+            return None
         try:
             if (folder / ".shown").read_text(encoding="ascii") == text:
                 return waited_seconds
         except (OSError, UnicodeDecodeError):
             pass
         time.sleep(0.005)
-        waited_seconds = time.perf_counter() - began
-    return None
 
 
 # The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).

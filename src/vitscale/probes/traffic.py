@@ -145,8 +145,11 @@ def _elements_by_dtype(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) ->
 NO_GROUP = "none"
 """The backend of a rank without a process group, which sends nothing."""
 FIRST_USUAL_STEP = 3
-"""First step of a process that sends what later ones do. DDP lays out its buckets anew in the second step, with a
-static graph in the third; in the first ZeRO-3 learns in which order weights are needed."""
+"""First step of a process that sends what later ones do.
+
+DDP lays out its buckets again in the second step, and with a static graph in the third. ZeRO-3 learns in the first one
+in which order weights are needed.
+"""
 _MESSAGES = ("send", "recv")
 """Methods of a process group that send from one rank to another."""
 COUNTED_STEPS = 2

@@ -196,7 +196,7 @@ class StepRecorder:
 
     @property
     def is_counting(self) -> bool:
-        """Whether steps to come are counted rather than recorded: see `count_traffic`."""
+        """Whether the steps from here on are trained for their traffic, and not recorded: see `count_traffic`."""
         return self._traffic.steps_to_come > 0
 
     @property
@@ -215,7 +215,7 @@ class StepRecorder:
         """Begins the next step; does nothing within a step."""
         if self._step_context is not None:
             return
-        if self._traffic.steps_to_come > 0:
+        if self.is_counting:
             self._step_context = self._traffic.context(self.step)
             self._step_context.__enter__()
             return
@@ -238,7 +238,7 @@ class StepRecorder:
         Raises:
             OSError: the record cannot be written any more.
         """
-        if self._traffic.steps_to_come > 0:
+        if self.is_counting:
             self._end_counted_step()
             return
         next_step = self.step + 1
@@ -359,8 +359,8 @@ class StepRecorder:
         """Records no more steps: counts what some steps to come send.
 
         Args:
-            unusual_steps: how many of the steps to come send something else than later ones, for the caller's reasons.
-                They are not counted, nor are the first steps of a process (`FIRST_USUAL_STEP`).
+            unusual_steps: how many of the steps to come send something else than later ones, for a reason that the
+                caller knows. They are not counted, nor are the first steps of a process (`FIRST_USUAL_STEP`).
 
         Returns:
             The number of steps that the caller has to train for this. It is 0 without a process group.
@@ -381,7 +381,11 @@ class StepRecorder:
 
 
 class _TrafficSteps:
-    """The steps after the recorded ones: what the last `COUNTED_STEPS` of them send is counted."""
+    """The steps after the recorded ones. What the last `COUNTED_STEPS` of them send is counted.
+
+    The others come first, because they may send something else. `plan` begins these steps, and `steps_to_come` falls
+    to 0 with the last one.
+    """
 
     def __init__(self) -> None:
         """Looks at the process group, which exists by now if there is to be one."""
@@ -405,7 +409,7 @@ class _TrafficSteps:
         return self.steps_to_come
 
     def context(self, step: int) -> AbstractContextManager[object]:
-        """Returns the context around one of these steps, which counts what is sent if the step is usual."""
+        """Returns the context around one of these steps, which counts what is sent if it is among the last."""
         is_usual = self.steps_to_come <= COUNTED_STEPS
         return self._counter.step(step) if is_usual else nullcontext()
 

@@ -268,7 +268,7 @@ class TimedStep(NamedTuple, Generic[Mark]):
     """A step whose time is known."""
 
     mark: Mark
-    """By which the caller knows the step, as it gave it to `StepClock.mark`."""
+    """What the caller gave to `StepClock.mark` for the step."""
     seconds: float
     """Time from the end of the step before to the end of this one."""
     loss: float

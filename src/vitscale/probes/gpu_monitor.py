@@ -174,16 +174,16 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
         seconds_between_samples: time from one sample to the next.
     """
     if uuid is None:
-        return GpuMonitor("the rank computes on the host")
+        return GpuMonitor(reason="the rank computes on the host")
     try:
         import pynvml
     except ImportError as error:
-        return GpuMonitor(f"pynvml cannot be imported: {error}")
+        return GpuMonitor(reason=f"pynvml cannot be imported: {error}")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
-        return GpuMonitor(f"NVML: {error}")
+        return GpuMonitor(reason=f"NVML: {error}")
     return NvmlMonitor(pynvml, handle, seconds_between_samples)
 
 

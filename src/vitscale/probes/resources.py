@@ -167,20 +167,21 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
         if gpu_uuid is not None:
             return _gpu_meter(gpu_uuid)
         if local_rank != 0:
-            return EnergyMeter(BY_LOCAL_RANK_0)
+            return EnergyMeter(reason=BY_LOCAL_RANK_0)
         if not any(folder.is_dir() for folder in RAPL_FOLDERS):
-            return EnergyMeter(f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
+            return EnergyMeter(reason=f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
         return _rapl_meter(host)
     except ModuleNotFoundError as error:
-        return EnergyMeter(NOT_INSTALLED if error.name == "zeus" else f"zeus cannot be used: {_in_one_line(error)}")
+        is_zeus_missing = error.name == "zeus"  # else a library that zeus needs
+        return EnergyMeter(reason=NOT_INSTALLED if is_zeus_missing else f"zeus cannot be used: {_in_one_line(error)}")
     except Exception as error:  # zeus raises many errors where hardware is missing, and wraps only some
-        return EnergyMeter(_in_one_line(error))
+        return EnergyMeter(reason=_in_one_line(error))
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
     """Returns the meter of a GPU, by NVML's name of it. Raises whatever zeus and NVML raise."""
     if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
-        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
+        return EnergyMeter(reason="a slice of a GPU (MIG) does not count its energy apart from the others")
     _import_quietly()
     import pynvml
     from zeus.device.gpu.nvidia import NVIDIAGPU
@@ -189,7 +190,7 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
     pynvml.nvmlInit()
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
-        return EnergyMeter("this GPU does not count its energy: Volta and later do")
+        return EnergyMeter(reason="this GPU does not count its energy: Volta and later do")
     return CounterMeter(
         [_millijoule_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,)
     )
@@ -219,7 +220,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
             counters += [_rapl_counter(file) for file in files]
             counts_memory |= cpu.dram is not None
     if not counters:
-        return EnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
+        return EnergyMeter(reason=f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
     memory = " and memory" if counts_memory else ""
     source = f"RAPL: {', '.join(packages)}{memory}, whoever uses them"
     return CounterMeter(counters, source, tuple(f"{host}/{name}" for name in packages))

@@ -71,7 +71,8 @@ def _connect(address_and_port: str) -> socket.socket:
 class Heartbeat:
     """The process's end of the connection, which a thread of its own watches.
 
-    That thread sends beats until `close`, or until the driver is gone: then it calls `lost` and ends the process.
+    That thread sends beats until `close`, or until the driver is gone: then it calls `on_driver_lost` and ends the
+    process.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Heartbeat:
         role: str,
         progress: RankProgress | None = None,
         dump_stacks: Callable[[], None] | None = None,
-        lost: Callable[[], None] | None = None,
+        on_driver_lost: Callable[[], None] | None = None,
     ) -> None:
         """Connect to the driver, and start the thread that sends beats and watches the connection.
 
@@ -89,7 +90,7 @@ class Heartbeat:
             role: "rank 3", or "agent" for what starts ranks on a host.
             progress: progress to send with each beat; None: beats without it.
             dump_stacks: called when the driver asks; writes where each thread stands. None: nothing is written.
-            lost: called when the driver is gone, before this process is ended; None: nothing is.
+            on_driver_lost: called when the driver is gone, before this process is ended; None: nothing is.
 
         Raises:
             OSError: the driver does not answer.
@@ -99,7 +100,7 @@ class Heartbeat:
             raise ValueError("this run has no heartbeat")
         self._progress = progress
         self._dump_stacks = dump_stacks
-        self._lost = lost
+        self._on_driver_lost = on_driver_lost
         self._closing = threading.Event()
         """Set once this process says that it ends."""
         self._driver_gone = False
@@ -112,7 +113,7 @@ class Heartbeat:
         """Tell the driver that this process ends, and that this is no failure of the connection.
 
         Called once the work is done, or the reason for the end is recorded. Does not return where the driver is gone
-        already: the process is ended after `lost` has returned.
+        already: the process is ended after `on_driver_lost` has returned.
         """
         if self._driver_gone:
             self._thread.join()
@@ -163,8 +164,8 @@ class Heartbeat:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("vitscale: the driver of this run is gone, or its host cannot be reached: ending\n")
                 sys.stderr.flush()
-            if self._lost is not None:
-                self._lost()
+            if self._on_driver_lost is not None:
+                self._on_driver_lost()
         finally:
             # Not sys.exit: the main thread may wait in a collective for ever.
             os._exit(LOST_DRIVER_EXIT_CODE)

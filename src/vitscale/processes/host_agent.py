@@ -127,7 +127,7 @@ def _run_under_driver(run_folder: Path, command: list[str]) -> int:
         end_all(launch.token)
 
     try:
-        heartbeat = Heartbeat(launch, "agent", lost=end_run_here)
+        heartbeat = Heartbeat(launch, "agent", on_driver_lost=end_run_here)
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: the driver at {launch.lifeline} is not reached from this host: {error}")
     # Tied to this process: SIGKILL of this agent ends the command too.

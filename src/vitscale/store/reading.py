@@ -229,7 +229,7 @@ class RunIndex:
         folders = _names_in(results / "runs")
         # First the packs: the folders of packed runs need not be looked into.
         self._read_new_packs()
-        unread_outcomes = self._read_unpacked(folders)
+        unread_outcomes = self._read_unpacked_outcomes(folders)
         deleted = self.packs.keys() - folders  # a user who deletes a packed run's folder wants the run done again
         attempts = self._attempts_by_run(folders, deleted)
         self.attempts = {}
@@ -259,7 +259,7 @@ class RunIndex:
             for name in outcomes:
                 self.unpacked.pop(name, None)
 
-    def _read_unpacked(self, folders: Iterable[str]) -> dict[str, Unread]:
+    def _read_unpacked_outcomes(self, folders: Iterable[str]) -> dict[str, Unread]:
         """Fill `unpacked` with the outcomes of the runs that no pack holds; return those that cannot be read."""
         unread_outcomes: dict[str, Unread] = {}
         for name in folders:
@@ -406,9 +406,9 @@ class _Loading:
         """Read all runs that are wanted."""
         if self._study.imported is not None:
             self._problems += self._study.imported.problems
-        names = self._read_unpacked()
-        self._read_packed(names)
-        self._drop_runs_of_others(names)
+        names = self._read_unpacked_runs()
+        self._read_packed_runs(names)
+        self._drop_runs_of_other_headers(names)
         self._report_attempts()
         runs = tuple(self._runs[name] for name in names if name in self._runs)
         unread = tuple(self._with_remedy(item) for item in self._unread)
@@ -423,7 +423,7 @@ class _Loading:
     def _is_wanted(self, trial_id: str) -> bool:
         return self._only is None or trial_id in self._only
 
-    def _read_unpacked(self) -> list[str]:
+    def _read_unpacked_runs(self) -> list[str]:
         """Read the wanted runs that no pack holds; return the folders of all wanted runs, packed ones too."""
         names = []
         for key in sorted(self._index.finished):
@@ -462,7 +462,7 @@ class _Loading:
         if broken and run.outcome.kind == "completed":
             self._unread.append(Unread(f"runs/{name}", f"runs/{broken[0]}", RESTORE_RUN))
 
-    def _read_packed(self, names: Sequence[str]) -> None:
+    def _read_packed_runs(self, names: Sequence[str]) -> None:
         """Read the runs from packs that are not read yet. Args: names: the folders of all runs that are wanted."""
         not_read = [name for name in names if name not in self._runs]
         packs = sorted({self._index.packs[name] for name in not_read if name in self._index.packs})
@@ -477,7 +477,7 @@ class _Loading:
                 if name in wanted and name not in self._runs:
                     self._runs[name] = run
 
-    def _drop_runs_of_others(self, names: Sequence[str]) -> None:
+    def _drop_runs_of_other_headers(self, names: Sequence[str]) -> None:
         """Leave out runs whose header is not that of the run that their folder is named after."""
         for name in names:
             run = self._runs.get(name)

@@ -20,7 +20,7 @@ def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Int
     Example: (0, 2), (1, 3) and (5, 6) give [(0, 3), (5, 6)].
     """
     joined: list[Interval] = []
-    # The interval that is being joined. At first it is none, and this none is the first item of `joined`.
+    # The interval that is being joined. Before the first one it is a placeholder, which `joined` then begins with.
     current_start = -math.inf
     current_end = -math.inf
     for start, end in sorted(intervals):
@@ -33,7 +33,8 @@ def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Int
             current_end = end
     if current_end == -math.inf:
         return []
-    return [*joined[1:], (current_start, current_end)]
+    without_placeholder = joined[1:]
+    return [*without_placeholder, (current_start, current_end)]
 
 
 def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]:

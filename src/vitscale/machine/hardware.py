@@ -47,9 +47,8 @@ class Machine:
             ranks_by_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
             for node, cores in self.node_cores:
                 ranks_of_node = 0 if node is None else ranks_by_node[node]
-                share = cores // ranks_of_node if ranks_of_node else 0
-                if share:  # else there are no such ranks, or more of them than cores, so that they cannot fit anyway
-                    threads = min(threads, share)
+                if 0 < ranks_of_node <= cores:  # more ranks than cores cannot fit anyway
+                    threads = min(threads, cores // ranks_of_node)
         return max(1, threads)
 
     def limited_to(self, cores: int) -> Self:

@@ -269,7 +269,11 @@ def _ends_of_updates(trace: Trace) -> list[int]:
     update stands for a step.
     """
     backward = union(_backward_functions(trace))
-    updates = [update for update in _ranges_named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
+    updates: list[Interval] = []
+    for update in _ranges_named(trace, _OPTIMIZER):
+        lies_in_backward = intersection([update], backward) == [update]
+        if not lies_in_backward:
+            updates.append(update)
     forward = _ranges_named(trace, _FORWARD)
     pass_starts = sorted(start for start, _ in (*backward, *forward))
     if not updates:

@@ -443,17 +443,18 @@ def _format_words() -> _FormatWords:
     kinds: list[Any] = [StudyRecord, RunHeader, Outcome, CheckRecord, *kinds_of(RankRecord), *kinds_of(CheckedRank)]
     fields: set[str] = set()
     choices: set[str] = set()
-    waiting: list[Any] = [models_json_schema([(kind, "validation") for kind in kinds])[1]]
-    while waiting:
-        schema = waiting.pop()
+    _, schema_of_all = models_json_schema([(kind, "validation") for kind in kinds])
+    to_visit: list[Any] = [schema_of_all]
+    while to_visit:
+        schema = to_visit.pop()
         if isinstance(schema, Mapping):
             properties = schema.get("properties")
             if isinstance(properties, Mapping):
                 fields.update(properties)
             choices.update(_choices_of(schema))
-            waiting += schema.values()
+            to_visit += schema.values()
         elif isinstance(schema, list):
-            waiting += schema
+            to_visit += schema
     return _FormatWords(frozenset(fields), frozenset(choices))
 
 

@@ -105,10 +105,7 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
     path = Path(header.trial.train.script or "")
     if hashlib.sha256(path.read_bytes()).hexdigest() != header.trial.script_digest:
         raise RuntimeError(f"{path} has changed since the study was started: begin a new results folder with -o")
-    sys.argv = [str(path), *_script_arguments(header, run_folder=log.path.parent)]
-    # As `python train.py` does: its own folder comes first, here and in the processes that it starts.
-    sys.path.insert(0, str(path.parent))
-    forget_safe_path(os.environ)
+    _set_up_as_python_does(path, _script_arguments(header, run_folder=log.path.parent))
     os.environ.setdefault(*RECORDER_RING)
     if rank.world_size == 1:
         _set_variables_of_only_rank(launch)
@@ -123,7 +120,7 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
 
         return ScriptSteps(header, rank, log, began)
 
-    Current.start = start
+    Current.start = start  # the script's first Probe calls it
     script_globals: Any = None
     try:
         script_globals = runpy.run_path(str(path), run_name="__main__")
@@ -136,6 +133,16 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
     if Current.script_steps is None:
         _record_whole_time(log, header, rank, time.perf_counter() - began)
     return script_globals
+
+
+def _set_up_as_python_does(script_path: Path, arguments: list[str]) -> None:
+    """Gives this process the arguments and the search path that `python SCRIPT ARGUMENTS` would have.
+
+    The script's own folder comes first, here and in the processes that it starts.
+    """
+    sys.argv = [str(script_path), *arguments]
+    sys.path.insert(0, str(script_path.parent))
+    forget_safe_path(os.environ)
 
 
 def _script_arguments(header: RunHeader, run_folder: Path) -> list[str]:

@@ -48,7 +48,7 @@ class CheckStages:
         self,
         limits: dict[CheckStage, float],
         record: Callable[[checks.StageLine], None],
-        begins: Callable[[CheckStage], None],
+        note_begin: Callable[[CheckStage], None],
         prepare: Callable[[], None],
     ) -> None:
         """Stores what each stage needs.
@@ -56,12 +56,12 @@ class CheckStages:
         Args:
             limits: seconds that each stage may take.
             record: called with how a stage ended.
-            begins: called with a stage before it begins.
+            note_begin: called with a stage before it begins.
             prepare: called first in each stage's thread: torch keeps the device of a process by thread.
         """
         self._limits = limits
         self._record = record
-        self._begins = begins
+        self._note_begin = note_begin
         self._prepare = prepare
 
     def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
@@ -69,7 +69,7 @@ class CheckStages:
 
         A thread that does not end in time goes on, as what hangs in it cannot be stopped; nothing waits for it.
         """
-        self._begins(stage)
+        self._note_begin(stage)
         failure: list[BaseException] = []
 
         def attempt() -> None:
@@ -120,7 +120,7 @@ def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, h
     torch.set_num_threads(request.world.threads_per_rank)
     device = group.device_of(request.device, rank)
 
-    def begins(stage: CheckStage) -> None:
+    def note_begin(stage: CheckStage) -> None:
         PROGRESS.phase = stage
 
     def prepare() -> None:
@@ -128,7 +128,7 @@ def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, h
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    stages = CheckStages(dict(request.limits), log.write, begins, prepare)
+    stages = CheckStages(dict(request.limits), log.write, note_begin, prepare)
     measurements = _Measurements(request, rank, log, folder, device)
     stages.do("facts", lambda: measurements.record_facts(host_cores))
     is_distributed = rank.world_size > 1

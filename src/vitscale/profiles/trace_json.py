@@ -122,19 +122,20 @@ class TraceText:
         """
         blocks = _unpacked_blocks(self._path)
         buffer = self._read_header(blocks)
-        shortest_to_try = 0  # bytes; otherwise each block would try a broken beginning again
+        # A buffer in which no event could be decoded is tried again at twice its length, and not after each block.
+        fewest_bytes_to_try = 0
         for block in blocks:
             buffer += block
-            if len(buffer) < min(shortest_to_try, _LONGEST_EVENT_BYTES):
+            if len(buffer) < min(fewest_bytes_to_try, _LONGEST_EVENT_BYTES):
                 continue
             part = _leading_events(buffer)
             if part is None:
-                shortest_to_try = 2 * len(buffer)
+                fewest_bytes_to_try = 2 * len(buffer)
             else:
                 self._events += len(part.events)
                 yield part.events
                 buffer = part.remainder
-                shortest_to_try = 0
+                fewest_bytes_to_try = 0
             if len(buffer) > _LONGEST_EVENT_BYTES:
                 raise self._no_trace_error(f"more than {_LONGEST_EVENT_BYTES >> 20} MiB of it are no events")
         yield self._last_events(buffer)

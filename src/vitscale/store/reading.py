@@ -150,19 +150,19 @@ def read_rank(path: Path) -> RankRecord:
     line of the file is parsed by itself.
     """
     step_lines = bytearray()
-    unusual_steps = []
+    unusual_steps = []  # steps whose lines do not begin as a rank begins them
 
-    def refuse(_raw: bytes, line: lines.RankLine) -> None:
+    def refuse_and_note_unusual(_raw: bytes, line: lines.RankLine) -> None:
         lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
             unusual_steps.append(line)
 
     with open_regular(path) as file:
-        record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse)
-    columns = lines.parse_steps(bytes(step_lines))
-    if columns is not None and not unusual_steps:
-        record = record.model_copy(update={"steps": columns})
-    else:  # to name a broken line by its number, and keep the order of all
+        record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse_and_note_unusual)
+    steps = lines.parse_steps(bytes(step_lines))
+    if steps is not None and not unusual_steps:
+        record = record.model_copy(update={"steps": steps})
+    else:  # line by line, to name a broken one by its number, and to keep the order of all
         record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     if not record.broken:
         return record

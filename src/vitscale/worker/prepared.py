@@ -216,8 +216,10 @@ class _Server:
         """
         if not end_with_parent(parent_pid):
             os._exit(1)
-        for number in local_ranks.FORWARDED_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        # As in a new process: `local_ranks` has handlers of its own for these.
+        for signal_number in local_ranks.FORWARDED_SIGNALS:
+            handler = signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(signal_number, handler)
         os.environ.clear()
         os.environ.update(variables)
         os.environ.update(self._variables_of_imports)

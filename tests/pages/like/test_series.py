@@ -49,16 +49,16 @@ def test_one_gpu_is_borrowed_from_the_twin_in_one_host() -> None:
     spread = series(study)[1]
     assert [member.gpus for member in spread.members] == [1, 2, 4]
     # 1024 images at 16 a GPU: 64, 32 and 16 steps.
-    speedups = [member.against_base.value for member in spread.members if member.against_base is not None]
+    speedups = [member.speedup_over_base.value for member in spread.members if member.speedup_over_base is not None]
     assert speedups == pytest.approx([1, 64 * 0.8 / (32 * 0.84), 64 * 0.8 / 16])
 
 
 def test_unlike_devices_are_not_held_against_each_other_and_the_reason_is_told() -> None:
     study = paper_study(paper_curve({1: [0.8], 2: [0.8]}, devices=("Slow GPU", "Fast GPU")))
     one, two = series(study)[0].members
-    assert one.against_base is not None
-    assert two.against_base is None
-    assert "Fast GPU" in two.why_not
+    assert one.speedup_over_base is not None
+    assert two.speedup_over_base is None
+    assert "Fast GPU" in two.why_not_compared
 
 
 def test_strong_series_have_speedups_and_weak_ones_efficiencies_as_the_analysis_has_them() -> None:
@@ -67,7 +67,7 @@ def test_strong_series_have_speedups_and_weak_ones_efficiencies_as_the_analysis_
         if one.hosts != "one host":
             continue
         for member, point in zip(one.members, one.curve.points, strict=True):
-            assert member.against_base == (point.efficiency if one.mode == "weak" else point.speedup)
+            assert member.speedup_over_base == (point.efficiency if one.mode == "weak" else point.speedup)
 
 
 def test_names_tell_what_differs_and_nothing_else() -> None:

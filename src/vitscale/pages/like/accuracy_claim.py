@@ -18,7 +18,7 @@ from vitscale.analysis.claims import AccuracyDifference, AccuracyVerdict, accura
 from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.pages.like.curves import gpus_text
-from vitscale.pages.like.series import FigureSeries, Member, apart_in_micro_batch, names
+from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names, sets_differing_in_micro_batch
 from vitscale.pages.like.study import ClaimOutcome, Material
 from vitscale.present.data import attributes
 from vitscale.store.records import EpochLine
@@ -92,7 +92,7 @@ def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
-    for curve, name in zip(strong, names(strong), strict=True):
+    for curve, name in zip(strong, distinct_series_names(strong), strict=True):
         base, *larger = curve.members
         largest = larger[-1]
         compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or [largest]
@@ -110,7 +110,7 @@ def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
-    for name, curves in apart_in_micro_batch(strong):
+    for name, curves in sets_differing_in_micro_batch(strong):
         for curve, other in combinations(curves, 2):
             for member, other_member in product(curve.members, other.members):
                 test = _test_at_equal_batch(name, member, other_member)

@@ -15,7 +15,7 @@ from vitscale.pages.charts.axes import ChartRow, Plot
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, names
+from vitscale.pages.like.series import FigureSeries, distinct_series_names
 from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.prediction.network.links import OPERATIONS, Level, Link, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
@@ -81,7 +81,7 @@ def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[S
     """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
-    for curve, name in zip(strong, names(strong), strict=True):
+    for curve, name in zip(strong, distinct_series_names(strong), strict=True):
         trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
         for gpus, fewer in trial_by_gpus.items():
             more = trial_by_gpus.get(2 * gpus)

@@ -24,7 +24,7 @@ from vitscale.pages.charts.axes import (
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, PublishedPoints, names
+from vitscale.pages.like.series import FigureSeries, PublishedPoints, distinct_series_names
 from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -49,12 +49,12 @@ def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
     pairs = []
     for inside in in_one_host:
         for spread in over_several:
-            if spread.group != inside.group:
+            if spread.workload_key != inside.workload_key:
                 continue
             test = _test(inside, spread)
             if test is not None:
                 pairs.append(HostPair("", inside, spread, test))
-    labels = names([pair.inside for pair in pairs])
+    labels = distinct_series_names([pair.inside for pair in pairs])
     return [replace(pair, name=label) for pair, label in zip(pairs, labels, strict=True)]
 
 

@@ -14,9 +14,9 @@ from vitscale.pages.like.series import (
     DATASET_NAMES,
     FigureSeries,
     Member,
-    apart_in_dataset,
-    apart_in_micro_batch,
-    names,
+    distinct_series_names,
+    sets_differing_in_dataset,
+    sets_differing_in_micro_batch,
 )
 from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
@@ -44,7 +44,7 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     if not recorded.series:
         return _NOTHING
     datasets = {series.dataset for series in selection.series}
-    sets = apart_in_dataset(recorded.series)
+    sets = sets_differing_in_dataset(recorded.series)
     complete_sets = [(panel, series) for panel, series in sets if _datasets(series) == datasets]
     if not complete_sets:
         dataset_names = units.listed(_dataset_name(dataset) for dataset in sorted(datasets))
@@ -105,7 +105,7 @@ def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str
     recorded = _recorded_accuracy(_first_panels(selection.series))
     if not recorded.series:
         return _NOTHING
-    panels = names(recorded.series)
+    panels = distinct_series_names(recorded.series)
     views = []
     for metric in _METRICS:
         rows: list[ChartRow] = []
@@ -125,7 +125,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
         return _NOTHING
-    sets = apart_in_micro_batch(recorded.series)
+    sets = sets_differing_in_micro_batch(recorded.series)
     if not sets:
         return "Accuracy after whole epochs was recorded at one micro-batch only of any workload."
     rows: list[ChartRow] = []

@@ -19,7 +19,7 @@ from vitscale.errors import unknown
 from vitscale.pages.charts.axes import Plot, quantity
 from vitscale.pages.charts.resources import RESOURCES, resource_chart
 from vitscale.pages.charts.time import breakdown_chart, waterfall_chart
-from vitscale.pages.like.curves import against_base, scaling_pair
+from vitscale.pages.like.curves import relative_to_base_figure, scaling_pair
 from vitscale.pages.like.doublings import doublings_figure
 from vitscale.pages.like.hosts import hosts_figure
 from vitscale.pages.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
@@ -52,7 +52,7 @@ def study_named(name: str) -> PublishedStudy:
     Raises:
         RequestError: the name is none of them.
     """
-    from vitscale.pages.like.paper import PAPER
+    from vitscale.pages.like.study_figure import PAPER
     from vitscale.pages.like.thesis import THESIS
 
     studies = {study.name: study for study in (PAPER, THESIS)}
@@ -179,9 +179,9 @@ def _to_html(evaluated: _Evaluated) -> str:
 def _section(drawn: FigureOutcome) -> Section:
     """Return the section of a figure; where it has no data, a folded one with what the results lack."""
     if drawn.lack is None:
-        return Section(drawn.paper.heading, _figure_blocks(drawn))
-    lack = Paragraph(f"Would show: {drawn.paper.draws}. {drawn.lack}")
-    return Section(f"{drawn.paper.heading}: no data", (lack, Code(steps_for(drawn.paper))), folded=True)
+        return Section(drawn.study_figure.heading, _figure_blocks(drawn))
+    lack = Paragraph(f"Would show: {drawn.study_figure.draws}. {drawn.lack}")
+    return Section(f"{drawn.study_figure.heading}: no data", (lack, Code(steps_for(drawn.study_figure))), folded=True)
 
 
 def _figure_blocks(drawn: FigureOutcome) -> tuple[Block, ...]:
@@ -189,13 +189,13 @@ def _figure_blocks(drawn: FigureOutcome) -> tuple[Block, ...]:
 
     The words on what the figure draws are the title of its only view, or stand above several views.
     """
-    draws = drawn.paper.draws[:1].upper() + drawn.paper.draws[1:]
+    draws = drawn.study_figure.draws[:1].upper() + drawn.study_figure.draws[1:]
     if len(drawn.figure.views) == 1:
         only_view = replace(drawn.figure.views[0], title=draws)
         return (replace(drawn.figure, views=(only_view,)),)
     views = []
     for view in drawn.figure.views:
-        title_without_heading = view.title.removeprefix(drawn.paper.heading).lstrip(": ")
+        title_without_heading = view.title.removeprefix(drawn.study_figure.heading).lstrip(": ")
         views.append(replace(view, title=title_without_heading))
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
@@ -221,12 +221,12 @@ def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
         lines += [*view.text, view.subtitle, view.summary]
     is_drawn = outcome.lack is None
     return {
-        "number": outcome.paper.number,
-        "title": outcome.paper.title,
-        "draws": outcome.paper.draws,
+        "number": outcome.study_figure.number,
+        "title": outcome.study_figure.title,
+        "draws": outcome.study_figure.draws,
         "drawn": is_drawn,
         "missing": outcome.lack,
-        "steps": [] if is_drawn else list(steps_for(outcome.paper)),
+        "steps": [] if is_drawn else list(steps_for(outcome.study_figure)),
         "text": [line for line in lines if line],
     }
 
@@ -253,7 +253,7 @@ _LINE_LETTERS = 86
 class FigureOutcome:
     """One figure of the study, drawn from the results, or as a frame with words on what they lack."""
 
-    paper: StudyFigure
+    study_figure: StudyFigure
     """The study's own figure."""
     figure: Figure
     """What was drawn."""
@@ -364,10 +364,10 @@ _DRAWN: Mapping[Quantity, _Draw] = {
     "epoch time": lambda study, figure, selection, _material: scaling_pair(
         figure, selection, study.published_points(selection.series)
     ),
-    "speedup": lambda study, figure, selection, _material: against_base(
+    "speedup": lambda study, figure, selection, _material: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "efficiency": lambda study, figure, selection, _material: against_base(
+    "efficiency": lambda study, figure, selection, _material: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
     "doublings": lambda _study, figure, selection, material: doublings_figure(figure, selection, material.network),

@@ -108,7 +108,7 @@ def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> boo
     if curve.hosts == "one host" or not curve.members:
         return False
     first = curve.members[0].trial
-    bases = [other.base_elsewhere for other in others if other.base_elsewhere is not None]
+    bases = [other.base_on_other_devices for other in others if other.base_on_other_devices is not None]
     return any(base.trial == first for base in bases)
 
 

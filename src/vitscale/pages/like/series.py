@@ -42,10 +42,10 @@ class Member:
 
     gpus: int
     trial: TrialResult
-    against_base: Estimate | None = None
+    speedup_over_base: Estimate | None = None
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
-    reasons: tuple[str, ...] = ()
-    """Why `against_base` is None."""
+    reasons_not_compared: tuple[str, ...] = ()
+    """Why `speedup_over_base` is None."""
     base_gpus: int | None = None
     """Rank count of the base."""
 
@@ -55,9 +55,9 @@ class Member:
         return self.trial.environment.devices if self.trial.environment is not None else ()
 
     @property
-    def why_not(self) -> str:
+    def why_not_compared(self) -> str:
         """The reasons in one clause; empty where there is none."""
-        return "; ".join(self.reasons)
+        return "; ".join(self.reasons_not_compared)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FigureSeries:
     hosts: Hosts
     members: tuple[Member, ...]
     """Members with an epoch time or an accuracy, by rank count."""
-    base_elsewhere: Member | None = None
+    base_on_other_devices: Member | None = None
     """The base of another series of the same workload, on other devices and with fewer ranks than any member here."""
 
     @property
@@ -81,8 +81,8 @@ class FigureSeries:
         It is the base elsewhere if there is one. Else it is the member with the smallest rank count among those that
         may be compared: those with the kind of costs (epoch times or rates) that most members have.
         """
-        if self.base_elsewhere is not None:
-            return self.base_elsewhere
+        if self.base_on_other_devices is not None:
+            return self.base_on_other_devices
         base = base_of([member.trial for member in self.members])
         return next((member for member in self.members if member.trial is base), None)
 
@@ -97,7 +97,7 @@ class FigureSeries:
         return str(self.curve.labels.get("cluster") or "")
 
     @property
-    def group(self) -> tuple[Any, ...]:
+    def workload_key(self) -> tuple[Any, ...]:
         """A key that is equal for series of the same workload, which differ only in their hosts or devices."""
         labels = []
         for field, value in self.curve.labels.items():
@@ -115,13 +115,13 @@ def all_series(analysis: Analysis) -> list[FigureSeries]:
     host, if its GPU is of the same kind, because one GPU is the same measurement in both.
 
     A series whose fewest GPUs are more than those of the same workload on other devices is compared with the base of
-    that other series (`base_elsewhere`).
+    that other series (`base_on_other_devices`).
     """
     measured: list[FigureSeries] = []
     for curve in analysis.curves:
         measured += _series_of_curve(analysis, curve)
     completed = _with_borrowed_gpu(measured)
-    based = [replace(series, base_elsewhere=_base_elsewhere(series, completed)) for series in completed]
+    based = [replace(series, base_on_other_devices=_base_on_other_devices(series, completed)) for series in completed]
     return [_compared(series, analysis.combine_unlike) for series in based]
 
 
@@ -131,11 +131,11 @@ def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
     for series in measured:
         first = series.members[0]
         if series.hosts == "one host" and first.gpus == 1:
-            single_gpus[series.group, first.devices] = first
+            single_gpus[series.workload_key, first.devices] = first
     completed = []
     for series in measured:
         first = series.members[0]
-        single_gpu = single_gpus.get((series.group, first.devices))
+        single_gpu = single_gpus.get((series.workload_key, first.devices))
         if series.hosts == "one host" or first.gpus == 1 or single_gpu is None:
             completed.append(series)
         else:
@@ -143,7 +143,7 @@ def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
     return completed
 
 
-def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) -> Member | None:
+def _base_on_other_devices(series: FigureSeries, candidates: Sequence[FigureSeries]) -> Member | None:
     """Return the base of the same workload on other devices, if it has fewer GPUs than all of `series`; else None.
 
     Of several, return that with the fewest GPUs; of equally many, one whose devices are among those of `series`.
@@ -152,7 +152,7 @@ def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) ->
     smaller = []
     for candidate in candidates:
         base = candidate.base
-        if candidate.group == series.group and base is not None and _is_smaller_elsewhere(base, first):
+        if candidate.workload_key == series.workload_key and base is not None and _is_smaller_elsewhere(base, first):
             smaller.append(base)
     return min(smaller, key=lambda base: (base.gpus, not set(base.devices) <= set(series.devices)), default=None)
 
@@ -163,7 +163,7 @@ def _is_smaller_elsewhere(base: Member, first: Member) -> bool:
     return base.gpus < first.gpus and are_named and base.devices != first.devices
 
 
-def names(series: Sequence[FigureSeries]) -> list[str]:
+def distinct_series_names(series: Sequence[FigureSeries]) -> list[str]:
     """Return a name for each series that says in what it differs from the others: "CIFAR-10, micro-batch 16".
 
     Names that are equal become longer: first with all devices, then the full name of the curve, then with a number.
@@ -266,26 +266,26 @@ def _clusters_of_one_kind(series: Sequence[FigureSeries]) -> set[str]:
     return {cluster for cluster, kinds in kinds_by_cluster.items() if len(kinds) == 1}
 
 
-class NamedSet(NamedTuple):
+class SeriesSet(NamedTuple):
     """Two or more series that differ in one thing, under a name that leaves it out."""
 
     name: str
     series: list[FigureSeries]
 
 
-def apart_in_micro_batch(series: Sequence[FigureSeries]) -> list[NamedSet]:
+def sets_differing_in_micro_batch(series: Sequence[FigureSeries]) -> list[SeriesSet]:
     """Return the sets of series that differ only in micro-batch."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
         workload = (member.dataset, _work_without(member, "train.micro_batch"))
         series_by_workload.setdefault(workload, []).append(member)
     sets = [members for members in series_by_workload.values() if _have_different_micro_batches(members)]
-    labels = names([replace(members[0], micro_batch=0) for members in sets])
+    labels = distinct_series_names([replace(members[0], micro_batch=0) for members in sets])
     named_sets = []
     for label, members in zip(labels, sets, strict=True):
         # A label that says nothing else ends with the micro-batch, which does not hold of the whole set.
         name_without_batch = label.partition(", micro-batch")[0]
-        named_sets.append(NamedSet(name_without_batch, members))
+        named_sets.append(SeriesSet(name_without_batch, members))
     return named_sets
 
 
@@ -293,7 +293,7 @@ def _have_different_micro_batches(series: Sequence[FigureSeries]) -> bool:
     return len({member.micro_batch for member in series}) > 1
 
 
-def apart_in_dataset(series: Sequence[FigureSeries]) -> list[NamedSet]:
+def sets_differing_in_dataset(series: Sequence[FigureSeries]) -> list[SeriesSet]:
     """Return the sets of series that differ only in dataset."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
@@ -302,9 +302,9 @@ def apart_in_dataset(series: Sequence[FigureSeries]) -> list[NamedSet]:
     sets = [members for members in series_by_workload.values() if _have_different_datasets(members)]
     if len(sets) == 1:
         (members,) = sets
-        return [NamedSet(f"micro-batch {members[0].micro_batch:,}", members)]
-    labels = names([replace(members[0], dataset="") for members in sets])
-    return [NamedSet(label, members) for label, members in zip(labels, sets, strict=True)]
+        return [SeriesSet(f"micro-batch {members[0].micro_batch:,}", members)]
+    labels = distinct_series_names([replace(members[0], dataset="") for members in sets])
+    return [SeriesSet(label, members) for label, members in zip(labels, sets, strict=True)]
 
 
 def _have_different_datasets(series: Sequence[FigureSeries]) -> bool:
@@ -418,11 +418,11 @@ def _compared_member(member: Member, base: Member, *, combine_unlike: bool) -> M
     """Return the member with its speed against the base, or with the reasons why the two may not be compared."""
     if not member.trial.comparable_costs:
         reasons: tuple[str, ...] = ("it has no epoch time that may be compared",)
-        return replace(member, base_gpus=base.gpus, reasons=reasons)
+        return replace(member, base_gpus=base.gpus, reasons_not_compared=reasons)
     differences = base.trial.unlike(member.trial, combine_unlike)
     if differences:
-        return replace(member, base_gpus=base.gpus, reasons=differences)
-    return replace(member, base_gpus=base.gpus, against_base=times_as_fast(base.trial, member.trial))
+        return replace(member, base_gpus=base.gpus, reasons_not_compared=differences)
+    return replace(member, base_gpus=base.gpus, speedup_over_base=times_as_fast(base.trial, member.trial))
 
 
 _MODEL = "vit-b16"

@@ -19,7 +19,7 @@ from vitscale.analysis.time.breakdown import COMPUTE
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.pages.like.doublings import doublings_claim
-from vitscale.pages.like.series import FigureSeries, Member, names
+from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names
 from vitscale.pages.like.study import Material, PublishedStudy, StudyClaim, StudyFigure
 from vitscale.pages.tables import batch_text, interval_cell
 from vitscale.present import units
@@ -136,7 +136,7 @@ def _table(
     """Return a table with a row for each member, grouped by series. `cells`: returns the row of a member."""
     series = _strong_series(material)
     groups = []
-    for curve, name in zip(series, names(series), strict=True):
+    for curve, name in zip(series, distinct_series_names(series), strict=True):
         rows = [cells(member) for member in curve.members]
         groups.append(RowGroup(name, tuple(rows)))
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
@@ -161,7 +161,7 @@ def _members(material: Material) -> list[Member]:
 def _training_cells(member: Member) -> tuple[Cell, ...]:
     """Return the row of a member in `training_table`."""
     trial = member.trial
-    speedup = member.against_base
+    speedup = member.speedup_over_base
     efficiency = None
     if speedup is not None and member.base_gpus:
         efficiency = speedup.times(member.base_gpus / member.gpus)

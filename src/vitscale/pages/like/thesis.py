@@ -35,8 +35,11 @@ _figure = partial(StudyFigure, study="thesis", mode="strong-micro")
 
 _PART_NAMES = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
 """Part of a run -> its heading, where that is not the part's own name."""
-_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
+_PARTS_IN_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 """The parts of a run, in the order of their columns."""
+_COPY_TO_DEVICE = "h2d"
+_DECODING = "decoding"
+"""Names of two parts of a run, as the analysis names them. Decoding is a share of the wait for data."""
 
 
 def training_table(material: Material) -> Table:
@@ -90,35 +93,51 @@ def _recorded_parts(breakdowns: Sequence[_RunBreakdown]) -> list[str]:
     recorded: set[str] = set()
     for breakdown in breakdowns:
         recorded.update(breakdown.seconds)
-    has_copies = any(breakdown.seconds.get("h2d") for breakdown in breakdowns)
+    has_copies = any(breakdown.seconds.get(_COPY_TO_DEVICE) for breakdown in breakdowns)
     if not has_copies:
-        recorded.discard("h2d")
-    return [part for part in _ORDER if part in recorded]
+        recorded.discard(_COPY_TO_DEVICE)
+    return [part for part in _PARTS_IN_ORDER if part in recorded]
+
+
+_SUM_NOTE = (
+    "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is the mean "
+    "of whole runs.)"
+)
+"""How the whole run of `parts_table` comes about, and why that of `training_table` may differ from it."""
+_UNDECODED_NOTE = "Data wait is not split: nothing was decoded while training, or no record tells how long it took."
 
 
 def _parts_notes(members: Sequence[Member], breakdowns: Sequence[_RunBreakdown]) -> list[str]:
-    """Return notes on the parts of runs: what is missing, of how many epochs they are, and what they add up to."""
-    known = [breakdown.seconds for breakdown in breakdowns if breakdown.seconds]
-    notes = []
+    """Return the notes below `parts_table`, each only where it applies.
+
+    They say why parts of some runs are unavailable, how many epochs a run has, how the whole run comes about where any
+    is known, and that no run's wait for data is split into decoding and loading.
+    """
     reasons = {breakdown.reason for breakdown in breakdowns if not breakdown.is_known}
+    epoch_counts = _epoch_counts(members)
+    is_any_known = any(breakdown.is_known for breakdown in breakdowns)
+    is_decoding_known = any(_DECODING in breakdown.seconds for breakdown in breakdowns)
+    notes = []
     if reasons:
         notes.append(f"Parts of a run are unavailable: {'; '.join(sorted(reasons))}.")
+    if epoch_counts:
+        plural = "" if epoch_counts == [1] else "s"
+        notes.append(f"Of a run of {' or '.join(map(str, epoch_counts))} epoch{plural}.")
+    if is_any_known:
+        notes.append(_SUM_NOTE)
+    if not is_decoding_known:
+        notes.append(_UNDECODED_NOTE)
+    return notes
+
+
+def _epoch_counts(members: Sequence[Member]) -> list[int]:
+    """Return the different numbers of epochs that the members' trials train, sorted; unknown ones are left out."""
     epoch_counts = set()
     for member in members:
         epochs = epochs_of(member.trial)
         if epochs is not None:
             epoch_counts.add(epochs)
-    if epoch_counts:
-        plural = "" if epoch_counts == {1} else "s"
-        notes.append(f"Of a run of {' or '.join(map(str, sorted(epoch_counts)))} epoch{plural}.")
-    if any(breakdown.is_known for breakdown in breakdowns):
-        notes.append(
-            "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "
-            "the mean of whole runs.)"
-        )
-    if not any("decoding" in seconds for seconds in known):
-        notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
-    return notes
+    return sorted(epoch_counts)
 
 
 def tables(material: Material) -> list[Table]:

@@ -290,13 +290,13 @@ def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[do
     tables, notes = prediction_tables(forecast)
     basis = (
         *notes,
-        prediction_words.network(forecast.evidence),
-        *prediction_words.labels(forecast.predictions),
+        prediction_words.network_sentence(forecast.evidence),
+        *prediction_words.label_sentences(forecast.predictions),
         prediction_words.ASK_FOR_MORE,
     )
     return [
         doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
-        bullets(prediction_words.scores(forecast)),
+        bullets(prediction_words.score_sentences(forecast)),
         figure,
         *tables,
         bullets(basis),

@@ -62,9 +62,9 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
     tables.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=is_folded))
     blocks: list[Block] = [*remarks.blocks, *filter(_has_figures, tables)]
     sentences = (
-        *prediction_words.traces(forecast),
-        *prediction_words.left_out(forecast.left_out),
-        *prediction_words.scores(forecast),
+        *prediction_words.trace_sentences(forecast),
+        *prediction_words.left_out_sentences(forecast.left_out),
+        *prediction_words.score_sentences(forecast),
     )
     if sentences:
         blocks.append(Bullets(sentences))
@@ -72,7 +72,7 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
     if _has_figures(steps):
         blocks.append(steps)
     blocks.append(_foundations(forecast))
-    next_measurement = prediction_words.measure_next(predictions)
+    next_measurement = prediction_words.next_measurement(predictions)
     return Document("", tuple(blocks), (next_measurement,) if next_measurement else ())
 
 
@@ -91,10 +91,10 @@ def _foundations(forecast: Forecast) -> Section:
     predictions = forecast.predictions
     sentences = (
         *_measured(forecast),
-        *prediction_words.assumptions(predictions),
-        prediction_words.network(forecast.evidence),
-        *prediction_words.unavailable(predictions),
-        *prediction_words.labels(predictions),
+        *prediction_words.assumption_sentences(predictions),
+        prediction_words.network_sentence(forecast.evidence),
+        *prediction_words.unavailable_sentences(predictions),
+        *prediction_words.label_sentences(predictions),
     )
     return Section("What this rests on", (Bullets(sentences),), folded=True)
 
@@ -106,7 +106,7 @@ def _measured(forecast: Forecast) -> list[str]:
     sentences = []
     for name in dict.fromkeys(prediction.series for prediction in forecast.predictions):
         if name in series_by_name:
-            sentences.append(f"{shown_names[name]}: {prediction_words.measured(series_by_name[name])}.")
+            sentences.append(f"{shown_names[name]}: {prediction_words.measured_counts(series_by_name[name])}.")
     return sentences
 
 
@@ -138,8 +138,8 @@ def _table(
 
 def _series_title(prediction: Prediction, shown_name: str, series: Series | None) -> str:
     """Name the series of a prediction, and what the prediction changes in it: "ddp, weak; with micro_batch 16"."""
-    title = prediction_words.title(shown_name, prediction.mode)
-    changed = prediction_words.changed(prediction, series) if series is not None else ""
+    title = prediction_words.series_title(shown_name, prediction.mode)
+    changed = prediction_words.changed_settings(prediction, series) if series is not None else ""
     return f"{title}; {changed}" if changed else title
 
 
@@ -239,7 +239,7 @@ _STEP = [
 ]
 _RESOURCES = [
     _PredictionColumn(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
-    _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
+    _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance_text(p.oom_chance))),
     _PredictionColumn(Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, _joules)),
     _PredictionColumn(Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]

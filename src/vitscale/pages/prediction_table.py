@@ -82,9 +82,9 @@ def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
     """Return the table of one series; `predictions` has at least one."""
     figures = _all_figures(predictions)
     notes = (
-        *prediction_words.assumptions(predictions),
-        prediction_words.measure_next(predictions),
-        *prediction_words.unavailable(predictions),
+        *prediction_words.assumption_sentences(predictions),
+        prediction_words.next_measurement(predictions),
+        *prediction_words.unavailable_sentences(predictions),
     )
     return table(
         columns=tuple(figure.column for figure in figures),
@@ -107,19 +107,19 @@ def _title(prediction: Prediction, series: Series | None) -> str:
 
     Where there is no evidence of the series, it is the name alone.
     """
-    name = prediction_words.title(prediction.series, prediction.mode)
+    name = prediction_words.series_title(prediction.series, prediction.mode)
     if series is None:
         return name
-    changed = prediction_words.changed(prediction, series)
+    changed = prediction_words.changed_settings(prediction, series)
     name_and_changes = f"{name}; {changed}" if changed else name
-    return f"{name_and_changes}: {prediction_words.measured(series)}"
+    return f"{name_and_changes}: {prediction_words.measured_counts(series)}"
 
 
 def _all_figures(predictions: Sequence[Prediction]) -> list[_Figures]:
     """Return the columns of a table, in their order."""
     ranks = [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]
     efficiencies = [prediction.efficiency for prediction in predictions]
-    oom_chances = [Cell(prediction_words.chance(prediction.oom_chance)) for prediction in predictions]
+    oom_chances = [Cell(prediction_words.chance_text(prediction.oom_chance)) for prediction in predictions]
     labels = [Cell(prediction.label) for prediction in predictions]
     return [
         _Figures(Column("ranks"), ranks),
@@ -127,7 +127,7 @@ def _all_figures(predictions: Sequence[Prediction]) -> list[_Figures]:
         _times("epoch", [prediction.epoch_seconds for prediction in predictions]),
         _figures("images/s", [prediction.images_per_second for prediction in predictions]),
         _figures("speedup", [prediction.speedup for prediction in predictions]),
-        _figures("efficiency", efficiencies, show=prediction_words.efficiency),
+        _figures("efficiency", efficiencies, show=prediction_words.efficiency_text),
         *_step_parts(predictions),
         _memory([prediction.memory_bytes for prediction in predictions]),
         _Figures(Column("chance of OOM"), oom_chances),
@@ -272,5 +272,5 @@ def _score(score: Score, mode: Mode | None) -> JsonObject:
         **asdict(score),
         "fitted_gpus": list(score.fitted_gpus),
         "held_out_gpus": list(score.held_out_gpus),
-        "sentence": prediction_words.score(score, mode),
+        "sentence": prediction_words.score_sentence(score, mode),
     }

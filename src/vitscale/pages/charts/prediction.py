@@ -198,7 +198,7 @@ def _view(series: Series, number: int, chart: SeriesChart) -> FigureView:
     """Draw one series, the `number`th of its batch policy."""
     mode = series.mode
     subject = "epoch" if chart.of_epoch else "step"
-    label = prediction_words.title(series.name, mode).removesuffix(f", {mode}")
+    label = prediction_words.series_title(series.name, mode).removesuffix(f", {mode}")
     plot = _plot(mode, chart)
     last = chart.predicted[-1]
     time = f"{last['shown']} {'an epoch' if chart.of_epoch else 'a step'}"

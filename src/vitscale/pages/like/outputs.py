@@ -52,7 +52,7 @@ def study_named(name: str) -> PublishedStudy:
     Raises:
         RequestError: the name is none of them.
     """
-    from vitscale.pages.like.study_figure import PAPER
+    from vitscale.pages.like.paper import PAPER
     from vitscale.pages.like.thesis import THESIS
 
     studies = {study.name: study for study in (PAPER, THESIS)}

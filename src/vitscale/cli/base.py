@@ -300,8 +300,9 @@ def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
         show(ProgramConsole(), result.document(), verbose)
 
 
-_COUNT = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
-_EXAMPLE = 'Write "16,32,1024" or "1-8"'
+_COUNT_RANGE = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
+"""A count, "8", or a range of counts, "1-8", with blanks anywhere."""
+_COUNTS_EXAMPLE = 'Write "16,32,1024" or "1-8"'
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
 
@@ -327,9 +328,9 @@ def _count_range(part: str, option: str) -> range:
     Raises:
         RequestError: it is no count, runs backwards, or a count is 0 or too large.
     """
-    match = _COUNT.fullmatch(part)
+    match = _COUNT_RANGE.fullmatch(part)
     if match is None:
-        raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
+        raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_COUNTS_EXAMPLE)
     first = int(match["first"])
     last = int(match["last"]) if match["last"] is not None else first
     for count in (first, last):

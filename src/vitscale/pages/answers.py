@@ -193,8 +193,9 @@ def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
         share_over_runs = baseline.breakdown.over_runs(_idle_share)
         if share_over_runs is not None:
             # The share itself stays that of the typical rank; only its interval is that over runs.
-            low, high, note = share_over_runs.low, share_over_runs.high, share_over_runs.note
-            idle_share = Estimate(idle_parts.share, low, high, note=note)
+            idle_share = Estimate(
+                idle_parts.share, share_over_runs.low, share_over_runs.high, note=share_over_runs.note
+            )
     return BaselineLoss(parts=idle_parts.text, idle_share=idle_share, loss=_loss(waterfall))
 
 

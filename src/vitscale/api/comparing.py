@@ -21,7 +21,7 @@ from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 _PAGE_SUFFIXES = (".html", ".md")
-_MOST_LIMIT = 10.0
+_LARGEST_LIMIT = 10.0
 """Largest share by which a trial may be allowed to be slower."""
 DEFAULT_FOLDER = Path("results") / "compared"
 """The folder for the results of studies that are run in turn."""
@@ -249,7 +249,7 @@ def _checked_limit(fail_if_slower: float | None, *, strict: bool) -> float | Non
     """
     if strict and fail_if_slower is None:
         raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
-    return positive(fail_if_slower, "--fail-if-slower", most=_MOST_LIMIT)
+    return positive(fail_if_slower, "--fail-if-slower", most=_LARGEST_LIMIT)
 
 
 def _refuse_studies(paths: Sequence[Path]) -> None:

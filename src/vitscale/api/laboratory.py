@@ -14,7 +14,7 @@ from vitscale.present.units import counted
 from vitscale.present.verb_result import VerbResult
 
 _COLUMNS = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
-_WORDS = ("lab", "host", "state")
+_WORD_COLUMNS = ("lab", "host", "state")
 """Columns of words; the others are figures."""
 
 
@@ -43,7 +43,7 @@ class LabResult(VerbResult):
     @override
     def _answer_document(self) -> Document:
         """Return a table with a row for each host."""
-        columns = [Column(name, words=name in _WORDS) for name in _COLUMNS]
+        columns = [Column(name, words=name in _WORD_COLUMNS) for name in _COLUMNS]
         rows = []
         for fields in self._rows():
             rows.append([_cell(value) for value in fields.values()])

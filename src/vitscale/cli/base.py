@@ -165,7 +165,7 @@ def seconds(text: str, option: str) -> float:
 def hours(text: str, option: str) -> float:
     """Return the hours of "1000" or "1000h", of "30d" or "90m"; see `seconds_of`."""
     number = _plain_number(text)
-    return seconds_of(text, option) / _SECONDS["h"] if number is None else number
+    return seconds_of(text, option) / _SECONDS_BY_UNIT["h"] if number is None else number
 
 
 class Money(float):
@@ -183,7 +183,7 @@ class Money(float):
 
 _AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
 _CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
-_MONEY = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
+_MONEY_TEXT = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
 _THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?:,|\.|$))")
 """The comma of "1,500", which is 1500; that of "2,5" is a point."""
 
@@ -194,14 +194,14 @@ def money(text: str, option: str) -> Money:
     Raises:
         RequestError: it is no amount. What it must be is checked where it is used.
     """
-    match = None if text in ("nan", "inf") else _MONEY.fullmatch(text.strip())
+    match = None if text in ("nan", "inf") else _MONEY_TEXT.fullmatch(text.strip())
     if match is not None:
         return Money(float(match["amount"]), match["before"] or match["behind"] or "")
     number = _plain_number(text)
     if number is not None:
         return Money(number)
     without_commas = re.sub(_THOUSANDS_COMMA, "", text.strip()).replace(",", ".")
-    example = without_commas if _MONEY.fullmatch(without_commas) else "300, $300 or 300 EUR"
+    example = without_commas if _MONEY_TEXT.fullmatch(without_commas) else "300, $300 or 300 EUR"
     raise RequestError(f"{option}: {shown(text)} is no amount", next_step=f"Write {example}")
 
 
@@ -303,8 +303,8 @@ def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
 _COUNT_RANGE = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
 """A count, "8", or a range of counts, "1-8", with blanks anywhere."""
 _COUNTS_EXAMPLE = 'Write "16,32,1024" or "1-8"'
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
+_SECONDS_BY_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_TEXT = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
@@ -350,14 +350,14 @@ def seconds_of(text: str, option: str) -> float:
     Raises:
         RequestError: it is no duration, or not above 0.
     """
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
+    match = _DURATION_TEXT.fullmatch(text.strip())
+    seconds = float(match["number"]) * _SECONDS_BY_UNIT[match["unit"]] if match else 0.0
     if seconds <= 0.0:
         raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds
 
 
-_SHARE = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
+_SHARE_TEXT = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
 
 
 class _WrittenShare(NamedTuple):
@@ -374,7 +374,7 @@ class _WrittenShare(NamedTuple):
 
 
 def _written_share(text: str) -> _WrittenShare:
-    match = _SHARE.fullmatch(text.strip())
+    match = _SHARE_TEXT.fullmatch(text.strip())
     if match is None:
         return _WrittenShare(math.nan, is_percent=False)
     has_digits = match["number"] not in ("", ".")

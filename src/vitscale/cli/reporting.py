@@ -60,7 +60,7 @@ def report(
     study = "paper" if like_paper else like
     named_files = forms.report_files(_requested_formats(formats, output, json=json), output)
     if "html" in named_files.formats and study is None:
-        drawing.draw_beside()
+        drawing.start_drawing_process()
     files = _to_standard_output(named_files) if str(output) == "-" else named_files
     if study is not None:
         _show_like(results, study, files, combine_unlike=combine_unlike, verbose=verbose)

@@ -205,7 +205,7 @@ def refused_by_program(argv: Sequence[str], output: str) -> RequestError:
     )
 
 
-_INIT = Path(__file__).with_name("init.py")
+_INIT_SCRIPT = Path(__file__).with_name("init.py")
 _START_SECONDS = 30.0
 """Time in which a host's first process says that it is ready."""
 _NAMESPACE_OPTIONS = ("--net", "--uts", "--ipc", "--mount", "--pid")
@@ -236,7 +236,7 @@ def start_namespaces(name: str, write_down: Callable[[Process, Process], None]) 
     """
     argv = [
         *(find("unshare") or "unshare", *_NAMESPACE_OPTIONS, "--fork", "--kill-child", "--mount-proc"),
-        *(sys.executable, "-I", "-S", str(_INIT), name),
+        *(sys.executable, "-I", "-S", str(_INIT_SCRIPT), name),
     ]
     outside = subprocess.Popen(
         argv,
@@ -278,7 +278,7 @@ def call_inside(first: Process, program: str, *arguments: str) -> str:
     return call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", find(program) or program, *arguments)
 
 
-_ENTER = Path(__file__).with_name("enter.py")
+_ENTER_SCRIPT = Path(__file__).with_name("enter.py")
 
 
 def enter_command(first: Process, argv: Sequence[str], *, cgroup: str, host: str) -> list[str]:
@@ -328,4 +328,4 @@ def _enter_argv(first: Process) -> list[str]:
 
     It is the interpreter, its options, the script, and the id and start of the first process.
     """
-    return [sys.executable, "-I", "-S", str(_ENTER), str(first.pid), str(first.start_ticks)]
+    return [sys.executable, "-I", "-S", str(_ENTER_SCRIPT), str(first.pid), str(first.start_ticks)]

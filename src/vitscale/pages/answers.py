@@ -25,7 +25,7 @@ from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.pages import choosing, sentences
 from vitscale.pages.charts.axes import capitalised
 from vitscale.pages.charts.time import PART_NAMES, parts_of, waterfall_of_trial
-from vitscale.pages.choosing import best_measured, in_short
+from vitscale.pages.choosing import best_measured, label_and_pace
 from vitscale.pages.statements import (
     BASELINE,
     EXPECTATION,
@@ -92,7 +92,7 @@ def _fastest_measured(analysis: Analysis) -> list[str]:
     if choice is None:
         return []
     title = f"Fastest measured, {units.counted(len(choice.trial.run_figures), 'run')}"
-    return [claim(FASTEST, choice.choice(analysis, title, in_short(analysis, choice.trial))).text]
+    return [claim(FASTEST, choice.choice(analysis, title, label_and_pace(analysis, choice.trial))).text]
 
 
 def _has_interval(efficiency: Estimate) -> bool:
@@ -149,13 +149,13 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
     details = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
     details.append(units.counted(len(fastest.run_figures), "run"))
     lines = [
-        claim(FASTEST, choice.choice(analysis, "Fastest measured", in_short(analysis, fastest, *details))).text,
+        claim(FASTEST, choice.choice(analysis, "Fastest measured", label_and_pace(analysis, fastest, *details))).text,
         claim(EXPECTATION, choosing.expectation(analysis, choice)).text,
         claim(LENGTH, choosing.training_length(analysis, choice)).text,
     ]
     cheapest = choosing.cheapest(analysis)
     if cheapest is not None and cheapest.trial is not fastest:
-        text = in_short(analysis, cheapest.trial, choosing.hours(cheapest.trial))
+        text = label_and_pace(analysis, cheapest.trial, choosing.hours(cheapest.trial))
         best_trial = cheapest.choice(analysis, "Cheapest measured", text)
         lines.append(claim(FASTEST, replace(best_trial, most_named=1)).text)
     return doc.Section("What would I choose?", (doc.Bullets(tuple(line for line in lines if line)),))
@@ -521,8 +521,8 @@ def _fastest_in_short(analysis: Analysis) -> str:
     if choice is None:
         return ""
     best = choice.trial
-    label_and_pace = f"{trial_label(analysis, best)}: {choosing.pace(best)}"
-    text = ", ".join((label_and_pace, *choosing.for_all_images(best)))
+    pace_of_best = f"{trial_label(analysis, best)}: {choosing.pace(best)}"
+    text = ", ".join((pace_of_best, *choosing.epoch_of_all_images_text(best)))
     title = f"Fastest ({units.counted(len(best.run_figures), 'run')})"
     return claim(FASTEST, replace(choice.choice(analysis, title, text), most_named=1)).text
 

@@ -59,7 +59,7 @@ def rank_hours(trial: TrialResult) -> float:
     return epoch_seconds(trial) * trial.trial.world.size / 3600
 
 
-def for_all_images(trial: TrialResult) -> tuple[str, ...]:
+def epoch_of_all_images_text(trial: TrialResult) -> tuple[str, ...]:
     """Return "1.28 s with the images that it leaves out" alone; nothing where that is the epoch's time as printed."""
     if trial.epoch_seconds is None:
         return ()
@@ -77,12 +77,12 @@ def pace(trial: TrialResult) -> str:
     return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
 
 
-def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
+def label_and_pace(analysis: Analysis, trial: TrialResult, *more: str) -> str:
     """Return "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)".
 
     `more`: further texts at the end of the brackets, such as "3 runs".
     """
-    details = [*_interval_of_pace(trial), *for_all_images(trial), *more]
+    details = [*_interval_of_pace(trial), *epoch_of_all_images_text(trial), *more]
     brackets = f" ({', '.join(details)})" if details else ""
     return f"{trial_label(analysis, trial)}: {pace(trial)}{brackets}"
 
@@ -113,7 +113,7 @@ class Chosen:
         Args:
             analysis: the study, in which trials have short names.
             title: "Fastest measured".
-            text: the trial with its figures (`in_short`).
+            text: the trial with its figures (`label_and_pace`).
         """
         return BestTrial(
             title=title,
@@ -132,8 +132,8 @@ def fastest(analysis: Analysis) -> Chosen | None:
     trials = candidates(analysis)
     if not trials:
         return None
-    best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
-    verdict_by_trial = _verdicts(analysis, best.trial)
+    best = _chosen_by_cost(trials, [trial.comparable_costs for trial in trials])
+    verdict_by_trial = _verdict_by_trial_id(analysis, best.trial)
     rivals = []
     for trial in sorted(trials, key=epoch_seconds):
         if trial is not best.trial and _is_rival(trial, best, verdict_by_trial.get(trial.trial_id)):
@@ -159,7 +159,7 @@ def cheapest(analysis: Analysis) -> Chosen | None:
     trials = [trial for trial in candidates(analysis) if trial.epoch_seconds]
     if not trials:
         return None
-    return _smallest_cost(trials, [_rank_costs(trial) for trial in trials])
+    return _chosen_by_cost(trials, [_rank_costs(trial) for trial in trials])
 
 
 def _rank_costs(trial: TrialResult) -> list[float]:
@@ -167,14 +167,14 @@ def _rank_costs(trial: TrialResult) -> list[float]:
     return [cost * trial.trial.world.size for cost in trial.comparable_costs]
 
 
-def _smallest_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
+def _chosen_by_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
     """Return the trial of the smallest mean cost. `costs`: for each trial the costs of its runs."""
     best = winner(costs, [trial.looked for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
     return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
 
 
-def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
+def _verdict_by_trial_id(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
     """Return identity of each trial that the study compares with `trial` -> the verdict, whichever stands first."""
     verdicts: dict[str, str] = {}
     for pair in analysis.comparisons:
@@ -196,8 +196,8 @@ def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None
     corrected_cost = winner(costs, [candidate.looked for candidate in trials]).corrected
     if corrected_cost is None:
         return None
-    measured = _as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
-    corrected = _as_pace(trial, corrected_cost)
+    measured = _cost_as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
+    corrected = _cost_as_pace(trial, corrected_cost)
     low, high = corrected.ends
     form = units.number if trial.of_rates else units.seconds
     unit = _pace_unit(trial)
@@ -214,7 +214,7 @@ def _geometric_mean(costs: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, costs)) / len(costs))
 
 
-def _as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
+def _cost_as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
     """Return a comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
     if trial.of_rates:
         return cost.into(trial.trial.data.fraction)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vitscale.store import checks
 
-_LARGE_RATIO = 16
+_LARGE_SIZE_RATIO = 16
 """Bandwidth is fitted to sizes from the largest down to a 16th of it: smaller messages may go in a burst, through a
 cache or by another protocol."""
 
@@ -105,7 +105,7 @@ def fit(measured: Sequence[TimedSize]) -> LinkFit | None:
 def _large_points(measured: Sequence[TimedSize]) -> list[TimedSize]:
     """Return the points from the largest down to a 16th of it; the two largest where these would be fewer than two."""
     largest = max(point.bus_bytes for point in measured)
-    large = [point for point in measured if point.bus_bytes * _LARGE_RATIO >= largest]
+    large = [point for point in measured if point.bus_bytes * _LARGE_SIZE_RATIO >= largest]
     if len(large) >= 2:
         return large
     return sorted(measured, key=lambda point: point.bus_bytes)[-2:]

@@ -21,7 +21,7 @@ from vitscale.store.checks import CheckedRank, CheckRecord, DiskLine, FactsLine,
 
 _QUOTA_TOLERANCE = 1.05
 """Cores used may exceed those available by this factor, for a quota need not be a whole number of cores."""
-_MOST_LIBRARIES = 8
+_MOST_LIBRARIES_NAMED = 8
 """Most libraries that one finding lists."""
 
 
@@ -41,7 +41,7 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
     if differences:
         yield warning(
             kind="versions-differ",
-            message=f"not all hosts have the same versions: {'; '.join(differences[:_MOST_LIBRARIES])}",
+            message=f"not all hosts have the same versions: {'; '.join(differences[:_MOST_LIBRARIES_NAMED])}",
             advice="Install the same versions everywhere, or use one environment on a shared disk",
         )
 
@@ -82,7 +82,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
         load = _CoreLoad(
             ranks=ranks_by_host[host],
             threads=record.request.world.threads_per_rank,
-            workers=_workers(record),
+            workers=_loader_threads(record),
             cores=_usable_cores(facts),
         )
         by_quota = " by its quota" if load.cores < facts.host_cores else ""
@@ -126,7 +126,7 @@ class _CoreLoad(NamedTuple):
         return self.ranks * threads_per_rank > _QUOTA_TOLERANCE * self.cores
 
 
-def _workers(record: CheckRecord) -> int:
+def _loader_threads(record: CheckRecord) -> int:
     """Return the loader threads of a rank in the study; 0 without a study."""
     trial = record.request.trial
     return trial.data.workers if trial is not None else 0
@@ -138,12 +138,12 @@ def _usable_cores(facts: FactsLine) -> float:
     return facts.host_cores if quota_cores is None else min(facts.host_cores, quota_cores)
 
 
-_USUAL_SHARE = 0.3
+_USUAL_MATMUL_SHARE = 0.3
 """Share of the matrix-multiply rate that training usually reaches at least; a slower loader is certainly too slow."""
 _LITTLE_ROOM_BYTES = 1 << 30
 _NO_ROOM_BYTES = 64 << 20
 _SLOW_RECORD_SECONDS = 0.1
-_LATE_SECONDS = 2.0
+_LATE_FOLDER_SECONDS = 2.0
 
 
 def slow_loader(record: CheckRecord) -> Iterable[Finding]:
@@ -154,7 +154,7 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
         return
     slowest = min(rates)
     is_measured = need.source == "run"
-    is_certain = is_measured or slowest < _USUAL_SHARE * need.images_per_second
+    is_certain = is_measured or slowest < _USUAL_MATMUL_SHARE * need.images_per_second
     verb = "takes" if is_measured else "may take up to"
     consequence = ": training waits for data" if is_certain else ""
     condition = "" if is_certain else " if training shows data wait"
@@ -163,7 +163,7 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
         kind="loader-slow",
         message=f"the loader alone gives a rank {number(slowest)} images/s, and the model {verb} "
         f"{number(need.images_per_second)} ({need.described}){consequence}",
-        advice=f"Set data.workers higher (it is {_workers(record)}){condition}",
+        advice=f"Set data.workers higher (it is {_loader_threads(record)}){condition}",
     )
 
 
@@ -203,7 +203,7 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
             advice="Give a folder on a file system that all hosts share with -o",
             about=concerning(blind),
         )
-    late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_SECONDS]
+    late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_FOLDER_SECONDS]
     if late:
         longest = max(map(_seen_after_seconds, late))
         yield note(
@@ -225,9 +225,9 @@ def _seen_after_seconds(rank: CheckedRank) -> float:
     return (rank.disk.seen_seconds or 0.0) if rank.disk is not None else 0.0
 
 
-_SLOW = 1.5
+_SLOW_GROUP_RATIO = 1.5
 """A group that takes this many times the median of the others is slow."""
-_IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
+_GROUPS_USED_IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
 """Groups whose ranks exchange in every block of the model."""
 
 
@@ -240,14 +240,14 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
             times = _group_times(record, name, operation)
             for ranks, group_seconds in times.seconds_by_group.items():
                 usual_seconds = _usual_seconds(times.seconds_by_group, without=ranks)
-                is_slow = usual_seconds > 0 and group_seconds >= _SLOW * usual_seconds
+                is_slow = usual_seconds > 0 and group_seconds >= _SLOW_GROUP_RATIO * usual_seconds
                 if not is_slow or ranks in reported:
                     continue
                 reported.add(ranks)
                 hosts = hosts_of(rank_by_number[rank] for rank in ranks)
                 yield warning(
                     kind="slow-group",
-                    message=f"{name} {_joined(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of "
+                    message=f"{name} {_group_name(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of "
                     f"{size(times.size_bytes)} takes {seconds(group_seconds)}, {group_seconds / usual_seconds:.1f} "
                     "times as long as in the other groups, which wait for it",
                     advice="See what else uses these hosts and their links; or leave them out",
@@ -300,7 +300,7 @@ def _group_times(record: CheckRecord, name: SplitGroup, operation: Operation) ->
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
     """Warns of groups that exchange between hosts in every block of the model."""
     hosts = {rank.rank: host_of(rank) for rank in record.ranks}
-    for name in _IN_EVERY_BLOCK:
+    for name in _GROUPS_USED_IN_EVERY_BLOCK:
         groups = record.request.split_groups(name)
         spread = [ranks for ranks in groups if len(_known_hosts(ranks, hosts)) > 1]
         if not spread:
@@ -313,7 +313,7 @@ def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
             advice = "Split the model over the ranks of a host alone, and raise data parallelism instead"
         yield warning(
             kind="group-across-hosts",
-            message=f"{name} {_joined(ranks)}{share} exchanges activations in every block, between the hosts "
+            message=f"{name} {_group_name(ranks)}{share} exchanges activations in every block, between the hosts "
             f"{listed(sorted(_known_hosts(ranks, hosts)))}",
             advice=advice,
             about=About(ranks=ranks),
@@ -346,6 +346,6 @@ def no_groups(record: CheckRecord) -> Iterable[Finding]:
         )
 
 
-def _joined(ranks: Iterable[int]) -> str:
+def _group_name(ranks: Iterable[int]) -> str:
     """Return the ranks of a group as "2+3", as in messages on lost ranks."""
     return "+".join(map(str, ranks))

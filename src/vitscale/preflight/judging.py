@@ -88,7 +88,7 @@ def pace_warnings(plan: Plan, results: Path) -> list[str]:
     return [f"{finding.message} (vitscale check, {day}). {finding.advice}" for finding in findings]
 
 
-_MOST_RANKS = 64
+_MOST_RANK_ROWS = 64
 """Most ranks with a row in the table."""
 _AT_ONCE_SECONDS = 0.02
 """Below this a new file is seen "at once"."""
@@ -139,7 +139,7 @@ def _rank_table(record: CheckRecord) -> doc.Table:
         doc.Column("device", words=True),
     )
     rows = []
-    for rank in record.ranks[:_MOST_RANKS]:
+    for rank in record.ranks[:_MOST_RANK_ROWS]:
         device = rank.facts.environment.device if rank.facts is not None else None
         matmul_rate = rank.matmul.flops_per_second if rank.matmul is not None else None
         pace = f"{rank_rates[rank.rank] / highest_rate:.2f}" if rank.rank in rank_rates else UNKNOWN
@@ -153,7 +153,7 @@ def _rank_table(record: CheckRecord) -> doc.Table:
             device.name if device is not None else UNAVAILABLE,
         )
         rows.append(tuple(map(doc.Cell, texts)))
-    more = len(record.ranks) - _MOST_RANKS
+    more = len(record.ranks) - _MOST_RANK_ROWS
     notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), notes)
 

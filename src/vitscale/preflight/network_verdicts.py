@@ -15,9 +15,9 @@ from vitscale.present.document import About, Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
-_SLOW_SHARE = 0.5
+_SLOW_INTERFACE_SHARE = 0.5
 """The interface that a library takes is too slow if its speed is below this share of another's."""
-_LINK_SHARE = 0.5
+_EXPECTED_LINK_SHARE = 0.5
 """Share of an interface's speed that all-reduce across nodes should reach."""
 
 
@@ -88,7 +88,7 @@ def _loopback_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, I
 def _virtual_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     """Warn of hosts where the library takes an interface to containers or virtual machines."""
     names = {host: choice.first_name for host, choice in choices.items() if choice.first_name is not None}
-    hosts = [host for host, name in names.items() if name.startswith(VIRTUAL)]
+    hosts = [host for host, name in names.items() if name.startswith(VIRTUAL_PREFIXES)]
     if not hosts:
         return
     yield warning(
@@ -155,7 +155,7 @@ def _much_faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | N
     if not taken_speeds or not other_interfaces:
         return None
     fastest = other_interfaces[0]
-    if max(taken_speeds) >= _SLOW_SHARE * (fastest.speed_mbit or 0):
+    if max(taken_speeds) >= _SLOW_INTERFACE_SHARE * (fastest.speed_mbit or 0):
         return None
     return (
         f"{choice.first_name} at {max(taken_speeds):,} Mbit/s is taken, and {fastest.name} has {fastest.speed_mbit:,}"
@@ -212,7 +212,7 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
     for fit in record.fits:
         bandwidth = fit.bandwidth_bytes_per_second
         is_across_nodes = fit.group == "across nodes" and fit.operation == "all_reduce"
-        if is_across_nodes and bandwidth < _LINK_SHARE * possible_bytes_per_second:
+        if is_across_nodes and bandwidth < _EXPECTED_LINK_SHARE * possible_bytes_per_second:
             share = bandwidth / possible_bytes_per_second
             yield warning(
                 kind="slow-link",
@@ -229,14 +229,28 @@ def _outward_interfaces(facts: FactsLine) -> list[Interface]:
     These are all that work, apart from loopback and those to containers and virtual machines.
     """
     working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
-    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL)]
+    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL_PREFIXES)]
     outward = [interface for interface in physical if interface.kind != "loopback"]
     return sorted(outward, key=lambda interface: interface.speed_mbit or 0, reverse=True)
 
 
-VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
+VIRTUAL_PREFIXES = (
+    "docker",
+    "virbr",
+    "br-",
+    "cni",
+    "flannel",
+    "cali",
+    "lxc",
+    "lxd",
+    "tun",
+    "tap",
+    "wg",
+    "zt",
+    "podman",
+)
 """Prefixes of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""
-_NCCL_LAST = ("docker", "lo", "virbr")
+_NCCL_LAST_RESORT_PREFIXES = ("docker", "lo", "virbr")
 """Prefixes of interfaces that NCCL takes only where there are no others."""
 
 
@@ -305,9 +319,9 @@ def nccl_choice(facts: FactsLine) -> InterfaceChoice:
         allowed = tuple(name for name in names if setting.allows(name))
         return InterfaceChoice("NCCL_SOCKET_IFNAME", value, allowed)
     infiniband = [name for name in names if name.startswith("ib")]
-    usual = [name for name in names if not name.startswith(_NCCL_LAST)]
+    usual = [name for name in names if not name.startswith(_NCCL_LAST_RESORT_PREFIXES)]
     last_resorts: list[str] = []
-    for prefix in _NCCL_LAST:
+    for prefix in _NCCL_LAST_RESORT_PREFIXES:
         last_resorts += [name for name in names if name.startswith(prefix)]
     return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or usual or last_resorts[:1]))
 

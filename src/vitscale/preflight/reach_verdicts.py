@@ -24,13 +24,13 @@ from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
 from vitscale.store.checks import STAGES, CheckedRank, CheckRecord, CheckStage, HostAnswer
 
-_NETWORK_STAGES: dict[CheckStage, str] = {
+_CONSEQUENCE_BY_NETWORK_STAGE: dict[CheckStage, str] = {
     "network": "ranks cannot meet, and no training starts",
     "join": "ranks cannot meet, and no training starts",
     "collectives": "training would hang or fail in its first step",
 }
 """Stages in which ranks meet -> what training would do."""
-_SEVERITIES: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
+_SEVERITY_BY_STAGE: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
 """Severity of a failed stage; an error where the stage is not listed."""
 
 
@@ -159,14 +159,14 @@ def _failed_stage_finding(
     if failed:
         ranks = ranks_named([failure.rank.rank for failure in failed])
         clauses.append(f"{ranks} failed ({host_of(failed[0].rank)}: {failed[0].reason[:300]})")
-    is_network_stage = stage in _NETWORK_STAGES
-    consequence = f"; {_NETWORK_STAGES[stage]}" if is_network_stage else ""
+    is_network_stage = stage in _CONSEQUENCE_BY_NETWORK_STAGE
+    consequence = f"; {_CONSEQUENCE_BY_NETWORK_STAGE[stage]}" if is_network_stage else ""
     if is_network_stage:
         advice = "See the network's verdicts, and firewalls between the hosts"
     else:
         advice = "Mend the cause, and check again"
     return finding(
-        _SEVERITIES.get(stage, "error"),
+        _SEVERITY_BY_STAGE.get(stage, "error"),
         kind="stage-failed",
         message=f"{stage}: {'; '.join(clauses)}{consequence}",
         advice=advice,
@@ -192,9 +192,9 @@ RESOLVE_SECONDS = 10.0
 """Longest wait for the address of a name."""
 ANSWER_SECONDS = 30.0
 """Longest wait for a host's answer by ssh."""
-_AT_ONCE = 64
+_MOST_HOSTS_AT_ONCE = 64
 """Most hosts that are asked at the same time."""
-_SSH_FAILED = 255
+_SSH_FAILURE_CODE = 255
 
 Answer = TypeVar("Answer")
 
@@ -203,7 +203,7 @@ def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
     """Return each host's answer when asked to read `file`, in the order of `hosts`."""
     if not hosts:
         return ()
-    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
+    with ThreadPoolExecutor(min(_MOST_HOSTS_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
         return tuple(pool.map(lambda host: _host_answer(host.name, file), hosts))
 
 
@@ -227,7 +227,7 @@ def _host_answer(name: str, file: Path) -> HostAnswer:
         return unanswered(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
     except OSError as error:
         return unanswered(reason=f"ssh cannot be run here: {error.strerror}")
-    if answer.returncode == _SSH_FAILED or answer.returncode < 0:
+    if answer.returncode == _SSH_FAILURE_CODE or answer.returncode < 0:
         words = printable(answer.stderr).strip().splitlines()
         return unanswered(reason=words[-1][:300] if words else "ssh failed")
     can_read = answer.returncode == 0

@@ -79,7 +79,7 @@ class Estimate:
         Raises:
             ValueError: there is no interval.
         """
-        return _ends(self.low, self.high)
+        return _checked_ends(self.low, self.high)
 
     @property
     def future_ends(self) -> Ends:
@@ -88,7 +88,7 @@ class Estimate:
         Raises:
             ValueError: there is no such interval.
         """
-        return _ends(self.future_low, self.future_high)
+        return _checked_ends(self.future_low, self.future_high)
 
     @property
     def one_run(self) -> Estimate:
@@ -102,7 +102,7 @@ class Estimate:
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)
 
 
-def _ends(low: float | None, high: float | None) -> Ends:
+def _checked_ends(low: float | None, high: float | None) -> Ends:
     if low is None or high is None:
         raise ValueError("this figure has no such interval")
     return Ends(low, high)

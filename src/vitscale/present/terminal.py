@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vitscale.present import document as doc
 from vitscale.present.terminal_table import table_lines
-from vitscale.present.units import KEPT, counted, listed, unbroken
+from vitscale.present.units import NO_BREAK_SPACE, counted, listed, unbroken
 
 MOST_LINES = 25
 _NARROWEST_WIDTH = 40
@@ -364,7 +364,7 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
     wrapper = textwrap.TextWrapper(
         width, initial_indent=first, subsequent_indent=following, break_long_words=False, break_on_hyphens=False
     )
-    return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
+    return [line.replace(NO_BREAK_SPACE, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
 
 
 def _without_trailing(texts: list[Text]) -> list[Text]:

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from vitscale.present.document import Cell, Column, Row, RowGroup, Table, plain
-from vitscale.present.units import KEPT, UNKNOWN, unbroken
+from vitscale.present.units import NO_BREAK_SPACE, UNKNOWN, unbroken
 
 _WIDE_GAP = 2
 _NARROW_GAP = 1
@@ -300,7 +300,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 def _wrapped(text: str, width: int) -> list[str]:
     """Return words in lines; a number stays with its unit."""
     lines = textwrap.wrap(unbroken(text), width, break_on_hyphens=False)
-    return [line.replace(KEPT, " ") for line in lines]
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
 
 
 def _laid(measured: _Measured, width: int, most_lines: int | None) -> LaidTable:

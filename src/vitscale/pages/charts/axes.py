@@ -69,7 +69,7 @@ IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
 """Sorts an axis of users' names: Vega-Lite would put a list of the names into an expression."""
 _MOST_IN_LARGE_LEGEND = 6
 """Number of series above which the legend is set small, or it would be taller than the chart."""
-_SYMBOL_ROOM = 30
+_SYMBOL_PIXELS = 30
 """Pixels of a legend's column that its symbol and the gap to the next take."""
 _ORDERED_EXTENT = [0.12, 0.88]
 """The range of ordered colours that vanish neither on a dark page nor on a light one."""
@@ -190,7 +190,7 @@ def _legend(names: Sequence[str]) -> ChartSpec:
     is_small = len(names) > _MOST_IN_LARGE_LEGEND
     longest = max((len(name) for name in names), default=0)
     columns = _legend_columns(longest, is_small=is_small)
-    label_pixels = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
+    label_pixels = WIDTH // columns - _SYMBOL_PIXELS  # the theme's limit would cut names that differ in their ends
     legend = {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": label_pixels}
     if is_small:
         legend |= {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6}
@@ -308,10 +308,10 @@ def scaled(rows: Sequence[ChartRow], factor: float, *fields: str) -> list[ChartR
     By default the fields are `value`, `low` and `high`.
     """
     names = fields or ("value", "low", "high")
-    return [row | _multiplied(row, names, factor) for row in rows]
+    return [row | _multiplied_fields(row, names, factor) for row in rows]
 
 
-def _multiplied(row: ChartRow, names: Sequence[str], factor: float) -> ChartRow:
+def _multiplied_fields(row: ChartRow, names: Sequence[str], factor: float) -> ChartRow:
     return {name: row[name] * factor for name in names if row.get(name) is not None}
 
 

@@ -21,7 +21,7 @@ from vitscale.trial.trial import DeviceName, Mode
 MOST_RANKS_DRAWN = 16
 """Number of ranks of a trial that are drawn one by one; of a larger trial only the lowest and the highest are."""
 _MOST_STARTS_DRAWN = 40
-_GIB = 2.0**30
+_BYTES_PER_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Resource:
         return {rank: value for rank, value in figures.items() if value is not None}
 
 
-def _memory(
+def _memory_resource(
     name: str,
     label: str,
     device: DeviceName,
@@ -76,7 +76,7 @@ def _memory(
         show=lambda value: units.size(round(value)),
         rank_figure=rank_figure,
         device=device,
-        scale=1 / _GIB,
+        scale=1 / _BYTES_PER_GIB,
         joined="the highest",
     )
 
@@ -102,10 +102,12 @@ RESOURCES = (
         axis_format="%",
         joined="their mean",
     ),
-    _memory("memory", "GPU, allocated", "cuda", lambda used: used.cuda_allocated_bytes, lambda rank: rank.peak_bytes),
-    _memory("memory-reserved", "GPU, reserved", "cuda", lambda used: used.cuda_reserved_bytes),
-    _memory("memory-device", "GPU, whole device", "cuda", lambda used: used.cuda_device_bytes),
-    _memory("memory-rss", "process", "cpu", lambda used: used.peak_rss_bytes, lambda rank: rank.peak_bytes),
+    _memory_resource(
+        "memory", "GPU, allocated", "cuda", lambda used: used.cuda_allocated_bytes, lambda rank: rank.peak_bytes
+    ),
+    _memory_resource("memory-reserved", "GPU, reserved", "cuda", lambda used: used.cuda_reserved_bytes),
+    _memory_resource("memory-device", "GPU, whole device", "cuda", lambda used: used.cuda_device_bytes),
+    _memory_resource("memory-rss", "process", "cpu", lambda used: used.peak_rss_bytes, lambda rank: rank.peak_bytes),
     Resource(
         name="energy",
         label="energy per image",
@@ -274,7 +276,9 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
     unit = units.time_unit(row["value"] for row in rows if row["panel"] == "step")
     panels = (
         _ResolutionPanel("step", "step time", "resolution", f"step ({unit.sign})", unit.factor),
-        _ResolutionPanel("memory", "peak memory", "resolution-memory", "peak memory of a rank (GiB)", 1 / _GIB),
+        _ResolutionPanel(
+            "memory", "peak memory", "resolution-memory", "peak memory of a rank (GiB)", 1 / _BYTES_PER_GIB
+        ),
     )
     views = []
     for panel in panels:

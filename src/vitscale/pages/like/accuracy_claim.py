@@ -57,16 +57,16 @@ def accuracy_claim(material: Material) -> ClaimOutcome:
     """Return the tests of accuracy in sentences and as data: at a fixed micro-batch, and at one global batch."""
     tests = accuracy_tests(material.series)
     entries = {
-        "accuracy": [_entry(test) for test in tests.against_fewest],
-        "accuracy_at_equal_batch": [_entry(test) for test in tests.at_equal_batch],
+        "accuracy": [_test_fields(test) for test in tests.against_fewest],
+        "accuracy_at_equal_batch": [_test_fields(test) for test in tests.at_equal_batch],
     }
-    return ClaimOutcome(tuple(_sentences(tests)), entries)
+    return ClaimOutcome(tuple(_claim_sentences(tests)), entries)
 
 
 def accuracy_tests(series: Sequence[FigureSeries]) -> AccuracyTests:
     """Return all tests of accuracy, with Holm's correction for all of them together."""
-    against_fewest = _without_repeated_pairs(_against_fewest(series))
-    at_equal_batch = _without_repeated_pairs(_at_equal_batch(series))
+    against_fewest = _without_repeated_pairs(_tests_against_fewest_gpus(series))
+    at_equal_batch = _without_repeated_pairs(_tests_at_equal_batch(series))
     uncorrected = [*against_fewest, *at_equal_batch]
     results = corrected([test.result for test in uncorrected], [test.trials for test in uncorrected])
     tests = [replace(test, result=result) for test, result in zip(uncorrected, results, strict=True)]
@@ -85,7 +85,7 @@ def _without_repeated_pairs(tests: Sequence[AccuracyTest]) -> list[AccuracyTest]
     return list(test_by_pair.values())
 
 
-def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+def _tests_against_fewest_gpus(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """Return the tests of each strong-scaling series against its fewest GPUs.
 
     4 and 8 GPUs are tested; in a series that has neither, its largest GPU count.
@@ -97,13 +97,13 @@ def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
         largest = larger[-1]
         compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or [largest]
         for member in compared:
-            test = _test(name, base, member)
+            test = _accuracy_test(name, base, member)
             if test is not None:
                 tests.append(test)
     return tests
 
 
-def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+def _tests_at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """Return tests of more GPUs against fewer at the same global batch.
 
     The two are members of strong-scaling series that differ only in micro-batch.
@@ -124,10 +124,10 @@ def _test_at_equal_batch(name: str, member: Member, other: Member) -> AccuracyTe
     if member.trial.trial.global_batch != other.trial.trial.global_batch:
         return None
     fewer, more = sorted((member, other), key=lambda either: either.gpus)
-    return _test(name, base=fewer, member=more)
+    return _accuracy_test(name, base=fewer, member=more)
 
 
-def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
+def _accuracy_test(name: str, base: Member, member: Member) -> AccuracyTest | None:
     """Return the test of a member against the base; None where an accuracy of one of them is not known."""
     samples = equal_samples(base.trial.recorded_runs, member.trial.recorded_runs)
     if samples is None:
@@ -166,7 +166,7 @@ def _counted_images(trial: TrialResult, samples: EqualSamples) -> int | None:
     return images // run.header.trial.world.size or None
 
 
-def _sentences(tests: AccuracyTests) -> list[str]:
+def _claim_sentences(tests: AccuracyTests) -> list[str]:
     """Return a sentence on all tests, one on each series, and one on each test at one global batch.
 
     Return no sentence where no series was tested against its fewest GPUs.
@@ -212,9 +212,9 @@ def accuracy_words(test: AccuracyTest) -> str:
     """
     result = test.result
     difference = result.difference
-    head = f"{_points(difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
+    head = f"{_percentage_points(difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
     if difference.low is not None and difference.high is not None:
-        bounds = f"95 % interval {_points(difference.low)} to {_points(difference.high)})"
+        bounds = f"95 % interval {_percentage_points(difference.low)} to {_percentage_points(difference.high)})"
         return f"{head}; {bounds}, {_verdict_in_words(result)}"
     if result.counting_error is None:
         return f"{head}; counted from an unknown number of images), too few seeds to tell"
@@ -261,7 +261,7 @@ def _overall_sentence(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
     return f"Accuracy in {len(tests)} comparison{plural} with fewer GPUs after equal images: {counts}; {meaning}."
 
 
-def _entry(test: AccuracyTest) -> dict[str, Any]:
+def _test_fields(test: AccuracyTest) -> dict[str, Any]:
     return {
         "workload": test.name,
         **attributes(test, "gpus", "base_gpus"),
@@ -275,7 +275,7 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
     }
 
 
-def _points(value: float) -> str:
+def _percentage_points(value: float) -> str:
     """Return "+1.2" for 0.012: percentage points."""
     return f"{100 * value:+z.1f}"
 
@@ -336,8 +336,8 @@ def _samples_of_split(reference: Sequence[Run], other: Sequence[Run], split: Cla
     return EqualSamples(
         split=split,
         images=common_images,
-        reference=_seed_means(reference, reference_accuracies),
-        other=_seed_means(other, other_accuracies),
+        reference=_means_by_seed(reference, reference_accuracies),
+        other=_means_by_seed(other, other_accuracies),
     )
 
 
@@ -352,7 +352,7 @@ def _accuracies_after(images: int, curves: Sequence[Sequence[_AccuracyPoint]]) -
     return accuracies
 
 
-def _seed_means(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
+def _means_by_seed(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
     """Return the mean accuracy of the runs of each seed; `accuracies` has one for each run.
 
     Imports do not record seeds: each imported run is taken to have a seed of its own.

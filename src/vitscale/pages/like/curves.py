@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from vitscale.pages.charts.axes import HEIGHT, ChartRow, ChartSpec, Plot, add_curves, capitalised, scaled, tooltip
-from vitscale.pages.charts.scaling import ScalingAxis, YScale, both_axes, far_end, ideal_line, point_row
+from vitscale.pages.charts.scaling import ScalingAxis, YScale, best_at_largest, both_axes, ideal_line, point_row
 from vitscale.pages.like.selection import Selection
 from vitscale.pages.like.series import DATASET_NAMES, FigureSeries, Member, PublishedPoints, distinct_series_names
 from vitscale.pages.like.study import StudyFigure
@@ -22,7 +22,7 @@ from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.published import PublishedFact
 
-_GPUS = ScalingAxis("gpus", "GPUs", "GPUs")
+_GPU_AXIS = ScalingAxis("gpus", "GPUs", "GPUs")
 _DEVICE_REASON = "device: "
 """Beginning of the reason that two GPU counts have unlike devices."""
 
@@ -33,7 +33,7 @@ def curves_view(
     y_title: str,
     notes: Sequence[str],
     *,
-    axis: ScalingAxis = _GPUS,
+    axis: ScalingAxis = _GPU_AXIS,
     y: ChartSpec | None = None,
     y_scale: YScale = "from zero",
     less_is_better: bool = False,
@@ -70,7 +70,7 @@ def curves_view(
         mark = {"type": "text", "angle": 270, "align": "left", "fontSize": 11}
         text = {"field": "text", "type": "nominal"}
         plot.add("left_out", mark, x=default_axes.x, y={"value": HEIGHT - 6}, text=text)
-    summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
+    summary = " ".join([best_at_largest(rows, label, axis, less_is_better=less_is_better), *more])
     return FigureView(
         name="-".join(choice.value for choice in choices.values()),
         choices=choices,
@@ -163,7 +163,7 @@ def times_view(
         {"measure": ControlOption("epoch-seconds", "epoch time")},
         plot,
         f"epoch time ({unit.sign})",
-        _notes(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
+        _subtitle_parts(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
         y_scale="from zero" if is_weak else "as x",
         less_is_better=True,
         more=_uncompared_sentences(selection),
@@ -203,7 +203,7 @@ def _relative_view(selection: Selection, published: PublishedPoints, quantity: _
         {"measure": ControlOption(quantity.name, quantity.name)},
         plot,
         quantity.name,
-        _notes(selection, rows, published, relative_name=quantity.name),
+        _subtitle_parts(selection, rows, published, relative_name=quantity.name),
         y_scale="from zero" if quantity.is_efficiency else "log2 by log2",
         more=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
     )
@@ -310,7 +310,7 @@ def _label_by_series(selection: Selection, labels: Sequence[str]) -> dict[int, s
     return {id(series): label for series, label in zip(selection.series, labels, strict=True)}
 
 
-def _notes(
+def _subtitle_parts(
     selection: Selection, rows: Sequence[ChartRow], published: PublishedPoints, *, relative_name: str
 ) -> list[str]:
     """Return the parts of a view's subtitle; some may be empty.

@@ -104,7 +104,7 @@ def hosts_claim(material: Material) -> ClaimOutcome:
     """Return the tests of all workloads that were measured both ways, in sentences and as data."""
     pairs = host_pairs(material.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
-    return ClaimOutcome(sentences, {"hosts": [_entry(pair) for pair in pairs]})
+    return ClaimOutcome(sentences, {"hosts": [_pair_fields(pair) for pair in pairs]})
 
 
 def hosts_sentence(test: HostsTest) -> str:
@@ -263,7 +263,7 @@ def _three_decimals(value: float | None) -> str:
     return f"{value:.3f}"
 
 
-def _entry(pair: HostPair) -> dict[str, Any]:
+def _pair_fields(pair: HostPair) -> dict[str, Any]:
     test = pair.test
     return {
         "workload": pair.name,

@@ -22,16 +22,16 @@ from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 
-_EPOCHS = ScalingAxis("epochs", "epoch", "epochs", is_even=True)
-_MICRO_BATCHES = ScalingAxis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
+_EPOCH_AXIS = ScalingAxis("epochs", "epoch", "epochs", is_even=True)
+_MICRO_BATCH_AXIS = ScalingAxis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
 _MOST_PANELS = 6
-_MOST_COMPARED = 3
+_MOST_COMPARED_COUNTS = 3
 """Most GPU counts at which datasets are drawn beside one another."""
 LearningSplit = Literal["held_out", "train"]
 Metric = Literal["loss", "accuracy"]
 _METRICS: tuple[Metric, ...] = ("loss", "accuracy")
 _SPLIT_NAMES: dict[LearningSplit, str] = {"held_out": "held-out", "train": "training"}
-_NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
+_NO_ACCURACY = "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | str:
@@ -42,7 +42,7 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
-        return _NOTHING
+        return _NO_ACCURACY
     datasets = {series.dataset for series in selection.series}
     sets = sets_differing_in_dataset(recorded.series)
     complete_sets = [(panel, series) for panel, series in sets if _datasets(series) == datasets]
@@ -54,7 +54,7 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
         rows += _rows_at_common_counts(figure, series, panel, recorded.split)
     if not rows:
         return "Accuracies of both datasets were recorded at no common GPU count."
-    views = _views(rows, recorded.split, "accuracy", _EPOCHS, ordered=False)
+    views = _views_by_panel(rows, recorded.split, "accuracy", _EPOCH_AXIS, ordered=False)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
@@ -90,7 +90,7 @@ def _compared_counts(common_counts: Sequence[int], figure_counts: Sequence[int])
     """
     if set(figure_counts) <= set(common_counts):
         return set(figure_counts)
-    if len(common_counts) <= _MOST_COMPARED:
+    if len(common_counts) <= _MOST_COMPARED_COUNTS:
         return set(common_counts)
     middle = common_counts[len(common_counts) // 2]
     return {common_counts[0], middle, common_counts[-1]}
@@ -104,7 +104,7 @@ def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str
     """Draw loss and accuracy by epoch, one curve per GPU count; where none is recorded, return a sentence on that."""
     recorded = _recorded_accuracy(_first_panels(selection.series))
     if not recorded.series:
-        return _NOTHING
+        return _NO_ACCURACY
     panels = distinct_series_names(recorded.series)
     views = []
     for metric in _METRICS:
@@ -112,7 +112,7 @@ def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str
         for series, panel in zip(recorded.series, panels, strict=True):
             rows += _learning_rows(series, panel, recorded.split, metric)
         plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
-        views += _views(plotted, recorded.split, metric, _EPOCHS)
+        views += _views_by_panel(plotted, recorded.split, metric, _EPOCH_AXIS)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
@@ -124,7 +124,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
-        return _NOTHING
+        return _NO_ACCURACY
     sets = sets_differing_in_micro_batch(recorded.series)
     if not sets:
         return "Accuracy after whole epochs was recorded at one micro-batch only of any workload."
@@ -133,7 +133,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
         rows += _rows_after_common_epoch(series, panel, recorded.split)
     plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["micro_batch"]} for row in rows]
     plotted.sort(key=lambda row: (row["panel"], row["gpus"], row["x"]))
-    views = _views(plotted, recorded.split, "accuracy", _MICRO_BATCHES)
+    views = _views_by_panel(plotted, recorded.split, "accuracy", _MICRO_BATCH_AXIS)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
@@ -171,13 +171,13 @@ def _means_by_epoch(member: Member, split: LearningSplit, metric: Metric) -> dic
     """
     means: dict[int, float] = {}
     for epoch in member.trial.epochs:
-        mean = _value(epoch, split, metric)
+        mean = _metric_of_epoch(epoch, split, metric)
         if epoch.complete and mean is not None:
             means[epoch.epoch + 1] = float(mean)
     return means
 
 
-def _value(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float | None:
+def _metric_of_epoch(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float | None:
     value: float | None = getattr(epoch, f"{split}_{metric}")
     return value
 
@@ -187,7 +187,7 @@ def _values_of_runs(member: Member, epoch_number: int, split: LearningSplit, met
     values = []
     for run in member.trial.run_figures:
         for epoch in run.epochs:
-            value = _value(epoch, split, metric)
+            value = _metric_of_epoch(epoch, split, metric)
             if epoch.epoch + 1 == epoch_number and value is not None:
                 values.append(value)
     return values
@@ -243,7 +243,7 @@ def _measured_points(rows: Sequence[ChartRow]) -> set[_MeasuredPoint]:
     return {_MeasuredPoint(row["micro_batch"], row["gpus"]) for row in rows}
 
 
-def _views(
+def _views_by_panel(
     rows: Sequence[ChartRow], split: LearningSplit, metric: Metric, axis: ScalingAxis, *, ordered: bool = True
 ) -> list[FigureView]:
     """Return a view for each workload, which the field "panel" of a row names. `ordered`: see `curves_view`."""

@@ -93,7 +93,7 @@ def write(
         if to_standard_output and output is None and list(formats) == ["json"]:
             sys.stdout.write(_to_json(_evaluate(study, material)))
             return []
-        return _write(_evaluate(study, material), output or results / f"like-{study.name}", formats)
+        return _write_formats(_evaluate(study, material), output or results / f"like-{study.name}", formats)
 
 
 def findings(study: PublishedStudy, material: Material) -> list[str]:
@@ -128,7 +128,7 @@ def _evaluate(study: PublishedStudy, material: Material) -> _Evaluated:
     return _Evaluated(study, material, figures, claims, study.tables(material))
 
 
-def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
+def _write_formats(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
     """Write each format into the folder `output`, and return the paths of the files.
 
     `output` is a file where it ends in the only format, html or json, and is no folder.
@@ -164,7 +164,7 @@ def _to_html(evaluated: _Evaluated) -> str:
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
     if tables:
         blocks.append(Section("Tables", tuple(tables)))
-    blocks += [_section(outcome) for outcome in figures]
+    blocks += [_figure_section(outcome) for outcome in figures]
     if material.analysis.problems:
         blocks.append(Section("Unused records", (Bullets(material.analysis.problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading),)))
@@ -176,7 +176,7 @@ def _to_html(evaluated: _Evaluated) -> str:
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
 
-def _section(drawn: FigureOutcome) -> Section:
+def _figure_section(drawn: FigureOutcome) -> Section:
     """Return the section of a figure; where it has no data, a folded one with what the results lack."""
     if drawn.lack is None:
         return Section(drawn.study_figure.heading, _figure_blocks(drawn))
@@ -245,7 +245,7 @@ def _table_fields(table: Table) -> dict[str, Any]:
 
 
 _LINE_PIXELS = 17
-_LINE_LETTERS = 86
+_LETTERS_PER_LINE = 86
 """Number of letters that fit a line of a picture of words."""
 
 
@@ -269,18 +269,22 @@ def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
 def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> FigureOutcome:
     """Draw one figure of a study, or a frame that says what it lacks."""
     selection = select(figure, material.series)
-    drawn = selection if isinstance(selection, str) else _DRAWN[figure.quantity](study, figure, selection, material)
+    drawn = (
+        selection
+        if isinstance(selection, str)
+        else _DRAW_BY_QUANTITY[figure.quantity](study, figure, selection, material)
+    )
     if isinstance(drawn, str):
         return FigureOutcome(figure, _frame_of_words(figure, drawn), lack=drawn)
     return FigureOutcome(figure, _under_study_heading(figure, drawn), lack=None)
 
 
-def _curves(selection: Selection) -> list[CurveResult]:
+def _distinct_curves(selection: Selection) -> list[CurveResult]:
     """Return the curves of the series, each once."""
     return list({id(series.curve): series.curve for series in selection.series}.values())
 
 
-def _epoch_time_by_micro_batch(
+def _micro_batch_figure(
     study: PublishedStudy, figure: StudyFigure, selection: Selection, material: Material
 ) -> Figure | str:
     """Return epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained.
@@ -290,7 +294,7 @@ def _epoch_time_by_micro_batch(
     if len({series.micro_batch for series in selection.series}) < 2:
         return f"These results hold strong scaling at one micro-batch only: {selection.series[0].micro_batch:,}."
     drawn = scaling_pair(figure, selection, study.published_points(selection.series))
-    parts = breakdown_chart(material.analysis, _curves(selection))
+    parts = breakdown_chart(material.analysis, _distinct_curves(selection))
     if isinstance(drawn, str) or parts is None:
         return drawn
     measure = {"measure": ControlOption("parts", "parts of a step")}
@@ -298,13 +302,13 @@ def _epoch_time_by_micro_batch(
     return replace(drawn, views=(*drawn.views, *part_views))
 
 
-def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
+def _utilisation_figure(selection: Selection, analysis: Analysis) -> Figure | str:
     """Return the utilisation of GPUs and processors, with the reasons where that of GPUs is unknown.
 
     Where nothing was recorded, return a sentence that says so.
     """
     resources = [resource for resource in RESOURCES if "utilisation" in resource.name]
-    drawn = resource_chart(analysis, _curves(selection), resources)
+    drawn = resource_chart(analysis, _distinct_curves(selection), resources)
     if drawn is None:
         return "No trial of these results has recorded how its processors were used."
     reasons = _reasons_without_gpu_utilisation(selection)
@@ -329,10 +333,10 @@ def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
     return reasons
 
 
-def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
+def _run_waterfall_figure(selection: Selection, analysis: Analysis) -> Figure | str:
     """Return the waterfall from ideal to measured time of whole runs; or a sentence on why there is none."""
     waterfalls: list[Waterfall] = []
-    for curve in _curves(selection):
+    for curve in _distinct_curves(selection):
         waterfalls += run_waterfalls(curve, analysis.trials)
     drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
     if drawable:
@@ -360,7 +364,7 @@ def _under_study_heading(figure: StudyFigure, drawn: Figure) -> Figure:
 
 
 _Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
-_DRAWN: Mapping[Quantity, _Draw] = {
+_DRAW_BY_QUANTITY: Mapping[Quantity, _Draw] = {
     "epoch time": lambda study, figure, selection, _material: scaling_pair(
         figure, selection, study.published_points(selection.series)
     ),
@@ -371,15 +375,15 @@ _DRAWN: Mapping[Quantity, _Draw] = {
         figure, selection, study.published_points(selection.series)
     ),
     "doublings": lambda _study, figure, selection, material: doublings_figure(figure, selection, material.network),
-    "utilisation": lambda _study, _figure, selection, material: _utilisation(selection, material.analysis),
+    "utilisation": lambda _study, _figure, selection, material: _utilisation_figure(selection, material.analysis),
     "one host against several": lambda study, figure, selection, _material: hosts_figure(
         figure, selection, study.published_points(selection.series)
     ),
     "accuracy of datasets": lambda _study, figure, selection, _material: accuracy_of_datasets(figure, selection),
     "loss and accuracy": lambda _study, figure, selection, _material: loss_and_accuracy(figure, selection),
     "accuracy by micro-batch": lambda _study, figure, selection, _material: accuracy_by_micro_batch(figure, selection),
-    "epoch time by micro-batch": _epoch_time_by_micro_batch,
-    "run waterfall": lambda _study, _figure, selection, material: _run_waterfall(selection, material.analysis),
+    "epoch time by micro-batch": _micro_batch_figure,
+    "run waterfall": lambda _study, _figure, selection, material: _run_waterfall_figure(selection, material.analysis),
 }
 
 
@@ -389,7 +393,7 @@ def _frame_of_words(figure: StudyFigure, lack: str) -> Figure:
     sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *needs_of(figure), *commands)
     lines: list[str] = []
     for sentence in sentences:
-        lines += textwrap.wrap(sentence, _LINE_LETTERS, break_on_hyphens=False)
+        lines += textwrap.wrap(sentence, _LETTERS_PER_LINE, break_on_hyphens=False)
     plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}

@@ -96,7 +96,7 @@ def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | s
         each_once = {id(curve): curve for curve in (*bases, *fitting)}
         selected += each_once.values()
     selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
-    return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
+    return Selection(tuple(selected), _replacement_notes(figure, datasets, micro_batch))
 
 
 def _gpu_counts(curve: FigureSeries) -> set[int]:
@@ -163,7 +163,7 @@ def _fits_but_for_micro_batch(curve: FigureSeries, figure: StudyFigure, datasets
     return not datasets or curve.dataset in datasets
 
 
-def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
+def _replacement_notes(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
     """Return notes on what is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
     replaced = [
         f"{drawn} in place of {DATASET_NAMES[name]}"

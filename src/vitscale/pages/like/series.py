@@ -26,9 +26,9 @@ Hosts = Literal["one host", "one GPU a host", "several like hosts", "several unl
 "several unlike hosts" have GPUs of different kinds, however many each has. Hosts with GPUs of one kind are "one GPU a
 host" or "several like hosts".
 """
-_SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
+_LABELS_IN_EVERY_NAME = ("data.name", "train.micro_batch", "train.grad_accum")
 """Labels of curves that names do not repeat, because they say the dataset and the micro-batch anyway."""
-SAME = 1e-3
+_SAME_EPOCH_TIME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
 _HOSTS_LABELS = ("layout", "scaling.gpus_per_node")
 """Labels of curves that say where GPUs are."""
@@ -122,7 +122,7 @@ def all_series(analysis: Analysis) -> list[FigureSeries]:
         measured += _series_of_curve(analysis, curve)
     completed = _with_borrowed_gpu(measured)
     based = [replace(series, base_on_other_devices=_base_on_other_devices(series, completed)) for series in completed]
-    return [_compared(series, analysis.combine_unlike) for series in based]
+    return [_with_comparisons(series, analysis.combine_unlike) for series in based]
 
 
 def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
@@ -200,7 +200,7 @@ class _Differences:
     def of(cls, series: Sequence[FigureSeries]) -> _Differences:
         """Compare the series."""
         have_different_hosts = len({member.hosts for member in series}) > 1
-        said_otherwise = (*_SAID_OTHERWISE, *_HOSTS_LABELS) if have_different_hosts else _SAID_OTHERWISE
+        said_otherwise = (*_LABELS_IN_EVERY_NAME, *_HOSTS_LABELS) if have_different_hosts else _LABELS_IN_EVERY_NAME
         labels = [field for field in _label_fields(series) if field not in said_otherwise]
         different_labels = [field for field in labels if _is_different(field, series)]
         return cls(
@@ -208,7 +208,7 @@ class _Differences:
             micro_batch=len({member.micro_batch for member in series}) > 1,
             hosts=have_different_hosts,
             labels=tuple(different_labels),
-            devices=len({_kind(member) for member in series}) > 1,
+            devices=len({_device_kind(member) for member in series}) > 1,
             clusters_of_one_kind=frozenset(_clusters_of_one_kind(series) if "cluster" in different_labels else ()),
         )
 
@@ -229,9 +229,9 @@ class _Differences:
         label_texts = [_label_text(field, series.curve.labels.get(field)) for field in self.labels]
         parts += [text for text in label_texts if text]
         if all_devices:
-            parts.append(" and ".join(series.devices) or _kind(series))
+            parts.append(" and ".join(series.devices) or _device_kind(series))
         elif self.devices and series.cluster not in self.clusters_of_one_kind:
-            parts.append(_kind(series))
+            parts.append(_device_kind(series))
         if self.hosts:
             parts.append("one host" if series.hosts == "one host" else "several hosts")
         # Some importers label a curve with its device too: it is said once.
@@ -251,7 +251,7 @@ def _is_different(field: str, series: Sequence[FigureSeries]) -> bool:
     return len({_label_text(field, member.curve.labels.get(field)) for member in series}) > 1
 
 
-def _kind(series: FigureSeries) -> str:
+def _device_kind(series: FigureSeries) -> str:
     """Return the kind of a series' devices in a few words: "A100", "unlike GPUs"."""
     if len(series.devices) > 1:
         return "unlike GPUs"
@@ -262,7 +262,7 @@ def _clusters_of_one_kind(series: Sequence[FigureSeries]) -> set[str]:
     """Return the clusters whose series all have the same kind of device."""
     kinds_by_cluster: dict[str, set[str]] = {}
     for member in series:
-        kinds_by_cluster.setdefault(member.cluster, set()).add(_kind(member))
+        kinds_by_cluster.setdefault(member.cluster, set()).add(_device_kind(member))
     return {cluster for cluster, kinds in kinds_by_cluster.items() if len(kinds) == 1}
 
 
@@ -277,7 +277,7 @@ def sets_differing_in_micro_batch(series: Sequence[FigureSeries]) -> list[Series
     """Return the sets of series that differ only in micro-batch."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
-        workload = (member.dataset, _work_without(member, "train.micro_batch"))
+        workload = (member.dataset, _work_key_without(member, "train.micro_batch"))
         series_by_workload.setdefault(workload, []).append(member)
     sets = [members for members in series_by_workload.values() if _have_different_micro_batches(members)]
     labels = distinct_series_names([replace(members[0], micro_batch=0) for members in sets])
@@ -297,7 +297,7 @@ def sets_differing_in_dataset(series: Sequence[FigureSeries]) -> list[SeriesSet]
     """Return the sets of series that differ only in dataset."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
     for member in series:
-        workload = (member.micro_batch, _work_without(member, "data.name"))
+        workload = (member.micro_batch, _work_key_without(member, "data.name"))
         series_by_workload.setdefault(workload, []).append(member)
     sets = [members for members in series_by_workload.values() if _have_different_datasets(members)]
     if len(sets) == 1:
@@ -311,7 +311,7 @@ def _have_different_datasets(series: Sequence[FigureSeries]) -> bool:
     return len({member.dataset for member in series}) > 1
 
 
-class _Work(NamedTuple):
+class _WorkKey(NamedTuple):
     """Mode, hosts and labels of a series: equal for series that differ only in dataset or micro-batch."""
 
     mode: Mode
@@ -319,10 +319,10 @@ class _Work(NamedTuple):
     labels: tuple[tuple[str, str], ...]
 
 
-def _work_without(series: FigureSeries, left_out: str) -> _Work:
+def _work_key_without(series: FigureSeries, left_out: str) -> _WorkKey:
     """Return a series' mode, hosts, and labels except the one that is left out."""
     labels = tuple((field, str(value)) for field, value in series.curve.labels.items() if field != left_out)
-    return _Work(series.mode, series.hosts, labels)
+    return _WorkKey(series.mode, series.hosts, labels)
 
 
 DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "ade20k": "ADE20K"}
@@ -354,13 +354,15 @@ def _series_of_curve(analysis: Analysis, curve: CurveResult) -> list[FigureSerie
     fewest_in_one_host = 2 if has_several_hosts else 1
     series_of_curve = []
     if len(in_one_host) >= fewest_in_one_host:
-        series_of_curve.append(_series(curve, members, hosts="one host", shown=in_one_host))
+        series_of_curve.append(_figure_series(curve, members, hosts="one host", shown=in_one_host))
     if has_several_hosts:
-        series_of_curve.append(_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
+        series_of_curve.append(_figure_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
     return series_of_curve
 
 
-def _series(curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown: Sequence[Member]) -> FigureSeries:
+def _figure_series(
+    curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown: Sequence[Member]
+) -> FigureSeries:
     """Return a series with the members `shown` of a curve.
 
     Its dataset and micro-batch are those of the largest GPU count of all of the curve's `members`.
@@ -389,7 +391,7 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     label = curve.labels.get("cluster")
     for cluster in published().unlike_clusters:
         facts = [fact for fact in published().facts if fact.cluster == cluster]
-        are_published = [_is_among(facts, member) for member in members]
+        are_published = [_is_published_measurement(facts, member) for member in members]
         is_named_cluster = label == cluster and any(are_published)
         is_unnamed_cluster = not label and all(are_published)
         if is_named_cluster or is_unnamed_cluster:
@@ -397,15 +399,15 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     return False
 
 
-def _is_among(facts: Sequence[PublishedFact], member: Member) -> bool:
+def _is_published_measurement(facts: Sequence[PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time that was published of its workload and GPU count."""
     trial = member.trial.trial
     workload = (trial.data.name, trial.train.micro_batch)
     same_workload = [fact for fact in facts if (fact.dataset, fact.micro_batch) == workload]
-    return any(_is_one_of({fact.gpus: fact}, member) for fact in same_workload)
+    return any(_is_published_at_its_count({fact.gpus: fact}, member) for fact in same_workload)
 
 
-def _compared(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
+def _with_comparisons(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
     """Return the series with each member compared with its base, as the analysis compares the points of a curve."""
     base = series.base
     if base is None:
@@ -425,8 +427,8 @@ def _compared_member(member: Member, base: Member, *, combine_unlike: bool) -> M
     return replace(member, base_gpus=base.gpus, speedup_over_base=times_as_fast(base.trial, member.trial))
 
 
-_MODEL = "vit-b16"
-_IMAGE_SIZE = 224
+_PUBLISHED_MODEL = "vit-b16"
+_PUBLISHED_IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
@@ -442,22 +444,22 @@ def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
     """Return the published facts of the workloads of these series, without those that the series themselves are."""
     shown: set[tuple[PublishedFact, ...]] = set()
     for member in series:
-        facts = _facts(member)
+        facts = _published_facts(member)
         if _are_all_published(member, facts):
             shown.add(facts)
     selected: list[tuple[FigureSeries, tuple[PublishedFact, ...]]] = []
     differences: list[str] = []
     for member in series:
-        facts = _facts(member)
+        facts = _published_facts(member)
         if not facts or facts in shown:
             continue
-        difference = _other_work(member)
+        difference = _difference_from_published_work(member)
         if difference:
             differences.append(difference)
         else:
             shown.add(facts)
             selected.append((member, facts))
-    notes = [_themselves_note(series)]
+    notes = [_published_themselves_note(series)]
     if selected:
         notes.append(_hardware_note([fact for _, facts in selected for fact in facts]))
     elif differences:
@@ -472,7 +474,7 @@ def _hardware_note(facts: Sequence[PublishedFact]) -> str:
     return f"hollow grey: published ({source}), {hardware}, {facts[0].precision}; other hardware"
 
 
-def _facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
+def _published_facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
     """Return the published facts of the workload of a series, by GPU count; empty where nothing was published."""
     if series.mode == "strong-global" or series.hosts == "several like hosts":
         return ()
@@ -498,7 +500,7 @@ def _published_cluster(*, is_unlike: bool) -> str:
     return next(cluster for cluster in clusters if (cluster in published().unlike_clusters) == is_unlike)
 
 
-def _other_work(series: FigureSeries) -> str:
+def _difference_from_published_work(series: FigureSeries) -> str:
     """Return how the published work differs from that of a series; empty where it is the same.
 
     Compared are the model, its image size, gradient accumulation, and the share of the images.
@@ -507,7 +509,7 @@ def _other_work(series: FigureSeries) -> str:
         trial = member.trial.trial
         if not trial.model_name:
             return "ViT-B/16 at 224 x 224, and these results name no model"
-        has_same_model = member.trial.model_name == _MODEL and trial.model.image_size == _IMAGE_SIZE
+        has_same_model = member.trial.model_name == _PUBLISHED_MODEL and trial.model.image_size == _PUBLISHED_IMAGE_SIZE
         if not has_same_model or trial.train.grad_accum != 1:
             return "ViT-B/16 at 224 x 224, other work than this"
         published_share = member.gpus / 10 if series.mode == "weak" else 1.0
@@ -516,15 +518,15 @@ def _other_work(series: FigureSeries) -> str:
     return ""
 
 
-def _themselves_note(series: Sequence[FigureSeries]) -> str:
+def _published_themselves_note(series: Sequence[FigureSeries]) -> str:
     """Return a note on the GPU counts at which all drawn measurements are the published ones; empty where at none."""
     is_published: dict[int, bool] = {}
     for curve in series:
-        fact_by_gpus = _fact_by_gpus(_facts(curve))
+        fact_by_gpus = _fact_by_gpus(_published_facts(curve))
         for member in curve.members:
             if member.trial.epoch_seconds is not None:
                 earlier_are = is_published.get(member.gpus, True)
-                is_published[member.gpus] = earlier_are and _is_one_of(fact_by_gpus, member)
+                is_published[member.gpus] = earlier_are and _is_published_at_its_count(fact_by_gpus, member)
     counts = sorted(gpus for gpus, all_are in is_published.items() if all_are)
     if not counts:
         return ""
@@ -542,18 +544,18 @@ def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> 
     fact_by_gpus = _fact_by_gpus(facts)
     timed = [member for member in series.members if member.trial.epoch_seconds is not None]
     comparable = [member for member in timed if member.gpus in fact_by_gpus]
-    return bool(comparable) and all(_is_one_of(fact_by_gpus, member) for member in comparable)
+    return bool(comparable) and all(_is_published_at_its_count(fact_by_gpus, member) for member in comparable)
 
 
 def _fact_by_gpus(facts: Sequence[PublishedFact]) -> dict[int, PublishedFact]:
     return {fact.gpus: fact for fact in facts}
 
 
-def _is_one_of(fact_by_gpus: Mapping[int, PublishedFact], member: Member) -> bool:
+def _is_published_at_its_count(fact_by_gpus: Mapping[int, PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time and the share of the images that were published for its GPU count."""
     fact = fact_by_gpus.get(member.gpus)
     seconds = member.trial.epoch_seconds
     if fact is None or seconds is None:
         return False
     has_same_share = abs(member.trial.trial.data.fraction - fact.fraction) < 1e-9
-    return has_same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME
+    return has_same_share and abs(seconds.value / fact.epoch_seconds - 1) < _SAME_EPOCH_TIME

@@ -105,9 +105,9 @@ def test_that_all_agree_is_said() -> None:
         "Equality: over the first 20 steps the losses of 11 trials are those of a trial that must compute the same, "
         "exactly."
     )
-    assert sentences.equality(EQUAL) == sentence
+    assert sentences.equality_sentence(EQUAL) == sentence
     assert sentence in html.unescape(markdown(EQUAL))
-    assert sentences.equality(DRIFTING) == sentence.replace("11", "10").replace("exactly", "exactly; 1 drifts")
+    assert sentences.equality_sentence(DRIFTING) == sentence.replace("11", "10").replace("exactly", "exactly; 1 drifts")
 
 
 def test_a_drift_stands_in_the_table_beside_its_own_times() -> None:

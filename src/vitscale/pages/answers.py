@@ -24,7 +24,7 @@ from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.pages import choosing, sentences
 from vitscale.pages.charts.axes import capitalised
-from vitscale.pages.charts.time import PART_NAMES, parts_of, waterfall_of_trial
+from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, waterfall_of_trial
 from vitscale.pages.choosing import best_measured, label_and_pace
 from vitscale.pages.statements import (
     BASELINE,
@@ -168,7 +168,7 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
     """
     worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        texts = sentences.unexplained(analysis) or _largest_idle_shares(analysis)
+        texts = sentences.unexplained_sentences(analysis) or _largest_idle_shares(analysis)
         return doc.Section("Why not better?", (doc.Bullets(texts),))
     best = best_measured(analysis)
     best_waterfall = waterfall_of_trial(analysis.waterfalls, best.trial_id) if best is not None else None
@@ -211,7 +211,7 @@ def _idle_share(breakdown: Breakdown) -> float | None:
     """Return the share of the typical rank's step in which nothing is computed; None for a step of no length."""
     if breakdown.typical.seconds <= 0:
         return None
-    part_seconds = parts_of(breakdown)
+    part_seconds = known_part_seconds(breakdown)
     idle_seconds = sum(part_seconds.get(part, 0.0) for part in _IDLE_PART_NAMES)
     return idle_seconds / breakdown.typical.seconds
 
@@ -258,7 +258,7 @@ def _idle_parts(analysis: Analysis, trial: TrialResult | None) -> _IdleParts:
     part_names = dict(_IDLE_PART_NAMES)
     if trial.breakdown.straggler is not None:
         part_names["wait"] = f"waiting for rank {trial.breakdown.straggler.rank}"
-    part_seconds = parts_of(trial.breakdown)
+    part_seconds = known_part_seconds(trial.breakdown)
     step_seconds = trial.breakdown.typical.seconds
     share_by_name = {
         name: part_seconds[part] / step_seconds for part, name in part_names.items() if part_seconds.get(part)
@@ -779,7 +779,7 @@ def _longest_parts(trial: TrialResult) -> str:
         names["wait"] += f" (for rank {trial.breakdown.straggler.rank})"
     step_seconds = trial.breakdown.typical.seconds
     named_shares = []
-    for part, seconds in parts_of(trial.breakdown).items():
+    for part, seconds in known_part_seconds(trial.breakdown).items():
         share = seconds / step_seconds
         if share >= _LEAST_NAMED_SHARE:
             named_shares.append((share, part))

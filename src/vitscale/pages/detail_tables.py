@@ -17,7 +17,7 @@ from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.analysis.trials import CheckpointCost
 from vitscale.pages.charts.accuracy import after_images_title, after_seconds_title, have_unequal_images, reach, reached
-from vitscale.pages.charts.time import PART_NAMES, parts_of, unknown_parts
+from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, unknown_parts
 from vitscale.pages.tables import TrialColumn, grouped_table, interval_cell
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
@@ -363,7 +363,7 @@ def _milliseconds_column(heading: str, part: str | None) -> TrialColumn:
         if trial.breakdown is None:
             return Cell(units.UNKNOWN)
         typical = trial.breakdown.typical
-        seconds = typical.seconds if part is None else parts_of(trial.breakdown).get(part)
+        seconds = typical.seconds if part is None else known_part_seconds(trial.breakdown).get(part)
         if seconds is None:
             return Cell(units.UNKNOWN)
         over_runs = trial.breakdown.part_seconds(typical.rank, part)

@@ -201,7 +201,7 @@ def _time_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.
     if not any(trial.run_figures for trial in trials):
         return None
     meaning = None
-    remarks = sentences.unexplained(analysis)
+    remarks = sentences.unexplained_sentences(analysis)
     if any(trial.breakdown for trial in trials):
         text = (
             "Of explained steps, on a GPU without what explaining adds: the parts never overlap and add up to the "
@@ -216,7 +216,7 @@ def _time_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.
         "Where the time goes",
         (
             meaning,
-            bullets([*remarks, sentences.explaining_cost(analysis)]),
+            bullets([*remarks, sentences.explaining_cost_sentence(analysis)]),
             figures.get("breakdown"),
             figures.get("timeline"),
             figures.get("start-up"),
@@ -261,9 +261,9 @@ def _comparisons_section(analysis: Analysis) -> doc.Section | None:
     )
     texts = [
         *engine_sentences(analysis),
-        sentences.equality(analysis),
-        sentences.multiplicity(analysis),
-        sentences.scope(analysis),
+        sentences.equality_sentence(analysis),
+        sentences.multiplicity_sentence(analysis),
+        sentences.scope_sentence(analysis),
     ]
     blocks = (
         bullets(texts),

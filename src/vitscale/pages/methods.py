@@ -358,7 +358,9 @@ def _judge_comparisons(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict
         return _Verdict("does not apply", "No configuration is compared with another.")
     count = len(analysis.comparisons)
     pairs = counted(count, "pair")
-    evidence = f"{pairs} by the ratio of mean times and its 95 % interval. {sentences.multiplicity(analysis)}".strip()
+    evidence = (
+        f"{pairs} by the ratio of mean times and its 95 % interval. {sentences.multiplicity_sentence(analysis)}".strip()
+    )
     undecided = sum(pair.result.verdict == "too few repeats to tell" for pair in analysis.comparisons)
     if not undecided:
         return _Verdict("yes", evidence)

@@ -80,7 +80,7 @@ def _interval_in_brackets(interval: Estimate | None) -> str:
     return f" ({certainty(interval)})" if is_wide or interval.note else ""
 
 
-def unexplained(analysis: Analysis) -> tuple[str, ...]:
+def unexplained_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return a sentence for each reason why efficiencies were not split into what takes them."""
     with_efficiency = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
     count_by_reason = Counter(waterfall.reason for waterfall in with_efficiency if not waterfall.factors)
@@ -90,7 +90,7 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
     )
 
 
-def explaining_cost(analysis: Analysis) -> str:
+def explaining_cost_sentence(analysis: Analysis) -> str:
     """Return a sentence on how much slower explained steps were than others.
 
     Return "" where no step was explained, or none could be compared with a step that was not.
@@ -129,7 +129,7 @@ def _percent_range(percents: Sequence[int]) -> str:
     return f"{min(percents)} to {max(percents)} %"
 
 
-def equality(analysis: Analysis) -> str:
+def equality_sentence(analysis: Analysis) -> str:
     """Return a sentence on how close the losses of trials that compute the same are; "" where no trial agrees.
 
     Example: "Equality: over the first 10 steps the losses of 3 trials are those of a trial that must compute the same,
@@ -172,7 +172,7 @@ class _TrialSpread(NamedTuple):
     spread: Components
 
 
-def scope(analysis: Analysis) -> str:
+def scope_sentence(analysis: Analysis) -> str:
     """Return a sentence on how times differ between allocations or hosts, or that intervals do not cover this.
 
     Return "" where no trial was repeated, or nothing is known of it.
@@ -221,7 +221,7 @@ def _differing_places(differing: Sequence[_TrialSpread], trials: int, kind: Lite
     )
 
 
-def multiplicity(analysis: Analysis) -> str:
+def multiplicity_sentence(analysis: Analysis) -> str:
     """Return a sentence on the number of comparisons and its effect on verdicts; "" for fewer than 2."""
     count = pairs_tested(analysis.comparisons)
     if count < 2:
@@ -287,7 +287,7 @@ class _Contribution(NamedTuple):
     """ " (12 to 21)", the interval of the points; empty: none, or narrower than a point."""
 
 
-def contributions(waterfall: Waterfall) -> tuple[str, ...]:
+def contribution_clauses(waterfall: Waterfall) -> tuple[str, ...]:
     """Return a clause on each of the four largest contributions of at least a point, and one on all others together.
 
     Their numbers and the efficiency, all in whole percent, add up to 100. Example for an efficiency of 0.72: "17 points
@@ -312,7 +312,7 @@ def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Con
     listed_factors = large[:_MOST_FACTORS_NAMED]
     other_points = sum(factor.points for factor in waterfall.factors if factor not in listed_factors)
     exact_percents = [100 * factor.points for factor in listed_factors]
-    *rounded, rounded_other = whole([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
+    *rounded, rounded_other = whole_numbers([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
     contributions_of_listed = []
     for factor, points in zip(listed_factors, rounded, strict=True):
         takes_points = points > 0
@@ -345,7 +345,7 @@ def _points_bounds_text(factor: Factor, *, takes_points: bool) -> str:
     return f" ({low:z.0f} to {high:z.0f})" if high - low >= 1 else ""
 
 
-def whole(values: Sequence[float], total: int) -> list[int]:
+def whole_numbers(values: Sequence[float], total: int) -> list[int]:
     """Return whole numbers that add up to `total`, each within 1 of its value.
 
     All are rounded down, and then those with the largest remainders up, as many as `total` lacks. Example: 1.6, 2.3 and

@@ -341,7 +341,7 @@ def _all_parts_in_words(waterfall: Waterfall) -> str:
     Without a contribution of a point or more it is the first clause alone.
     """
     reached = sentences.reached_of_ideal(waterfall)
-    contributions = "; ".join(sentences.contributions(waterfall))
+    contributions = "; ".join(sentences.contribution_clauses(waterfall))
     return f"{reached}: {contributions}." if contributions else f"{reached}."
 
 

@@ -74,7 +74,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
                 gpus=point.gpus,
                 trial_id=point.trial_id,
                 seconds=trial.breakdown.typical.seconds,
-                parts=parts_of(trial.breakdown),
+                parts=known_part_seconds(trial.breakdown),
             )
             trial_bars.append(bar)
     return trial_bars
@@ -84,11 +84,11 @@ def _can_be_drawn(breakdown: Breakdown) -> bool:
     """Whether the step took a possible time above 0, and all of its known parts possible times, not all of them 0."""
     if not 0 < breakdown.typical.seconds < LONGEST_STEP:
         return False
-    parts = parts_of(breakdown).values()
+    parts = known_part_seconds(breakdown).values()
     return any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
 
-def parts_of(breakdown: Breakdown) -> dict[str, float]:
+def known_part_seconds(breakdown: Breakdown) -> dict[str, float]:
     """Return the known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step.
 
     Where a part of the exposed communication is unknown, its parts are replaced by their sum (`COMMUNICATION`).
@@ -166,7 +166,7 @@ class _StackedForm(NamedTuple):
     """Unit of time; None: shares of the step."""
 
 
-def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
+def stacked_rows(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
     """Return a row for each part that took any time, with its start and end in its bar.
 
     Args:
@@ -199,7 +199,7 @@ def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes
 
 
 def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm) -> FigureView:
-    rows = stacked(bars, unit=form.unit)
+    rows = stacked_rows(bars, unit=form.unit)
     _add_labels(rows, form.unit)
     if form.unit is None:
         x_title = "share of the step"
@@ -303,7 +303,7 @@ def waterfall_chart(waterfalls: Sequence[Waterfall], front_trial_id: str = "") -
 
     Args:
         waterfalls: the waterfalls; those without factors are not drawn.
-        front_trial_id: identity of the trial that comes first; where it has no waterfall, that of the largest loss does.
+        front_trial_id: identity of the trial that comes first; where it has no waterfall, the largest loss does.
     """
     drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not drawable:

@@ -88,11 +88,11 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
 
 def _fastest_measured(analysis: Analysis) -> list[str]:
     """Return a sentence on the fastest trial with its runs and rivals; none without a measured trial."""
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         return []
-    title = f"Fastest measured, {units.counted(len(choice.trial.run_figures), 'run')}"
-    return [claim(FASTEST, choice.choice(analysis, title, label_and_pace(analysis, choice.trial))).text]
+    title = f"Fastest measured, {units.counted(len(fastest.trial.run_figures), 'run')}"
+    return [claim(FASTEST, fastest.as_best_trial(analysis, title, label_and_pace(analysis, fastest.trial))).text]
 
 
 def _has_interval(efficiency: Estimate) -> bool:
@@ -140,24 +140,25 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
 
     Sentences in between say what time to expect of the fastest, and from how many epochs on it ends first.
     """
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         has_runs = any(trial.run_figures for trial in analysis.trials.values())
         reason = "no trial tells an epoch time or images/s" if has_runs else "no trial has completed"
         return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {reason}."),))
-    fastest = choice.trial
-    details = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    details.append(units.counted(len(fastest.run_figures), "run"))
+    trial = fastest.trial
+    details = [f"global batch {trial.trial.global_batch:,}"] if trial.batch_known else []
+    details.append(units.counted(len(trial.run_figures), "run"))
+    best_trial = fastest.as_best_trial(analysis, "Fastest measured", label_and_pace(analysis, trial, *details))
     lines = [
-        claim(FASTEST, choice.choice(analysis, "Fastest measured", label_and_pace(analysis, fastest, *details))).text,
-        claim(EXPECTATION, choosing.expectation(analysis, choice)).text,
-        claim(LENGTH, choosing.training_length(analysis, choice)).text,
+        claim(FASTEST, best_trial).text,
+        claim(EXPECTATION, choosing.expectation(analysis, fastest)).text,
+        claim(LENGTH, choosing.training_length(analysis, fastest)).text,
     ]
     cheapest = choosing.cheapest(analysis)
-    if cheapest is not None and cheapest.trial is not fastest:
-        text = label_and_pace(analysis, cheapest.trial, choosing.hours(cheapest.trial))
-        best_trial = cheapest.choice(analysis, "Cheapest measured", text)
-        lines.append(claim(FASTEST, replace(best_trial, most_named=1)).text)
+    if cheapest is not None and cheapest.trial is not trial:
+        text = label_and_pace(analysis, cheapest.trial, choosing.rank_time_text(cheapest.trial))
+        cheapest_trial = cheapest.as_best_trial(analysis, "Cheapest measured", text)
+        lines.append(claim(FASTEST, replace(cheapest_trial, most_named=1)).text)
     return doc.Section("What would I choose?", (doc.Bullets(tuple(line for line in lines if line)),))
 
 
@@ -517,14 +518,14 @@ def _warnings(analysis: Analysis) -> list[str]:
 
 def _fastest_in_short(analysis: Analysis) -> str:
     """Return a sentence on the fastest trial, without its interval, which the table has; empty without a trial."""
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         return ""
-    best = choice.trial
-    pace_of_best = f"{trial_label(analysis, best)}: {choosing.pace(best)}"
+    best = fastest.trial
+    pace_of_best = f"{trial_label(analysis, best)}: {choosing.pace_text(best)}"
     text = ", ".join((pace_of_best, *choosing.epoch_of_all_images_text(best)))
     title = f"Fastest ({units.counted(len(best.run_figures), 'run')})"
-    return claim(FASTEST, replace(choice.choice(analysis, title, text), most_named=1)).text
+    return claim(FASTEST, replace(fastest.as_best_trial(analysis, title, text), most_named=1)).text
 
 
 _MOST_SUMMARY_ROWS = 8

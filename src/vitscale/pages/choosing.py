@@ -69,7 +69,7 @@ def epoch_of_all_images_text(trial: TrialResult) -> tuple[str, ...]:
     return (f"{seconds_for_all} with the images that it leaves out",)
 
 
-def pace(trial: TrialResult) -> str:
+def pace_text(trial: TrialResult) -> str:
     """Return "3.25 s an epoch", or "5,800 images/s" where no run recorded an epoch."""
     if trial.of_rates and trial.images_per_second:
         return f"{units.number(trial.images_per_second.value)} images/s"
@@ -84,7 +84,7 @@ def label_and_pace(analysis: Analysis, trial: TrialResult, *more: str) -> str:
     """
     details = [*_interval_of_pace(trial), *epoch_of_all_images_text(trial), *more]
     brackets = f" ({', '.join(details)})" if details else ""
-    return f"{trial_label(analysis, trial)}: {pace(trial)}{brackets}"
+    return f"{trial_label(analysis, trial)}: {pace_text(trial)}{brackets}"
 
 
 def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BestCandidate:
     """The candidate of the smallest mean time or rank-hours, and its rivals."""
 
     trial: TrialResult
@@ -107,7 +107,7 @@ class Chosen:
     """Number of candidates, the chosen trial among them."""
     winner: Winner
 
-    def choice(self, analysis: Analysis, title: str, text: str) -> BestTrial:
+    def as_best_trial(self, analysis: Analysis, title: str, text: str) -> BestTrial:
         """Return the facts of a statement on the chosen trial.
 
         Args:
@@ -124,7 +124,7 @@ class Chosen:
         )
 
 
-def fastest(analysis: Analysis) -> Chosen | None:
+def fastest(analysis: Analysis) -> BestCandidate | None:
     """Return the fastest candidate with its rivals; None without any candidate.
 
     Where the study compares it with another trial, the verdict of that comparison decides whether the two are rivals.
@@ -141,7 +141,7 @@ def fastest(analysis: Analysis) -> Chosen | None:
     return replace(best, rivals=tuple(rivals))
 
 
-def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
+def _is_rival(trial: TrialResult, best: BestCandidate, verdict: str | None) -> bool:
     """Whether a trial is not significantly slower than the best one.
 
     Args:
@@ -154,7 +154,7 @@ def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
     return verdict not in ("faster", "slower")
 
 
-def cheapest(analysis: Analysis) -> Chosen | None:
+def cheapest(analysis: Analysis) -> BestCandidate | None:
     """Return the candidate of the fewest rank-hours for an epoch; None where no candidate has an epoch time."""
     trials = [trial for trial in candidates(analysis) if trial.epoch_seconds]
     if not trials:
@@ -167,11 +167,11 @@ def _rank_costs(trial: TrialResult) -> list[float]:
     return [cost * trial.trial.world.size for cost in trial.comparable_costs]
 
 
-def _chosen_by_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
+def _chosen_by_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> BestCandidate:
     """Return the trial of the smallest mean cost. `costs`: for each trial the costs of its runs."""
     best = winner(costs, [trial.looked for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
-    return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
+    return BestCandidate(trials[best.position], rivals, candidates=len(trials), winner=best)
 
 
 def _verdict_by_trial_id(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
@@ -185,7 +185,7 @@ def _verdict_by_trial_id(analysis: Analysis, trial: TrialResult) -> dict[str, st
     return verdicts
 
 
-def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None:
+def expectation(analysis: Analysis, fastest_trial: BestCandidate) -> Expectation | None:
     """Return the time to expect of the fastest trial, which is longer than measured because the fastest was chosen.
 
     Return None where the correction is unknown.
@@ -215,7 +215,10 @@ def _geometric_mean(costs: Sequence[float]) -> float:
 
 
 def _cost_as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
-    """Return a comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
+    """Return a comparable cost as `pace_text` shows it.
+
+    It is in images per second, or in seconds of an epoch without the images that are left out.
+    """
     if trial.of_rates:
         return cost.into(trial.trial.data.fraction)
     return cost.times(1 - trial.images_left_out)
@@ -227,7 +230,7 @@ def _pace_unit(trial: TrialResult) -> str:
     return " a run" if trial.timed_as_a_whole else " an epoch"
 
 
-def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
+def training_length(analysis: Analysis, fastest_trial: BestCandidate) -> TrainingLength:
     """Return the fewest epochs from which on the fastest trial ends first, start-up included.
 
     Another trial that starts up sooner is caught up after (difference of start-up) / (seconds saved in each epoch)
@@ -262,6 +265,6 @@ def _startup_seconds(trial: TrialResult) -> float:
     return trial.startup_seconds or 0.0
 
 
-def hours(trial: TrialResult) -> str:
+def rank_time_text(trial: TrialResult) -> str:
     """Return the time of all ranks together for an epoch: "25.0 GPU-minutes", or "25.0 rank-minutes" on a CPU."""
     return units.rank_time(rank_hours(trial), trial.trial.train.device)

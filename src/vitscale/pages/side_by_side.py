@@ -36,9 +36,9 @@ class Compared(NamedTuple):
     pairs: Sequence[Pair]
     limit: float | None
     """Share by which a trial may be slower; None: no limit was named."""
-    missing: Sequence[str] = ()
+    unmatched: Sequence[str] = ()
     """Sentences on trials without a counterpart."""
-    sessions: Sequence[str] = ()
+    separate_sessions: Sequence[str] = ()
     """Sentences on results that were not run in turn with the first ones."""
     unread: Sequence[Unread] = ()
     """What cannot be read of any of the results, each with their name."""
@@ -53,11 +53,11 @@ class Compared(NamedTuple):
             limit: as the field.
         """
         first_name, *other_names = [name for name, _ in named_results]
-        sessions = []
+        separate_sessions = []
         for other_name in other_names:
             sentence = _separate_sessions_sentence(first_name, other_name, pairs)
             if sentence:
-                sessions.append(sentence)
+                separate_sessions.append(sentence)
         unread: list[Unread] = []
         for name, analysis in named_results:
             unread += [file._replace(results=name) for file in analysis.unread]
@@ -65,8 +65,8 @@ class Compared(NamedTuple):
             first=first_name,
             pairs=pairs,
             limit=limit,
-            missing=unmatched(named_results, pairs),
-            sessions=sessions,
+            unmatched=unmatched(named_results, pairs),
+            separate_sessions=separate_sessions,
             unread=unread,
         )
 
@@ -77,11 +77,11 @@ class Compared(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it is open for some trial if it is slower than the limit.
+        """Whether it is open, for some trial, whether it is slower than the limit.
 
         That is so where a pair is undecided, a trial has no counterpart, or runs cannot be read.
         """
-        return "undecided" in self._gates or bool(self.missing) or bool(self.unread)
+        return "undecided" in self._gates or bool(self.unmatched) or bool(self.unread)
 
     @property
     def _gates(self) -> list[Gate]:
@@ -94,12 +94,12 @@ def compared_document(compared: Compared) -> Document:
     shared = _shared_differences(compared.pairs)
     sentences = [
         *(f"differs everywhere: {difference}" for difference in shared),
-        *compared.missing,
-        *compared.sessions,
+        *compared.unmatched,
+        *compared.separate_sessions,
         *_sentences_on_rounds(compared.pairs),
         *next_steps(compared.pairs, compared.limit),
     ]
-    blocks: list[Block] = [Paragraph(_summary(compared), "strong")]
+    blocks: list[Block] = [Paragraph(_counts_sentence(compared), "strong")]
     if sentences:
         blocks.append(Bullets(tuple(sentences)))
     blocks.append(_pairs_table(compared, shared))
@@ -124,7 +124,7 @@ def _pairs_table(compared: Compared, shared: Sequence[str]) -> Table:
     limit = compared.limit
     rows_by_results: dict[str, list[Row]] = {}
     for pair in compared.pairs:
-        rows_by_results.setdefault(pair.results, []).append(_row(pair, limit, shared))
+        rows_by_results.setdefault(pair.results, []).append(_pair_row(pair, limit, shared))
     columns = [
         Column("curve", words=True),
         Column("ranks"),
@@ -153,7 +153,7 @@ def _table_notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _summary(compared: Compared) -> str:
+def _counts_sentence(compared: Compared) -> str:
     """Return how many pairs have which verdict.
 
     Example: "4 trials compared with base: 3 faster, 1 no times; 0 slower than 5 % for certain, 1 undecided".
@@ -174,7 +174,7 @@ def _verdict(pair: Pair) -> str:
     return pair.measured.result.verdict if pair.measured else _NO_TIMES
 
 
-def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
+def _pair_row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
     cells = [Cell(pair.curve), Cell(str(pair.gpus)), _time_ratio_cell(pair), Cell(_verdict(pair))]
     if limit is not None:
         cells.append(Cell(pair.gate(limit)))
@@ -245,9 +245,10 @@ class _RepeatsNeeded(NamedTuple):
 
 
 def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
-    """Return one sentence that advises further repeats; an empty list where these runs are enough.
+    """Return one sentence that advises more repeats; an empty list where these runs are enough.
 
-    Further repeats serve to report a slowdown of the limit as slower, and to decide the undecided pairs.
+    More repeats are advised for two purposes: so that a trial that is slower by as much as the limit would be reported
+    as slower, and so that pairs are decided which are undecided now.
 
     Example: "next: to report 5 % as slower in 4 of 5 cases, measure.repeats = 12 on each side".
 
@@ -257,8 +258,9 @@ def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
     """
     if any(_has_single_run(pair) for pair in pairs):
         return [f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"]
-    needs_or_none = (_repeats_to_show(pairs, limit), _repeats_to_decide(pairs, limit))
-    needs = [need for need in needs_or_none if need is not None]
+    to_show = _repeats_to_show(pairs, limit)
+    to_decide = _repeats_to_decide(pairs, limit)
+    needs = [need for need in (to_show, to_decide) if need is not None]
     if not needs:
         return []
     return [f"next: {_advice_on_repeats(needs)}"]
@@ -388,8 +390,8 @@ def compared_fields(compared: Compared) -> dict[str, Any]:
     return {
         "first": compared.first,
         "limit": compared.limit,
-        "unmatched": list(compared.missing),
-        "sessions": list(compared.sessions),
+        "unmatched": list(compared.unmatched),
+        "sessions": list(compared.separate_sessions),
         "next_steps": next_steps(compared.pairs, compared.limit),
         "pairs": [_pair_fields(pair, compared.limit) for pair in compared.pairs],
     }

@@ -18,7 +18,13 @@ from vitscale.analysis.claims import AccuracyDifference, AccuracyVerdict, accura
 from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.pages.like.curves import gpus_text
-from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names, sets_differing_in_micro_batch
+from vitscale.pages.like.series import (
+    FigureSeries,
+    Member,
+    distinct_series_names,
+    sets_differing_in_micro_batch,
+    strong_micro_series,
+)
 from vitscale.pages.like.study import ClaimOutcome, Material
 from vitscale.present.data import attributes
 from vitscale.store.records import EpochLine
@@ -90,7 +96,7 @@ def _tests_against_fewest_gpus(series: Sequence[FigureSeries]) -> list[AccuracyT
 
     4 and 8 GPUs are tested; in a series that has neither, its largest GPU count.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
+    strong = [curve for curve in strong_micro_series(series) if len(curve.members) > 1]
     tests = []
     for curve, name in zip(strong, distinct_series_names(strong), strict=True):
         base, *larger = curve.members
@@ -104,27 +110,30 @@ def _tests_against_fewest_gpus(series: Sequence[FigureSeries]) -> list[AccuracyT
 
 
 def _tests_at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
-    """Return tests of more GPUs against fewer at the same global batch.
+    """Return tests of more GPUs against fewer GPUs at the same global batch.
 
-    The two are members of strong-scaling series that differ only in micro-batch.
+    The global batch is GPUs x micro-batch, so that the two are members of series that differ in micro-batch, and in
+    nothing else: 4 GPUs with micro-batch 16 and 2 GPUs with micro-batch 32 both have a global batch of 64.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
-    for name, curves in sets_differing_in_micro_batch(strong):
-        for curve, other in combinations(curves, 2):
-            for member, other_member in product(curve.members, other.members):
-                test = _test_at_equal_batch(name, member, other_member)
+    for set_name, series_set in sets_differing_in_micro_batch(strong_micro_series(series)):
+        for first_series, second_series in combinations(series_set, 2):
+            for first, second in product(first_series.members, second_series.members):
+                test = _test_at_equal_batch(set_name, first, second)
                 if test is not None:
                     tests.append(test)
     return tests
 
 
-def _test_at_equal_batch(name: str, member: Member, other: Member) -> AccuracyTest | None:
-    """Return the test of a pair, the fewer GPUs as its base; None for unequal global batches or without accuracies."""
-    if member.trial.trial.global_batch != other.trial.trial.global_batch:
+def _test_at_equal_batch(name: str, first: Member, second: Member) -> AccuracyTest | None:
+    """Return the test of the member on more GPUs against that on fewer, which is the base.
+
+    Return None where their global batches differ, or an accuracy is not known.
+    """
+    if first.trial.trial.global_batch != second.trial.trial.global_batch:
         return None
-    fewer, more = sorted((member, other), key=lambda either: either.gpus)
-    return _accuracy_test(name, base=fewer, member=more)
+    fewer_gpus, more_gpus = sorted((first, second), key=lambda member: member.gpus)
+    return _accuracy_test(name, base=fewer_gpus, member=more_gpus)
 
 
 def _accuracy_test(name: str, base: Member, member: Member) -> AccuracyTest | None:

@@ -15,7 +15,7 @@ from vitscale.pages.charts.axes import ChartRow, Plot
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, distinct_series_names
+from vitscale.pages.like.series import FigureSeries, distinct_series_names, strong_micro_series
 from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.prediction.network.links import OPERATIONS, Level, Link, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
@@ -79,7 +79,7 @@ def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[S
     Holm's correction is for all of them. A curve that goes on over several hosts is two series, which share the trials
     of one host: a pair of trials is tested once.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
+    strong = strong_micro_series(series)
     test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
     for curve, name in zip(strong, distinct_series_names(strong), strict=True):
         trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}

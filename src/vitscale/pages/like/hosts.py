@@ -25,7 +25,7 @@ from vitscale.pages.charts.axes import (
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, PublishedPoints, distinct_series_names
+from vitscale.pages.like.series import FigureSeries, PublishedPoints, distinct_series_names, strong_micro_series
 from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -52,11 +52,11 @@ class _TestedSeries(NamedTuple):
 
 
 def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
-    """Return each strong-scaling workload with a GPU count that was measured in one host and over several.
+    """Return each workload of strong scaling that was measured at one GPU count both in one host and over several.
 
-    Trials at that GPU count on unlike hardware are not compared.
+    Two trials at one GPU count are compared only where they ran on like hardware.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
+    strong = strong_micro_series(series)
     one_host_series = [curve for curve in strong if curve.hosts == "one host"]
     several_hosts_series = [curve for curve in strong if curve.hosts != "one host"]
     tested: list[_TestedSeries] = []

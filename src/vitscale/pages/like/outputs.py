@@ -314,7 +314,7 @@ def _utilisation_figure(selection: Selection, analysis: Analysis) -> Figure | st
     reasons = _reasons_without_gpu_utilisation(selection)
     if not reasons:
         return drawn
-    unavailable = f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"
+    unavailable = f"GPU utilisation is unavailable: {' and '.join(reasons)}"
     views = []
     for view in drawn.views:
         subtitle = f"{view.subtitle}; {unavailable}" if view.subtitle else unavailable
@@ -322,15 +322,15 @@ def _utilisation_figure(selection: Selection, analysis: Analysis) -> Figure | st
     return replace(drawn, views=tuple(views))
 
 
-def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
-    """Return the reasons why trials have no GPU utilisation; a reason may be empty."""
+def _reasons_without_gpu_utilisation(selection: Selection) -> list[str]:
+    """Return the different reasons why trials have no GPU utilisation, sorted."""
     reasons = set()
     for series in selection.series:
         for member in series.members:
             used = member.trial.resources
-            if used is not None and used.gpu_utilisation is None:
+            if used is not None and used.gpu_utilisation is None and used.gpu_reason:
                 reasons.add(used.gpu_reason)
-    return reasons
+    return sorted(reasons)
 
 
 def _run_waterfall_figure(selection: Selection, analysis: Analysis) -> Figure | str:

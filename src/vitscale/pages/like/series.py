@@ -3,6 +3,9 @@
 A series is a curve with its workload (dataset and micro-batch), its hosts (where the GPUs are), and its members, which
 are the GPU counts that were measured. Each member is compared with the base of the series, usually its smallest count.
 Published measurements are drawn with a series only where dataset, micro-batch, mode, hosts and model are the same.
+
+The mode says what stays the same from one GPU count to the next: in "strong-micro" the images of an epoch and the batch
+of each GPU, in "strong-global" the images of an epoch and the batch of all GPUs together, in "weak" the images per GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +92,10 @@ class FigureSeries:
     @property
     def devices(self) -> tuple[str, ...]:
         """The kinds of device, by name."""
-        return tuple(dict.fromkeys(name for member in self.members for name in member.devices))
+        devices: dict[str, None] = {}
+        for member in self.members:
+            devices |= dict.fromkeys(member.devices)
+        return tuple(devices)
 
     @property
     def cluster(self) -> str:
@@ -163,15 +169,20 @@ def _is_smaller_elsewhere(base: Member, first: Member) -> bool:
     return base.gpus < first.gpus and are_named and base.devices != first.devices
 
 
-def distinct_series_names(series: Sequence[FigureSeries]) -> list[str]:
+def strong_micro_series(series_list: Sequence[FigureSeries]) -> list[FigureSeries]:
+    """Return the series of strong scaling with a fixed batch on each GPU, which the studies' claims are about."""
+    return [series for series in series_list if series.mode == "strong-micro"]
+
+
+def distinct_series_names(series_list: Sequence[FigureSeries]) -> list[str]:
     """Return a name for each series that says in what it differs from the others: "CIFAR-10, micro-batch 16".
 
     Names that are equal become longer: first with all devices, then the full name of the curve, then with a number.
     """
-    differences = _Differences.of(series)
-    short = [differences.name(member) for member in series]
-    with_devices = [differences.name(member, all_devices=True) for member in series]
-    curve_names = [member.curve.name for member in series]
+    differences = _Differences.of(series_list)
+    short = [differences.name(series) for series in series_list]
+    with_devices = [differences.name(series, all_devices=True) for series in series_list]
+    curve_names = [series.curve.name for series in series_list]
     labels = _replaced_where_equal(_replaced_where_equal(short, with_devices), curve_names)
     numbered = [f"{label} ({labels[: index + 1].count(label)})" for index, label in enumerate(labels)]
     return _replaced_where_equal(labels, numbered)
@@ -185,7 +196,7 @@ def _replaced_where_equal(labels: Sequence[str], longer: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class _Differences:
-    """In what some series differ, and so what their names must say."""
+    """In what some series differ, and so what their names must say. Each yes means that the series differ in it."""
 
     dataset: bool
     micro_batch: bool
@@ -197,19 +208,19 @@ class _Differences:
     """Clusters whose names say their devices, because all series of the cluster have the same kind."""
 
     @classmethod
-    def of(cls, series: Sequence[FigureSeries]) -> _Differences:
+    def of(cls, series_list: Sequence[FigureSeries]) -> _Differences:
         """Compare the series."""
-        have_different_hosts = len({member.hosts for member in series}) > 1
-        said_otherwise = (*_LABELS_IN_EVERY_NAME, *_HOSTS_LABELS) if have_different_hosts else _LABELS_IN_EVERY_NAME
-        labels = [field for field in _label_fields(series) if field not in said_otherwise]
-        different_labels = [field for field in labels if _is_different(field, series)]
+        have_different_hosts = len({series.hosts for series in series_list}) > 1
+        worded_labels = (*_LABELS_IN_EVERY_NAME, *_HOSTS_LABELS) if have_different_hosts else _LABELS_IN_EVERY_NAME
+        other_labels = [field for field in _label_fields(series_list) if field not in worded_labels]
+        different_labels = [field for field in other_labels if _is_different(field, series_list)]
         return cls(
-            dataset=len({member.dataset for member in series}) > 1,
-            micro_batch=len({member.micro_batch for member in series}) > 1,
+            dataset=len({series.dataset for series in series_list}) > 1,
+            micro_batch=len({series.micro_batch for series in series_list}) > 1,
             hosts=have_different_hosts,
             labels=tuple(different_labels),
-            devices=len({_device_kind(member) for member in series}) > 1,
-            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series) if "cluster" in different_labels else ()),
+            devices=len({_device_kind(series) for series in series_list}) > 1,
+            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series_list) if "cluster" in different_labels else ()),
         )
 
     def name(self, series: FigureSeries, *, all_devices: bool = False) -> str:
@@ -238,17 +249,17 @@ class _Differences:
         return ", ".join(dict.fromkeys(parts)) or f"{dataset}, {micro_batch}"
 
 
-def _label_fields(series: Sequence[FigureSeries]) -> list[str]:
+def _label_fields(series_list: Sequence[FigureSeries]) -> list[str]:
     """Return the fields of all labels of the curves, each once."""
     fields: dict[str, None] = {}
-    for member in series:
-        fields |= dict.fromkeys(member.curve.labels)
+    for series in series_list:
+        fields |= dict.fromkeys(series.curve.labels)
     return list(fields)
 
 
-def _is_different(field: str, series: Sequence[FigureSeries]) -> bool:
+def _is_different(field: str, series_list: Sequence[FigureSeries]) -> bool:
     """Whether a label has different texts in some of the series."""
-    return len({_label_text(field, member.curve.labels.get(field)) for member in series}) > 1
+    return len({_label_text(field, series.curve.labels.get(field)) for series in series_list}) > 1
 
 
 def _device_kind(series: FigureSeries) -> str:
@@ -258,57 +269,57 @@ def _device_kind(series: FigureSeries) -> str:
     return series.devices[0] if series.devices else "unknown device"
 
 
-def _clusters_of_one_kind(series: Sequence[FigureSeries]) -> set[str]:
+def _clusters_of_one_kind(series_list: Sequence[FigureSeries]) -> set[str]:
     """Return the clusters whose series all have the same kind of device."""
     kinds_by_cluster: dict[str, set[str]] = {}
-    for member in series:
-        kinds_by_cluster.setdefault(member.cluster, set()).add(_device_kind(member))
+    for series in series_list:
+        kinds_by_cluster.setdefault(series.cluster, set()).add(_device_kind(series))
     return {cluster for cluster, kinds in kinds_by_cluster.items() if len(kinds) == 1}
 
 
 class SeriesSet(NamedTuple):
-    """Two or more series that differ in one thing, under a name that leaves it out."""
+    """Two or more series that differ in one thing alone, under a name that leaves this thing out."""
 
     name: str
     series: list[FigureSeries]
 
 
-def sets_differing_in_micro_batch(series: Sequence[FigureSeries]) -> list[SeriesSet]:
-    """Return the sets of series that differ only in micro-batch."""
+def sets_differing_in_micro_batch(series_list: Sequence[FigureSeries]) -> list[SeriesSet]:
+    """Return the sets of series that differ only in micro-batch, each of two series or more."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
-    for member in series:
-        workload = (member.dataset, _work_key_without(member, "train.micro_batch"))
-        series_by_workload.setdefault(workload, []).append(member)
-    sets = [members for members in series_by_workload.values() if _have_different_micro_batches(members)]
-    labels = distinct_series_names([replace(members[0], micro_batch=0) for members in sets])
+    for series in series_list:
+        workload = (series.dataset, _work_key_without(series, "train.micro_batch"))
+        series_by_workload.setdefault(workload, []).append(series)
+    sets = [series_set for series_set in series_by_workload.values() if _have_different_micro_batches(series_set)]
+    names = distinct_series_names([replace(series_set[0], micro_batch=0) for series_set in sets])
     named_sets = []
-    for label, members in zip(labels, sets, strict=True):
-        # A label that says nothing else ends with the micro-batch, which does not hold of the whole set.
-        name_without_batch = label.partition(", micro-batch")[0]
-        named_sets.append(SeriesSet(name_without_batch, members))
+    for name, series_set in zip(names, sets, strict=True):
+        # A name that says nothing else ends with the micro-batch, which does not hold of the whole set.
+        name_without_batch = name.partition(", micro-batch")[0]
+        named_sets.append(SeriesSet(name_without_batch, series_set))
     return named_sets
 
 
-def _have_different_micro_batches(series: Sequence[FigureSeries]) -> bool:
-    return len({member.micro_batch for member in series}) > 1
+def _have_different_micro_batches(series_list: Sequence[FigureSeries]) -> bool:
+    return len({series.micro_batch for series in series_list}) > 1
 
 
-def sets_differing_in_dataset(series: Sequence[FigureSeries]) -> list[SeriesSet]:
-    """Return the sets of series that differ only in dataset."""
+def sets_differing_in_dataset(series_list: Sequence[FigureSeries]) -> list[SeriesSet]:
+    """Return the sets of series that differ only in dataset, each of two series or more."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
-    for member in series:
-        workload = (member.micro_batch, _work_key_without(member, "data.name"))
-        series_by_workload.setdefault(workload, []).append(member)
-    sets = [members for members in series_by_workload.values() if _have_different_datasets(members)]
+    for series in series_list:
+        workload = (series.micro_batch, _work_key_without(series, "data.name"))
+        series_by_workload.setdefault(workload, []).append(series)
+    sets = [series_set for series_set in series_by_workload.values() if _have_different_datasets(series_set)]
     if len(sets) == 1:
-        (members,) = sets
-        return [SeriesSet(f"micro-batch {members[0].micro_batch:,}", members)]
-    labels = distinct_series_names([replace(members[0], dataset="") for members in sets])
-    return [SeriesSet(label, members) for label, members in zip(labels, sets, strict=True)]
+        (only_set,) = sets
+        return [SeriesSet(f"micro-batch {only_set[0].micro_batch:,}", only_set)]
+    names = distinct_series_names([replace(series_set[0], dataset="") for series_set in sets])
+    return [SeriesSet(name, series_set) for name, series_set in zip(names, sets, strict=True)]
 
 
-def _have_different_datasets(series: Sequence[FigureSeries]) -> bool:
-    return len({member.dataset for member in series}) > 1
+def _have_different_datasets(series_list: Sequence[FigureSeries]) -> bool:
+    return len({series.dataset for series in series_list}) > 1
 
 
 class _WorkKey(NamedTuple):
@@ -440,28 +451,35 @@ class PublishedPoints:
     """How the facts were measured, or why none are drawn; empty where there is nothing to say."""
 
 
-def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
-    """Return the published facts of the workloads of these series, without those that the series themselves are."""
+def published_points(series_list: Sequence[FigureSeries]) -> PublishedPoints:
+    """Return the published facts of the workloads of these series, each once.
+
+    Facts are left out where a series is the published measurements themselves, imported, or differs from the published
+    work in its model or its images.
+    """
     shown: set[tuple[PublishedFact, ...]] = set()
-    for member in series:
-        facts = _published_facts(member)
-        if _are_all_published(member, facts):
+    for series in series_list:
+        facts = _published_facts(series)
+        if _are_all_published(series, facts):
             shown.add(facts)
     selected: list[tuple[FigureSeries, tuple[PublishedFact, ...]]] = []
     differences: list[str] = []
-    for member in series:
-        facts = _published_facts(member)
+    for series in series_list:
+        facts = _published_facts(series)
         if not facts or facts in shown:
             continue
-        difference = _difference_from_published_work(member)
+        difference = _difference_from_published_work(series)
         if difference:
             differences.append(difference)
         else:
             shown.add(facts)
-            selected.append((member, facts))
-    notes = [_published_themselves_note(series)]
+            selected.append((series, facts))
+    notes = [_published_themselves_note(series_list)]
     if selected:
-        notes.append(_hardware_note([fact for _, facts in selected for fact in facts]))
+        selected_facts: list[PublishedFact] = []
+        for _, facts in selected:
+            selected_facts += facts
+        notes.append(_hardware_note(selected_facts))
     elif differences:
         notes.append(f"published points left out: they are of {differences[0]}")
     return PublishedPoints(tuple(selected), "; ".join(note for note in notes if note))
@@ -469,7 +487,10 @@ def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
 
 def _hardware_note(facts: Sequence[PublishedFact]) -> str:
     """Return a note on the hardware that published points were measured with; the precision is that of the first."""
-    hardware = ", ".join(dict.fromkeys(name for fact in facts for name in fact.devices))
+    devices: dict[str, None] = {}
+    for fact in facts:
+        devices |= dict.fromkeys(fact.devices)
+    hardware = ", ".join(devices)
     source = f"arXiv {published().source.arxiv}"
     return f"hollow grey: published ({source}), {hardware}, {facts[0].precision}; other hardware"
 
@@ -518,22 +539,26 @@ def _difference_from_published_work(series: FigureSeries) -> str:
     return ""
 
 
-def _published_themselves_note(series: Sequence[FigureSeries]) -> str:
+def _published_themselves_note(series_list: Sequence[FigureSeries]) -> str:
     """Return a note on the GPU counts at which all drawn measurements are the published ones; empty where at none."""
-    is_published: dict[int, bool] = {}
-    for curve in series:
-        fact_by_gpus = _fact_by_gpus(_published_facts(curve))
-        for member in curve.members:
-            if member.trial.epoch_seconds is not None:
-                earlier_are = is_published.get(member.gpus, True)
-                is_published[member.gpus] = earlier_are and _is_published_at_its_count(fact_by_gpus, member)
-    counts = sorted(gpus for gpus, all_are in is_published.items() if all_are)
-    if not counts:
+    measured_counts: set[int] = set()
+    counts_with_own_measurements: set[int] = set()
+    for series in series_list:
+        fact_by_gpus = _fact_by_gpus(_published_facts(series))
+        for member in series.members:
+            if member.trial.epoch_seconds is None:
+                continue
+            measured_counts.add(member.gpus)
+            if not _is_published_at_its_count(fact_by_gpus, member):
+                counts_with_own_measurements.add(member.gpus)
+    published_counts = sorted(measured_counts - counts_with_own_measurements)
+    if not published_counts:
         return ""
     themselves = "these are the published measurements themselves"
-    if len(counts) == len(is_published):
+    if len(published_counts) == len(measured_counts):
         return themselves
-    return f"at {units.listed(counts)} GPU{'s' if max(counts) > 1 else ''} {themselves}"
+    plural = "s" if max(published_counts) > 1 else ""
+    return f"at {units.listed(published_counts)} GPU{plural} {themselves}"
 
 
 def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> bool:

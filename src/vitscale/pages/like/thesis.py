@@ -19,7 +19,7 @@ from vitscale.analysis.time.breakdown import COMPUTE
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.pages.like.doublings import doublings_claim
-from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names
+from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names, strong_micro_series
 from vitscale.pages.like.study import Material, PublishedStudy, StudyClaim, StudyFigure
 from vitscale.pages.tables import batch_text, interval_cell
 from vitscale.present import units
@@ -166,7 +166,7 @@ def _strong_series(material: Material) -> list[FigureSeries]:
 
     A curve that goes on over several hosts is two series, of which that with the most members is returned.
     """
-    strong = [series for series in material.series if series.mode == "strong-micro"]
+    strong = strong_micro_series(material.series)
     longest_last = sorted(strong, key=lambda series: len(series.members))
     longest_by_curve = {id(series.curve): series for series in longest_last}
     return [series for series in strong if longest_by_curve[id(series.curve)] is series]

@@ -68,8 +68,8 @@ def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operat
 
 def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:
     """Return the time of the slowest rank, the median over the repeats that all ranks have."""
-    repeats = min(len(line.seconds) for line in lines)
-    return statistics.median(max(line.seconds[repeat] for line in lines) for repeat in range(repeats))
+    seconds_by_repeat = zip(*(line.seconds for line in lines), strict=False)  # as many repeats as all ranks have
+    return statistics.median(max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat)
 
 
 class LinkFit(NamedTuple):
@@ -139,9 +139,8 @@ def _fit_line(measured: Sequence[TimedSize]) -> _Line:
 
     coefficients = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])  # [points, 2]
     targets = np.ones(len(measured))
-    column_norms = np.linalg.norm(
-        coefficients, axis=0
-    )  # [2]: of 1 / t and of x / t, which differ by many powers of ten
+    # The columns, of 1 / t and of x / t, differ by many powers of ten: each is scaled to a norm of 1.
+    column_norms = np.linalg.norm(coefficients, axis=0)  # [2]
     scaled_solution, _ = nnls(coefficients / column_norms, targets)
     latency, seconds_per_byte = scaled_solution / column_norms
     return _Line(float(latency), float(seconds_per_byte))

@@ -17,7 +17,7 @@ from vitscale.preflight.network_verdicts import facts_by_host
 from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted, listed, number, seconds, size
-from vitscale.store.checks import CheckedRank, CheckRecord, DiskLine, FactsLine, Operation, SplitGroup
+from vitscale.store.checks import CheckedRank, CheckRecord, FactsLine, Operation, SplitGroup
 
 _QUOTA_TOLERANCE = 1.05
 """Cores used may exceed those available by this factor, for a quota need not be a whole number of cores."""
@@ -194,14 +194,15 @@ def slow_disk(record: CheckRecord) -> Iterable[Finding]:
 
 def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
     """Warns of hosts that do not see what another host writes, or see it late."""
-    blind = [rank for rank in record.ranks if rank.disk is not None and _sees_nothing(rank.disk)]
-    if blind:
+    unsighted = [rank for rank in record.ranks if _waited_in_vain(rank)]
+    if unsighted:
+        ranks = ranks_named([rank.rank for rank in unsighted])
         yield error(
             kind="folder-not-shared",
-            message=f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that "
-            "rank 0 wrote to the results folder",
+            message=f"{ranks} ({listed(hosts_of(unsighted))}) did not see a file that rank 0 wrote to the results "
+            "folder",
             advice="Give a folder on a file system that all hosts share with -o",
-            about=concerning(blind),
+            about=concerning(unsighted),
         )
     late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_FOLDER_SECONDS]
     if late:
@@ -215,9 +216,10 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
         )
 
 
-def _sees_nothing(disk: DiskLine) -> bool:
+def _waited_in_vain(rank: CheckedRank) -> bool:
     """Whether a rank waited for rank 0's file in vain. A rank that did not wait has recorded another reason."""
-    return disk.seen_seconds is None and "not seen" in disk.seen_reason
+    disk = rank.disk
+    return disk is not None and disk.seen_seconds is None and "not seen" in disk.seen_reason
 
 
 def _seen_after_seconds(rank: CheckedRank) -> float:

@@ -237,11 +237,11 @@ def _disk_lines(record: CheckRecord) -> list[str]:
     free = size(min(disk.free_bytes for disk in disks))
     slowest_record = max(statistics.median(disk.record_seconds) for disk in disks)
     line = f"disk: {free} free; a record is safe after {seconds(slowest_record)}"
-    seen_seconds = [
-        rank.disk.seen_seconds
-        for rank in record.ranks
-        if rank.rank != 0 and rank.disk is not None and rank.disk.seen_seconds is not None
-    ]
+    seen_seconds: list[float] = []
+    for rank in record.ranks:
+        is_other_rank = rank.rank != 0  # rank 0 writes the file that the others wait for
+        if is_other_rank and rank.disk is not None and rank.disk.seen_seconds is not None:
+            seen_seconds.append(rank.disk.seen_seconds)
     if seen_seconds:
         latest_seen = max(seen_seconds)
         delay = f"within {seconds(latest_seen)}" if latest_seen > _AT_ONCE_SECONDS else "at once"

@@ -46,7 +46,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
 
 def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     """Report hosts where the variable names no interface that works."""
-    hosts = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
+    hosts = [host for host, choice in choices.items() if choice.is_setting_in_vain]
     if not hosts:
         return
     choice = choices[hosts[0]]
@@ -228,10 +228,15 @@ def _outward_interfaces(facts: FactsLine) -> list[Interface]:
 
     These are all that work, apart from loopback and those to containers and virtual machines.
     """
-    working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
+    working = [interface for interface in facts.interfaces if _works(interface)]
     physical = [interface for interface in working if not interface.name.startswith(VIRTUAL_PREFIXES)]
     outward = [interface for interface in physical if interface.kind != "loopback"]
     return sorted(outward, key=lambda interface: interface.speed_mbit or 0, reverse=True)
+
+
+def _works(interface: Interface) -> bool:
+    """Whether an interface is up, and has an address."""
+    return bool(interface.up and interface.addresses)
 
 
 VIRTUAL_PREFIXES = (
@@ -266,6 +271,11 @@ class InterfaceChoice:
     """Interfaces that the library takes; empty: the setting names none that exists."""
     address: str | None = None
     """For gloo without a setting: the address that the host's name resolves to."""
+
+    @property
+    def is_setting_in_vain(self) -> bool:
+        """Whether the variable is set, and names no interface that works."""
+        return self.setting is not None and not self.names
 
     @property
     def first_name(self) -> str | None:
@@ -313,7 +323,7 @@ def nccl_choice(facts: FactsLine) -> InterfaceChoice:
     variables; src/misc/socket.cc).
     """
     value = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
-    names = [interface.name for interface in facts.interfaces if interface.addresses and interface.up]
+    names = [interface.name for interface in facts.interfaces if _works(interface)]
     if value is not None:
         setting = _NcclSetting.parse(value)
         allowed = tuple(name for name in names if setting.allows(name))

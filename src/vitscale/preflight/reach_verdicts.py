@@ -65,7 +65,8 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
             advice="See the log (--json prints its end). Python and vitscale must be at the same path on every host",
             about=About(ranks=tuple(missing)),
         )
-    stopped = [rank for rank in record.ranks if rank.rank not in missing and not rank.ended]
+    started = [rank for rank in record.ranks if rank.rank not in missing]
+    stopped = [rank for rank in started if not rank.ended]
     if stopped:
         yield _stopped_ranks_finding(record, stopped)
     if record.ending == "not started":
@@ -105,7 +106,7 @@ def _last_words(log: str) -> str:
 
 def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
     """Reports ranks that cannot connect by TCP to the address where ranks meet."""
-    cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
+    cut_off = [rank for rank in record.ranks if _cannot_reach_rank_0(rank)]
     reach = cut_off[0].reach if cut_off else None
     if reach is not None:
         yield error(
@@ -116,6 +117,11 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
             "of them",
             about=concerning(cut_off),
         )
+
+
+def _cannot_reach_rank_0(rank: CheckedRank) -> bool:
+    """Whether a rank tried to connect to rank 0, and did not succeed."""
+    return rank.reach is not None and rank.reach.seconds is None
 
 
 class _FailedStage(NamedTuple):
@@ -249,13 +255,13 @@ def _resolve(name: str) -> _Resolution:
         return _Resolution(None, f"{getattr(error, 'strerror', None) or error}")
 
 
-def _answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Return what `ask` returns; None where it takes longer.
+def _answer_within(seconds: float, question: Callable[[], Answer]) -> Answer | None:
+    """Return what `question` returns; None where it takes longer.
 
-    Needed for the resolver, which takes no limit.
+    It runs in a thread, which is left alone where it takes longer: the system's resolver takes no limit.
     """
-    answer: list[Answer] = []
-    thread = threading.Thread(target=lambda: answer.append(ask()), daemon=True)
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
     thread.start()
     thread.join(seconds)
-    return answer[0] if answer else None
+    return answers[0] if answers else None

@@ -138,7 +138,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
 
 
 def _size_key(trial: Trial) -> tuple[int, int]:
-    """Return a trial's ranks, then the ranks that share its model: the largest pair is that of the largest trial."""
+    """Return a trial's ranks, then the ranks that share its model. The largest such pair is the largest trial's."""
     return trial.world.size, trial.parallel.ranks_per_model
 
 
@@ -215,17 +215,20 @@ def _check_precision(trial: Trial | None, machine: Machine, device: DeviceName) 
 def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
     """Return the operations in each kind of group when this many ranks train a trial whose model they share.
 
-    They are those of `engines.shared.splits` and `engines.shared.stages`; empty where ranks share no model, or cannot.
+    A group is the ranks along one axis: replicas (copies of the model), and the ranks that share one model by its
+    sequence, its tensors or its layers (pipeline). The operations are those of `engines.shared.splits` and
+    `engines.shared.stages`. The result is empty where ranks share no model, or cannot be divided into such groups.
     """
     parallel = trial.parallel
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
         return {}
-    of_shards: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
-    of_whole_tensors: tuple[checks.Operation, ...] = ("all_reduce",)
+    shard_operations: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
+    whole_tensor_operations: tuple[checks.Operation, ...] = ("all_reduce",)
+    replicas_have_shards = of_engine(trial.train.engine).shards(trial.train)
     operations_by_group: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
-        "replicas": of_shards if of_engine(trial.train.engine).shards(trial.train) else of_whole_tensors,
+        "replicas": shard_operations if replicas_have_shards else whole_tensor_operations,
         "sequence": ("all_to_all",),
-        "tensor": of_shards if parallel.shard_norms else of_whole_tensors,
+        "tensor": shard_operations if parallel.shard_norms else whole_tensor_operations,
         "pipeline": ("send_recv",),
     }
     group_sizes: dict[checks.SplitGroup, int] = {
@@ -328,7 +331,7 @@ def _check_usable_hosts(
 ) -> checks.CheckRecord:
     """Ask the hosts, measure on those that answer and see the check's folder, and return the record."""
     answers = ask(target.hosts, run.request_file)
-    unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
+    unusable = {answer.name for answer in answers if not _is_usable(answer)}
     if not unusable:
         end = _measure_on_ranks(target, request, run.folder, say)
         return _check_record(run, target, request, answers, end, results)
@@ -342,6 +345,11 @@ def _check_usable_hosts(
     return _check_record(run, usable_target, smaller_request, answers, end, results)
 
 
+def _is_usable(answer: checks.HostAnswer) -> bool:
+    """Whether a host answered, and sees the check's folder, as far as that is known."""
+    return answer.seconds is not None and answer.sees_folder is not False
+
+
 @dataclass(frozen=True)
 class _CheckRun:
     """A check under way."""
@@ -351,7 +359,7 @@ class _CheckRun:
     folder: Path
     """The folder of its ranks' records, which is removed in the end."""
     started_unix_seconds: float
-    began: float
+    started_monotonic_seconds: float
     """The same time on the monotonic clock."""
 
     @classmethod
@@ -382,11 +390,12 @@ def _check_record(
     """Read what the ranks have recorded, and return the record of the check."""
     ranks = checks.read_checked_ranks(run.folder, request.world.size)
     is_complete = len(ranks) == request.world.size and all(rank.ended for rank in ranks)
+    log = "" if is_complete else printable(log_tail(run.folder / "log.txt"))
     return checks.CheckRecord.model_validate(
         {
             "id": run.id,
             "started_unix_seconds": max(0.0, run.started_unix_seconds),
-            "wall_seconds": time.monotonic() - run.began,
+            "wall_seconds": time.monotonic() - run.started_monotonic_seconds,
             "request": request,
             "launcher": target.launcher,
             "scheduler": type(target.scheduler).__name__,
@@ -397,7 +406,7 @@ def _check_record(
             "ending": end.ending,
             "ending_reason": "" if is_complete else end.reason,
             "guilty_rank": None if is_complete else end.rank,
-            "log": "" if is_complete else printable(log_tail(run.folder / "log.txt"))[-_MOST_LOG_CHARACTERS:],
+            "log": log[-_MOST_LOG_CHARACTERS:],
             "vitscale": program.identity(),
         }
     )

@@ -46,14 +46,14 @@ class Estimate:
 
         The low end of the result comes from the high end of this figure. An end of 0 gives an unknown end.
         """
-        swapped = replace(
+        with_swapped_ends = replace(
             self,
-            low=self.high or None,
-            high=self.low or None,
-            future_low=self.future_high or None,
-            future_high=self.future_low or None,
+            low=_none_if_zero(self.high),
+            high=_none_if_zero(self.low),
+            future_low=_none_if_zero(self.future_high),
+            future_high=_none_if_zero(self.future_low),
         )
-        return swapped._with_numbers(lambda number: amount / number)
+        return with_swapped_ends._with_numbers(lambda number: amount / number)
 
     def _with_numbers(self, change: Callable[[float], float]) -> Estimate:
         """Return a copy with `change` applied to the value and to each end that is not None."""
@@ -100,6 +100,10 @@ class Estimate:
     def bounds(self, form: Callable[[float], str] = units.number) -> str:
         """Return the interval as text, "1.90-2.05"; empty where there is none, or it holds nothing but the value."""
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)
+
+
+def _none_if_zero(end: float | None) -> float | None:
+    return end or None
 
 
 def _checked_ends(low: float | None, high: float | None) -> Ends:

@@ -229,8 +229,11 @@ def _cell_elements(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
     """Yield the elements of a row's cells, the intervals of each below its text."""
     position = 0
     for cell in row:
-        is_words = table.columns[position].words or cell.spans > 1
-        css_class = _class_attribute(" ".join(name for name in ("words" if is_words else "", cell.state) if name))
+        has_words = table.columns[position].words or cell.spans > 1
+        class_names = ["words"] if has_words else []
+        if cell.state:
+            class_names.append(cell.state)
+        css_class = _class_attribute(" ".join(class_names))
         spans = f' colspan="{cell.spans}"' if cell.spans > 1 else ""
         intervals = [interval for interval in (cell.bounds, cell.run) if interval]
         bounds = "".join(f'<span class="bounds">{escape(interval)}</span>' for interval in intervals)

@@ -82,22 +82,27 @@ class Plot:
     datasets: dict[str, list[ChartRow]] = field(default_factory=dict)
     layers: list[ChartSpec] = field(default_factory=list)
 
-    def add(self, rows: str, mark: ChartSpec, only: str = "", **encoding: Any) -> None:
+    def add(self, dataset: str, mark: ChartSpec, condition: str = "", **encoding: Any) -> None:
         """Add a layer that draws a dataset.
 
         Args:
-            rows: name of the dataset.
+            dataset: name of the dataset.
             mark: what is drawn for each of its rows.
-            only: an expression of ours that a row must fulfil; empty: all rows are drawn.
+            condition: an expression of ours that a row must fulfil, "datum.low != null"; empty: all rows are drawn.
             encoding: channel of Vega-Lite, such as `x` or `color`, to what it shows.
         """
-        layer: ChartSpec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
-        if only:
-            layer["transform"] = [{"filter": only}]
+        layer: ChartSpec = {"data": {"name": dataset}, "mark": mark, "encoding": encoding}
+        if condition:
+            layer["transform"] = [{"filter": condition}]
         self.layers.append(layer)
 
     def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
-        """Return the finished Vega-Lite; numbers that JSON does not know are null."""
+        """Return the finished Vega-Lite; numbers that JSON does not know are null.
+
+        Args:
+            summary: the picture in words, for those who do not see it.
+            height: pixels; or {"step": 20} for 20 pixels for each value of a vertical axis of names.
+        """
         spec: ChartSpec = nonfinite_as_null(
             {
                 "$schema": _SCHEMA,
@@ -265,26 +270,27 @@ def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None
     plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*shown, *tooltip(drift="drift")])
 
 
-def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
+def add_bars(plot: Plot, dataset: str, positions: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
     """Add intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
 
     Args:
         plot: the plot to add to.
-        rows: a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
-        beside: the axis along which the rows stand; the bars lie along the other one.
+        dataset: name of a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
+        positions: the encoding of the axis along which the rows stand; the bars lie along the other axis.
         colour: colour of the rows; None: the theme's.
-        upright: whether the bars stand upright: `beside` is then the horizontal axis.
+        upright: whether the bars stand upright: `positions` is then the horizontal axis.
     """
-    rows_axis, bar_axis = ("x", "y") if upright else ("y", "x")
-    ink = {} if colour is None else {"color": colour}
+    rows_axis = "x" if upright else "y"
+    bar_axis = "y" if upright else "x"
+    colour_channel = {} if colour is None else {"color": colour}
     rule = {"type": "rule", "strokeWidth": 1.5}
-    span: ChartSpec = {rows_axis: beside, bar_axis: quantity("low"), f"{bar_axis}2": {"field": "high"}}
-    plot.add(rows, rule, "datum.low != null", **span, **ink)
+    span: ChartSpec = {rows_axis: positions, bar_axis: quantity("low"), f"{bar_axis}2": {"field": "high"}}
+    plot.add(dataset, rule, "datum.low != null", **span, **colour_channel)
     cap = {"type": "tick", "thickness": 1.5, "size": 9, "orient": "horizontal" if upright else "vertical"}
     for end in ("low", "high"):
         is_drawn = f"datum.{end} != null && !datum.{end}_cut"
-        position: ChartSpec = {rows_axis: beside, bar_axis: quantity(end)}
-        plot.add(rows, cap, is_drawn, **position, **ink)
+        position: ChartSpec = {rows_axis: positions, bar_axis: quantity(end)}
+        plot.add(dataset, cap, is_drawn, **position, **colour_channel)
 
 
 def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:

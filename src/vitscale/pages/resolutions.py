@@ -20,7 +20,7 @@ _SIZE_FIELD = "model.image_size"
 
 
 @dataclass(frozen=True)
-class AtSize:
+class SizePoint:
     """One trial of a series, measured and by arithmetic; a field is None where it is unavailable."""
 
     image_size: int
@@ -41,7 +41,7 @@ class SizeSeries:
     name: str
     mode: Mode
     gpus: int
-    points: tuple[AtSize, ...]
+    points: tuple[SizePoint, ...]
     """Two or more points, by image size."""
 
 
@@ -74,20 +74,20 @@ def _name_without_size(curve: CurveResult, result: TrialResult) -> str:
     return curve_name({field: value for field, value in curve.labels.items() if field != _SIZE_FIELD}, result.trial)
 
 
-def _points_by_size(trial_by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
+def _points_by_size(trial_by_size: dict[int, TrialResult]) -> tuple[SizePoint, ...]:
     points = []
     smaller: TrialResult | None = None
     for size, result in sorted(trial_by_size.items()):
         tensor_bytes = forecast_bytes(result.trial)
         measurable_bytes = _measurable_peak_bytes(tensor_bytes, result)
-        points.append(AtSize(size, result, tensor_bytes, measurable_bytes, _seconds_by_flops(smaller, result)))
+        points.append(SizePoint(size, result, tensor_bytes, measurable_bytes, _seconds_by_flops(smaller, result)))
         if result.step_seconds is not None:
             smaller = result
     return tuple(points)
 
 
 def _measurable_peak_bytes(tensor_bytes: int | None, result: TrialResult) -> int | None:
-    """Return the peak to be measured where tensors take `tensor_bytes` (`AtSize.forecast_bytes`)."""
+    """Return the peak to be measured where tensors take `tensor_bytes` (`SizePoint.forecast_bytes`)."""
     if tensor_bytes is None or result.trial.train.device == "cuda":
         return tensor_bytes
     overhead = LEFT_OUT["cpu"]
@@ -113,7 +113,7 @@ def resolution_table(analysis: Analysis) -> Table | None:
     series = by_resolution(analysis)
     if not series:
         return None
-    points: list[AtSize] = []
+    points: list[SizePoint] = []
     for curve in series:
         points += curve.points
     unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
@@ -133,7 +133,7 @@ def resolution_table(analysis: Analysis) -> Table | None:
     )
 
 
-def _size_row(point: AtSize, unit: units.Unit) -> Row:
+def _size_row(point: SizePoint, unit: units.Unit) -> Row:
     result = point.result
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
     return (
@@ -151,7 +151,7 @@ def _size_row(point: AtSize, unit: units.Unit) -> Row:
 _FLOPS_NOTE = "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs."
 
 
-def _forecast_note(points: Sequence[AtSize]) -> str:
+def _forecast_note(points: Sequence[SizePoint]) -> str:
     note = "Forecast: one rank's tensors by arithmetic"
     if not any(point.result.trial.train.device == "cpu" for point in points):
         return f"{note}."
@@ -159,7 +159,7 @@ def _forecast_note(points: Sequence[AtSize]) -> str:
     return f"{note}; on a CPU, where all that is resident is measured, with {overhead}."
 
 
-def _unavailable_notes(points: Sequence[AtSize]) -> list[str]:
+def _unavailable_notes(points: Sequence[SizePoint]) -> list[str]:
     """Return a note on the trials whose memory cannot be forecast, with each reason once; an empty list without any."""
     reason_by_point = [unavailable(point.result.trial) for point in points]
     reasons = [reason for reason in reason_by_point if reason]
@@ -181,7 +181,7 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def _point_fields(point: AtSize) -> dict[str, Any]:
+def _point_fields(point: SizePoint) -> dict[str, Any]:
     return {
         "image_size": point.image_size,
         "trial": point.result.trial_id,

@@ -87,12 +87,12 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
     head = _styled(_wrapped(document.title, width), "bold") if document.title else []
     last = _last_lines(document, width)
     if verbose:
-        all_parts = _parts(document.blocks, width, verbose=True, most_lines=None)
+        all_parts = _parts_of_blocks(document.blocks, width, verbose=True, most_lines=None)
         return _without_trailing([*head, *_part_lines(all_parts), *last])
-    parts = list(_parts(document.blocks, width, verbose=False, most_lines=most_lines))
+    parts = list(_parts_of_blocks(document.blocks, width, verbose=False, most_lines=most_lines))
     # The terminal breaks the longest of the last lines by itself.
     broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in last)
-    summary = _Summary(head, parts, last, list(_folded_names(document.blocks)), width)
+    summary = _ShortenedDocument(head, parts, last, list(_folded_names(document.blocks)), width)
     summary.shorten_to(most_lines - broken_lines)
     return _without_trailing(summary.lines())
 
@@ -105,7 +105,7 @@ def _last_lines(document: doc.Document, width: int) -> list[Text]:
     return _styled(last)
 
 
-class _Summary:
+class _ShortenedDocument:
     """A document that is shortened until it has few enough lines.
 
     Its last part is shortened first: the part loses its notes, then its last units. Where too few units would be left,
@@ -116,7 +116,7 @@ class _Summary:
     def __init__(self, head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], width: int) -> None:
         """`folded`: names of the parts that only --verbose shows."""
         self._head = head
-        self._parts = parts
+        self._parts_of_blocks = parts
         self._last = last
         self._folded = folded
         self._width = width
@@ -124,11 +124,11 @@ class _Summary:
 
     def lines(self) -> list[Text]:
         """Return all lines, with one that names the parts that are left out."""
-        return [*self._head, *_part_lines(self._parts), *self._left_out_line(), *self._last]
+        return [*self._head, *_part_lines(self._parts_of_blocks), *self._left_out_line(), *self._last]
 
     def shorten_to(self, most_lines: int) -> None:
         """Cut parts until there are at most `most_lines`, or only the first part is left."""
-        while self._parts:
+        while self._parts_of_blocks:
             excess_lines = len(self.lines()) - most_lines
             if excess_lines <= 0:
                 return
@@ -137,20 +137,22 @@ class _Summary:
 
     def _shorten_last_part(self, excess_lines: int) -> bool:
         """Cut the last part, or leave it out; return whether more could still be cut."""
-        part = self._parts.pop()
+        part = self._parts_of_blocks.pop()
         if part.note_lines:
-            self._parts.append(part.without_notes())
+            self._parts_of_blocks.append(part.without_notes())
             self._left_out = [*(name for name in self._left_out if name != "notes"), "notes"]
             return True
-        shortened = _shortened(part, excess_lines)
+        shortened = _shortened_part(part, excess_lines)
         if shortened is not None:
-            self._parts.append(shortened)
+            self._parts_of_blocks.append(shortened)
             return True
-        if self._parts:
+        if self._parts_of_blocks:
             self._left_out.insert(0, part.name)
             return True
         # This is the first part, which stays. Where only its first rows were laid out, a line counts the others.
-        self._parts.append(_cut(part, shown_units=len(part.unit_lines)) if part.units_not_laid_out else part)
+        self._parts_of_blocks.append(
+            _cut_after_units(part, shown_units=len(part.unit_lines)) if part.units_not_laid_out else part
+        )
         return False
 
     def _left_out_line(self) -> list[Text]:
@@ -166,7 +168,7 @@ def _part_lines(parts: Iterable[_Part]) -> Iterator[Text]:
         yield from part.lines
 
 
-def _shortened(part: _Part, excess_lines: int) -> _Part | None:
+def _shortened_part(part: _Part, excess_lines: int) -> _Part | None:
     """Return the part without its last units, with at least that many lines fewer; None where too little is left.
 
     A line in place of the units says how many they are.
@@ -178,10 +180,10 @@ def _shortened(part: _Part, excess_lines: int) -> _Part | None:
         shown_unit_lines.pop()
     if not shown_unit_lines or sum(shown_unit_lines) < _FEWEST_SHOWN_LINES:
         return None
-    return _cut(part, shown_units=len(shown_unit_lines))
+    return _cut_after_units(part, shown_units=len(shown_unit_lines))
 
 
-def _cut(part: _Part, shown_units: int) -> _Part:
+def _cut_after_units(part: _Part, shown_units: int) -> _Part:
     """Return the part with its first units alone, and a line such as "... 3 more with --verbose (not-json)"."""
     shown_end = part.heading_lines + sum(part.unit_lines[:shown_units])
     units_end = part.heading_lines + sum(part.unit_lines)
@@ -215,7 +217,9 @@ def _folded_names(blocks: Sequence[doc.Block]) -> Iterator[str]:
             yield from _folded_names(block.blocks)
 
 
-def _parts(blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+def _parts_of_blocks(
+    blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines: int | None
+) -> Iterator[_Part]:
     """Yield a part for each block that is shown, with an empty line at its end; findings in a row are one part.
 
     Of a table only so many rows are laid out that it is longer than `most_lines`; None: all.
@@ -234,7 +238,7 @@ def _block_parts(block: doc.Block, width: int, *, verbose: bool, most_lines: int
     if isinstance(block, doc.Section | doc.Table) and block.folded and not verbose:
         return
     if isinstance(block, doc.Section):
-        inner = _parts(block.blocks, width, verbose=verbose, most_lines=most_lines)
+        inner = _parts_of_blocks(block.blocks, width, verbose=verbose, most_lines=most_lines)
         yield from _under_heading(inner, doc.plain(block.title))
     elif isinstance(block, doc.Table):
         yield from _table_parts(block, width, most_lines)

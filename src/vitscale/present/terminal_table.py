@@ -39,7 +39,7 @@ class LaidTable:
     """Lines of each row; a row with wrapped words has several."""
 
 
-class _Extent(NamedTuple):
+class _ColumnExtent(NamedTuple):
     """Columns of the terminal that the texts of one column of a table take."""
 
     widest: int
@@ -66,7 +66,7 @@ class _LaidCell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredTable:
     """A table and the extents of its columns.
 
     The extents are worked out once, although the widths of columns are worked out each time that a column is left out.
@@ -82,17 +82,17 @@ class _Measured:
             start = 0
             for cell in row:
                 if cell.spans == 1:
-                    texts[start].append(_text(cell))
+                    texts[start].append(_cell_text(cell))
                 start += cell.spans
         return tuple(map(tuple, texts))
 
     @cached_property
-    def extents(self) -> tuple[_Extent, ...]:
+    def extents(self) -> tuple[_ColumnExtent, ...]:
         """The extent of each column."""
         extents = []
         for column_texts in self.texts:
             distinct = set(column_texts)
-            extents.append(_Extent(max(map(cell_len, distinct), default=0), _longest_word(distinct)))
+            extents.append(_ColumnExtent(max(map(cell_len, distinct), default=0), _longest_word(distinct)))
         return tuple(extents)
 
 
@@ -111,26 +111,26 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
     """
     if not table.columns:
         return ()
-    shortened = _without_dispensable(_Measured(table), width)
-    pieces = [_laid(piece, width, most_lines) for piece in _split(shortened.measured, width)]
+    shortened = _without_dispensable(_MeasuredTable(table), width)
+    pieces = [_laid_table(piece, width, most_lines) for piece in _split_by_columns(shortened.measured, width)]
     if shortened.constants:
         above = tuple(Text(line) for line in textwrap.wrap(f"in all: {', '.join(shortened.constants)}", width))
         pieces[0] = replace(pieces[0], head=(*above, *pieces[0].head))
     return tuple(pieces)
 
 
-class _Shortened(NamedTuple):
+class _ShortenedTable(NamedTuple):
     """A table without the columns that it can do without."""
 
-    measured: _Measured
+    measured: _MeasuredTable
     constants: list[str]
     """Heading and value of each left-out column that has one value in all rows: "engine ddp"."""
 
 
-def _without_dispensable(measured: _Measured, width: int) -> _Shortened:
+def _without_dispensable(measured: _MeasuredTable, width: int) -> _ShortenedTable:
     """Return the table without dispensable columns, of which no more are left out than it takes to fit."""
     constants: list[str] = []
-    while not _fits(measured, width):
+    while not _fits_into(measured, width):
         position = _next_dispensable(measured)
         if position is None:
             break
@@ -138,11 +138,11 @@ def _without_dispensable(measured: _Measured, width: int) -> _Shortened:
             value = measured.texts[position][0]
             if value not in (UNKNOWN, ""):
                 constants.append(f"{plain(measured.table.columns[position].heading)} {value}")
-        measured = _without(measured, position)
-    return _Shortened(measured, constants)
+        measured = _without_column(measured, position)
+    return _ShortenedTable(measured, constants)
 
 
-def _next_dispensable(measured: _Measured) -> int | None:
+def _next_dispensable(measured: _MeasuredTable) -> int | None:
     """Return the position of the column to leave out next; None where no further column may go.
 
     Columns go in this order, and of equal ones the last first: columns without a narrow heading that have one value in
@@ -157,23 +157,23 @@ def _next_dispensable(measured: _Measured) -> int | None:
     return candidates[0] if candidates else None
 
 
-def _is_constant(measured: _Measured, position: int) -> bool:
+def _is_constant(measured: _MeasuredTable, position: int) -> bool:
     texts = measured.texts[position]
     return len(texts) > 1 and len(set(texts)) == 1
 
 
-def _without(measured: _Measured, position: int) -> _Measured:
+def _without_column(measured: _MeasuredTable, position: int) -> _MeasuredTable:
     """Return the table without one column."""
     table = measured.table
     columns = (*table.columns[:position], *table.columns[position + 1 :])
     groups = []
     for group in table.groups:
-        rows = tuple(_row_without(row, position) for row in group.rows)
+        rows = tuple(_row_without_column(row, position) for row in group.rows)
         groups.append(RowGroup(group.label, rows))
-    return _Measured(replace(table, columns=columns, groups=tuple(groups)))
+    return _MeasuredTable(replace(table, columns=columns, groups=tuple(groups)))
 
 
-def _row_without(row: Row, position: int) -> Row:
+def _row_without_column(row: Row, position: int) -> Row:
     """Return a row without the cell in that column; a cell that spans it and others spans one fewer."""
     cells: list[Cell] = []
     start = 0
@@ -187,26 +187,26 @@ def _row_without(row: Row, position: int) -> Row:
     return tuple(cells)
 
 
-def _split(measured: _Measured, width: int) -> Iterator[_Measured]:
+def _split_by_columns(measured: _MeasuredTable, width: int) -> Iterator[_MeasuredTable]:
     """Yield the table where it fits; else several tables, each with the first column and as many others as fit.
 
     Example: columns 1 to 6 of which four fit are yielded as 1, 2, 3, 4 and as 1, 5, 6.
     """
     remaining = measured
-    while not _fits(remaining, width) and len(remaining.table.columns) > 2:
+    while not _fits_into(remaining, width) and len(remaining.table.columns) > 2:
         piece = remaining
-        while not _fits(piece, width) and len(piece.table.columns) > 2:
-            piece = _without(piece, len(piece.table.columns) - 1)
+        while not _fits_into(piece, width) and len(piece.table.columns) > 2:
+            piece = _without_column(piece, len(piece.table.columns) - 1)
         yield piece
         for _ in piece.table.columns[1:]:
-            remaining = _without(remaining, 1)
+            remaining = _without_column(remaining, 1)
         has_only_first_column = len(remaining.table.columns) == 1
         if has_only_first_column:
             return
     yield remaining
 
 
-def _fits(measured: _Measured, width: int, gap: int = _NARROW_GAP) -> bool:
+def _fits_into(measured: _MeasuredTable, width: int, gap: int = _NARROW_GAP) -> bool:
     """Whether the table fits into `width` with all of its columns at their narrowest."""
     return _line_width([bounds.narrowest for bounds in _width_bounds(measured)], gap) <= width
 
@@ -216,24 +216,24 @@ def _line_width(widths: Sequence[int], gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def _gap(measured: _Measured, width: int) -> int:
+def _column_gap(measured: _MeasuredTable, width: int) -> int:
     """Return the widest gap between columns with which no words are wrapped.
 
     Where words are wrapped with either gap, return the wide one if the columns fit with it, else the narrow one.
     """
     column_count = len(measured.table.columns)
     for gap in (_WIDE_GAP, _NARROW_GAP):
-        unwrapped_width = sum(_widths(measured, _UNLIMITED_WIDTH, gap)) + gap * column_count
+        unwrapped_width = sum(_column_widths(measured, _UNLIMITED_WIDTH, gap)) + gap * column_count
         if unwrapped_width <= width:
             return gap
-    return _WIDE_GAP if _fits(measured, width, _WIDE_GAP) else _NARROW_GAP
+    return _WIDE_GAP if _fits_into(measured, width, _WIDE_GAP) else _NARROW_GAP
 
 
 def _has_labels(table: Table) -> bool:
     return any(group.label for group in table.groups)
 
 
-def _text(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     """Return the cell's text with its interval, "4.19 s (4.1 s to 4.3 s)"; control characters are written out."""
     return plain(f"{cell.text} ({cell.bounds})" if cell.bounds else cell.text)
 
@@ -249,7 +249,7 @@ def _heading_lines(column: Column, cells_width: int) -> list[str]:
     return lines
 
 
-def _width_bounds(measured: _Measured) -> list[_WidthBounds]:
+def _width_bounds(measured: _MeasuredTable) -> list[_WidthBounds]:
     """Return the bounds of the labels, if any, and of each column."""
     table = measured.table
     bounds: list[_WidthBounds] = []
@@ -273,7 +273,7 @@ def _label_bounds(table: Table) -> _WidthBounds:
     return _WidthBounds(min(widest, wrapped), min(widest, _WIDEST_LABEL))
 
 
-def _widths(measured: _Measured, width: int, gap: int) -> list[int]:
+def _column_widths(measured: _MeasuredTable, width: int, gap: int) -> list[int]:
     """Return the widths of the labels, if any, and of each column, within `width` where that is possible.
 
     All get their narrowest width. What is spare goes to the columns from the left, to each as much as it needs.
@@ -303,18 +303,18 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
 
 
-def _laid(measured: _Measured, width: int, most_lines: int | None) -> LaidTable:
+def _laid_table(measured: _MeasuredTable, width: int, most_lines: int | None) -> LaidTable:
     """Lay out a table as one, whether or not it fits."""
     table = measured.table
-    gap = _gap(measured, width)
-    widths = _widths(measured, width, gap)
+    gap = _column_gap(measured, width)
+    widths = _column_widths(measured, width, gap)
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * _line_width(widths, gap)
     head = (*_laid_headings(measured, widths, gap), Text(rule, "dim"))
     rows = _first_rows(_laid_rows(table, widths, gap), most_lines)
     return LaidTable(head, tuple(rows))
 
 
-def _laid_headings(measured: _Measured, widths: Sequence[int], gap: int) -> list[Text]:
+def _laid_headings(measured: _MeasuredTable, widths: Sequence[int], gap: int) -> list[Text]:
     """Return the lines of the headings. A heading of fewer lines than others stands at the bottom, above the rule."""
     table = measured.table
     cells = []
@@ -381,7 +381,7 @@ def _laid_cells(row: Row, columns: Sequence[Column], widths: Sequence[int], gap:
     for cell in row:
         width = _line_width(widths[start : start + cell.spans], gap)
         on_left = columns[start].words or cell.spans > 1
-        lines = _wrapped(_text(cell), width) if on_left else [_text(cell)]
+        lines = _wrapped(_cell_text(cell), width) if on_left else [_cell_text(cell)]
         cells.append(_LaidCell(lines, width, on_left))
         start += cell.spans
     return cells

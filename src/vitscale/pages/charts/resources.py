@@ -10,7 +10,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.figures import PHASES
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.pages.charts import axes
-from vitscale.pages.resolutions import AtSize, by_resolution
+from vitscale.pages.resolutions import SizePoint, by_resolution
 from vitscale.pages.tables import start_up_notes, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
@@ -298,7 +298,7 @@ def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
     return rows
 
 
-def _resolution_figures(point: AtSize) -> Iterator[axes.ChartRow]:
+def _resolution_figures(point: SizePoint) -> Iterator[axes.ChartRow]:
     """Yield a row for each known figure of an image size; the measured step has an interval if runs suffice for one."""
     step = point.result.step_seconds
     if step is not None:

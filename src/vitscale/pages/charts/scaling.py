@@ -69,12 +69,12 @@ def _gpu_hours(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
     return trial.epoch_seconds.times(hours_per_second)
 
 
-def _ideal_epoch(base: Estimate, is_weak: bool, times: float) -> float:
-    return base.value if is_weak else base.value / times
+def _ideal_epoch(base: Estimate, is_weak: bool, rank_ratio: float) -> float:
+    return base.value if is_weak else base.value / rank_ratio
 
 
-def _ideal_gpu_hours(base: Estimate, is_weak: bool, times: float) -> float:
-    return base.value * (times if is_weak else 1.0)
+def _ideal_gpu_hours(base: Estimate, is_weak: bool, rank_ratio: float) -> float:
+    return base.value * (rank_ratio if is_weak else 1.0)
 
 
 MEASURES = (
@@ -83,7 +83,7 @@ MEASURES = (
         label="speedup",
         title="speedup",
         value=lambda _trial, point: point.speedup,
-        ideal=lambda _base, _is_weak, times: times,
+        ideal=lambda _base, _is_weak, rank_ratio: rank_ratio,
         show=units.share,
         relative=True,
     ),
@@ -92,7 +92,7 @@ MEASURES = (
         label="efficiency",
         title="efficiency",
         value=lambda _trial, point: point.efficiency,
-        ideal=lambda _base, _is_weak, _times: 1.0,
+        ideal=lambda _base, _is_weak, _rank_ratio: 1.0,
         show=units.share,
         relative=True,
     ),
@@ -111,7 +111,7 @@ MEASURES = (
         label="images/s",
         title="images per second",
         value=lambda trial, _point: trial.images_per_second,
-        ideal=lambda base, _is_weak, times: base.value * times,
+        ideal=lambda base, _is_weak, rank_ratio: base.value * rank_ratio,
         show=units.number,
     ),
     Measure(
@@ -232,7 +232,7 @@ class MeasuredRows(NamedTuple):
     """A row for each run of a point that has too few for an interval."""
 
 
-def measured(
+def measured_rows(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis = RANKS
 ) -> MeasuredRows:
     """Return the points of a measure along an axis, and the single runs of points with few runs.
@@ -304,7 +304,7 @@ def _run_rows(trial: TrialResult, value: Estimate, measure: Measure) -> list[axe
     return rows
 
 
-def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
+def ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
     """Return the rows of perfect scaling, from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
@@ -392,7 +392,7 @@ def _view_rows(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
 ) -> _ViewRows | None:
     """Return the rows of a view; None where they are not worth one."""
-    points, runs = measured(analysis, curves, measure, axis)
+    points, runs = measured_rows(analysis, curves, measure, axis)
     if not _is_worth_a_view(points, measure, axis):
         return None
     ideals = _ideal_rows(analysis, curves, measure, axis)
@@ -463,7 +463,7 @@ def _ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Meas
     """Return the rows of perfect scaling by ranks: of each curve, or of the first one alone of many; none else."""
     if axis.field:
         return _IdealRows([])
-    rows = ideal(analysis, curves, measure)
+    rows = ideal_rows(analysis, curves, measure)
     if not rows or measure.relative or len(curves) <= _MOST_IDEAL_LINES:
         return _IdealRows(rows)
     first = rows[0]["series"]

@@ -15,7 +15,7 @@ from report_forms import layers, marks, views
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study, steady_run
 from vitscale.analysis import analyse
 from vitscale.pages.charts.axes import SERIES_COLOURS, SERIES_SHAPES
-from vitscale.pages.charts.resources import startup
+from vitscale.pages.charts.resources import longest_start_ups
 from vitscale.pages.charts.scaling import MEASURES, ideal_rows, measured_rows, scaling_chart
 from vitscale.pages.document import charts
 from vitscale.present.document import FigureView
@@ -260,7 +260,9 @@ def test_loss_by_step_where_no_trial_has_two_epochs() -> None:
 def test_trials_with_one_label_do_not_stack_on_one_bar() -> None:
     trials = [make_trial(), make_trial(learning_rate=0.5)]
     runs = [make_run(trial, [make_rank(trial, 0, [0.1] * 5)]) for trial in trials]
-    rows, left_out = startup(analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs)))
+    rows, left_out = longest_start_ups(
+        analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
+    )
     assert len({row["bar"] for row in rows}) == 2
     assert left_out == 0
 

@@ -340,15 +340,15 @@ TWO = "9 points are waiting for rank 1, which computes 10 % slower; 4 are the tr
 
 def test_why_efficiencies_are_not_taken_apart_is_said_once() -> None:
     light = analyse(one_curve({1: [0.1], 2: [0.125], 4: [0.125]}))
-    assert words.unexplained(light) == (
+    assert words.unexplained_sentences(light) == (
         "Where the efficiency goes is unknown at 2 of 2 points: no step was explained.",
     )
-    assert words.unexplained(analyse(curve_of([1, 2]))) == ()
+    assert words.unexplained_sentences(analyse(curve_of([1, 2]))) == ()
     unfinished = make_trial(gpus=2)
     trials = [make_trial(), unfinished]
     started = make_results([(make_curve(trials), trials)], [explained_run(trials[0], [COMPUTING])])
-    assert words.unexplained(analyse(started)) == ()
-    assert words.unexplained(analyse(one_curve({1: [0.1]}))) == ()
+    assert words.unexplained_sentences(analyse(started)) == ()
+    assert words.unexplained_sentences(analyse(one_curve({1: [0.1]}))) == ()
 
 
 def slowed(*by: float) -> Analysis:
@@ -368,11 +368,11 @@ def slowed(*by: float) -> Analysis:
 )
 def test_what_explaining_cost(slowdowns: tuple[float, ...], how_much: str) -> None:
     text = f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
-    assert words.explaining_cost(slowed(*slowdowns)) == text
+    assert words.explaining_cost_sentence(slowed(*slowdowns)) == text
 
 
 def test_where_nothing_was_explained_it_cost_nothing() -> None:
-    assert words.explaining_cost(analyse(one_curve({1: [0.1]}))) == ""
+    assert words.explaining_cost_sentence(analyse(one_curve({1: [0.1]}))) == ""
 
 
 # --- the chart -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,13 @@ from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.analysis.trials import CheckpointCost
-from vitscale.pages.charts.accuracy import after_images_title, after_seconds_title, have_unequal_images, reach, reached
+from vitscale.pages.charts.accuracy import (
+    after_images_title,
+    after_seconds_title,
+    common_reach_of_curves,
+    have_unequal_images,
+    runs_that_reached_target,
+)
 from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, unknown_parts
 from vitscale.pages.tables import TrialColumn, grouped_table, interval_cell
 from vitscale.present import units
@@ -185,7 +191,7 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     Accuracy is that at the end of training, after equally many images, and after equally many seconds. Return None
     where no trial recorded how it learned.
     """
-    limits = reach(analysis, curves)
+    limits = common_reach_of_curves(analysis, curves)
     notes = []
     if limits.images is not None or limits.seconds is not None:
         notes.append("Between epochs accuracy is taken as linear; before the first and after the last it is unknown.")
@@ -224,7 +230,7 @@ def _accuracy_columns(*, equal_images: int | None, equal_seconds: float | None) 
         *columns,
         _convergence_column("noise scale (images)", lambda course: course.noise_scale_images),
         _convergence_column("target", lambda course: course.target_accuracy, show=_score_text),
-        ("reached by", lambda trial: Cell(reached(trial))),
+        ("reached by", lambda trial: Cell(runs_that_reached_target(trial))),
         _convergence_column("images to target", _images_to_target),
         _convergence_column("time to target", _time_to_target, show=units.seconds),
     ]

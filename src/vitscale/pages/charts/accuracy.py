@@ -62,14 +62,14 @@ def _courses_of_training(analysis: Analysis, curves: Sequence[CurveResult]) -> l
     figures: tuple[TrainingFigure, ...] = ("loss", "accuracy")
     courses = []
     for figure in figures:
-        rows = by_epoch(analysis, curves, figure)
+        rows = epoch_rows(analysis, curves, figure)
         has_second_epoch = any(row["x"] > 1 for row in rows)
         if has_second_epoch:
             courses.append(_CourseOfTraining(figure, "epoch", rows))
-    return courses or [_CourseOfTraining("loss", "optimizer step", by_step(analysis, curves))]
+    return courses or [_CourseOfTraining("loss", "optimizer step", step_rows(analysis, curves))]
 
 
-def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
+def epoch_rows(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
     """Return a row for each epoch and split of the images on which the figure is known; epochs count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -87,7 +87,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: Training
     return rows
 
 
-def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def step_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the training loss of each of at most 200 evenly spaced steps of a trial; steps count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -186,12 +186,12 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
-        rows = accuracies(analysis, mode_curves)
-        noise = noise_scales(analysis, mode_curves)
+        rows = accuracy_rows(analysis, mode_curves)
+        noise = noise_scale_rows(analysis, mode_curves)
         for along in (_BATCH_AXIS, _RANK_AXIS):
             if len({row[along.field] for row in rows}) > 1:
                 views += _panel_views(mode, along, rows, noise if along is _BATCH_AXIS else [])
-        views += _target_views(mode, targets(analysis, mode_curves))
+        views += _target_views(mode, target_rows(analysis, mode_curves))
     return axes.series_figure("accuracy", "Held-out accuracy", views)
 
 
@@ -231,19 +231,19 @@ def _target_views(mode: Mode, rows: Sequence[axes.ChartRow]) -> list[FigureView]
     return views
 
 
-def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
+def common_reach_of_curves(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     """Return the most images and the most seconds that all trials of these curves reached."""
     trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
     courses = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
     return common_reach(course for course in courses if course is not None)
 
 
-def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def accuracy_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row for each trial and panel with an accuracy.
 
     The panels are the end of training, equal images (where trials were trained on different numbers), equal seconds.
     """
-    common = reach(analysis, curves)
+    common = common_reach_of_curves(analysis, curves)
     limits = common if have_unequal_images(analysis, curves) else replace(common, images=None)
     end_panel = _end_panel(analysis, curves)
     rows = []
@@ -352,7 +352,7 @@ def after_seconds_title(seconds: float) -> str:
     return f"after {units.seconds(seconds)} of training"
 
 
-def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def noise_scale_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the median gradient noise scale of each family's trials, where any is known."""
     scale_by_family_and_trial: dict[str, dict[str, float]] = {}
     for row, trial in _trial_rows(analysis, curves):
@@ -366,14 +366,14 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes
     ]
 
 
-def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def target_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the seconds and a row with the images that each trial took to reach the target accuracy."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
         if course is None or course.target_accuracy is None:
             continue
-        target = {"target": units.percent(course.target_accuracy, 1), "reached": reached(trial)}
+        target = {"target": units.percent(course.target_accuracy, 1), "reached": runs_that_reached_target(trial)}
         if course.seconds_to_target is not None:
             rows.append(row | target | _target_fields("seconds", trial, course.seconds_to_target, units.seconds))
         if course.images_to_target is not None:
@@ -388,7 +388,7 @@ def _target_fields(
         "quantity": quantity,
         "panel": "",
         "shown": show(interval.value),
-        "bounds": f"reached by {reached(trial)}",
+        "bounds": f"reached by {runs_that_reached_target(trial)}",
         "value": interval.value,
         "low": None if interval.note else interval.low,
         "high": None if interval.note else interval.high,
@@ -396,7 +396,7 @@ def _target_fields(
     }
 
 
-def reached(trial: TrialResult) -> str:
+def runs_that_reached_target(trial: TrialResult) -> str:
     """Return how many runs reached the target accuracy: "2 of 3 runs"; a dash where no target was set."""
     course = trial.convergence
     if course is None or course.target_accuracy is None:

@@ -125,14 +125,14 @@ def resource_chart(
     views = []
     for mode, mode_curves in by_mode(curves).items():
         for resource in resources:
-            rows = used(analysis, mode_curves, resource)
+            rows = resource_rows(analysis, mode_curves, resource)
             if rows:
-                points = rank_points(analysis, mode_curves, resource)
+                points = rank_rows(analysis, mode_curves, resource)
                 views.append(_resource_view(resource, mode, rows, points))
     return axes.series_figure("resources", "What each trial used", views)
 
 
-def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
+def resource_rows(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """Return a row for each trial with a known figure.
 
     `low` and `high` are its lowest and highest rank; where ranks have no figures, they are its 95 % interval.
@@ -167,7 +167,7 @@ def _used_fields(resource: Resource, estimate: Estimate, by_rank: Mapping[int, f
     }
 
 
-def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
+def rank_rows(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """Return a row for each rank of each trial with several; of many ranks only for the lowest and the highest."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
@@ -373,7 +373,7 @@ class StartUps(NamedTuple):
     """Number of trials that start faster and are left out."""
 
 
-def startup(analysis: Analysis) -> StartUps:
+def longest_start_ups(analysis: Analysis) -> StartUps:
     """Return the start-up phases of the trials that are drawn, in the order of the trials."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
     longest_first = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))
@@ -403,7 +403,7 @@ def _phase_rows(trial: TrialResult) -> Iterator[axes.ChartRow]:
 
 def startup_chart(analysis: Analysis) -> Figure | None:
     """Draw start-up phases stacked, one bar per trial; None where no run recorded them."""
-    start_ups = startup(analysis)
+    start_ups = longest_start_ups(analysis)
     if not start_ups.rows:
         return None
     bars = list(dict.fromkeys(row["bar"] for row in start_ups.rows))

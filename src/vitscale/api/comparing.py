@@ -99,6 +99,7 @@ class CompareResult(VerbResult):
         return replace(self, written=file)
 
     def _page(self, suffix: str) -> str:
+        """Return the page as Markdown or HTML. `suffix`: ".md" or ".html"."""
         if suffix == ".md":
             return self.to_markdown()
         from vitscale.present.html import to_html

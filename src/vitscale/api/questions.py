@@ -409,6 +409,7 @@ def _comparable_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
+    """Return the figures of a time to finish."""
     return (
         finish.work_seconds,
         finish.wall_seconds,

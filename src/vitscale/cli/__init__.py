@@ -106,6 +106,7 @@ def main() -> None:
 
 
 def _run_program() -> None:
+    """Run the verb that the command line names; or, where a shell asks for completions, print these."""
     if base.COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
         from typer import completion
 
@@ -115,6 +116,7 @@ def _run_program() -> None:
 
 
 def _what_failed(error: OSError) -> str:
+    """Return the subject of an error of the system, as the beginning of a message."""
     if error.filename is None:
         return "standard output cannot be written"
     if isinstance(error.filename, int):

@@ -374,6 +374,7 @@ class _WrittenShare(NamedTuple):
 
 
 def _written_share(text: str) -> _WrittenShare:
+    """Take a share apart, such as "80%" or "0.8"."""
     match = _SHARE_TEXT.fullmatch(text.strip())
     if match is None:
         return _WrittenShare(math.nan, is_percent=False)

@@ -509,6 +509,7 @@ _FINDINGS_OF_OTHER_LINES = ("unfinished", "too-few-repeats", "unread")
 
 
 def _warnings(analysis: Analysis) -> list[str]:
+    """Return a line on each warning that no other line of the terminal says."""
     return [
         f"warning: {finding.message}."
         for finding in analysis.findings

@@ -291,6 +291,7 @@ def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _trial_object(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
+    """Return the JSON object of a trial, without its swept fields and its runs."""
     trial = result.trial
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
     model = _model_of_runs(result)
@@ -327,6 +328,7 @@ def _model_of_runs(result: TrialResult) -> ModelLine | None:
 
 
 def _model_and_data_fields(result: TrialResult, model: ModelLine | None) -> dict[str, Any]:
+    """Return the model and the data of a trial. `model`: the model as a run recorded it."""
     trial = result.trial
     return {
         "model": result.model_name,
@@ -338,6 +340,7 @@ def _model_and_data_fields(result: TrialResult, model: ModelLine | None) -> dict
 
 
 def _engine_and_device_fields(result: TrialResult) -> dict[str, Any]:
+    """Return the engine of a trial with its options, the launcher and the devices."""
     trial = result.trial
     return {
         **attributes(trial.train, "engine", "accelerate_backend"),
@@ -417,6 +420,7 @@ def _epoch_time_fields(result: TrialResult) -> dict[str, Any]:
 
 
 def _epoch_object(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
+    """Return the JSON object of one epoch of a trial, whose figures are means over its runs."""
     return {
         "epoch": epoch.epoch,
         "complete": epoch.complete,
@@ -450,6 +454,7 @@ def _drift_fields(drift: Drift) -> dict[str, Any]:
 
 
 def _curve_object(curve: CurveResult) -> dict[str, Any]:
+    """Return the JSON object of a curve, with the trial and the scaling figures of each point."""
     return {
         **attributes(curve, "name", "mode"),
         "labels": dict(curve.labels),
@@ -465,6 +470,7 @@ def _scaling_fields(point: ScalingPoint | None) -> dict[str, float | None]:
 
 
 def _comparison_object(comparison: CurveComparison) -> dict[str, Any]:
+    """Return the JSON object of a comparison of two trials."""
     return {
         **attributes(comparison, "mode", "gpus", "first", "second", "first_trial", "second_trial"),
         "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],

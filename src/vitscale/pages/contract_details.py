@@ -94,6 +94,7 @@ def _part_fields(breakdown: Breakdown, rank: RankParts) -> JsonObject:
 
 
 def _breakdown_object(breakdown: Breakdown) -> JsonObject:
+    """Return the JSON object of the parts of a step, on each rank."""
     return {
         "steps": breakdown.steps,
         "steps_left_out": len(breakdown.left_out),
@@ -147,6 +148,7 @@ def _traffic_object(traffic: Traffic) -> JsonObject:
 
 
 def _straggler_object(straggler: Straggler | None) -> JsonObject | None:
+    """Return the JSON object of the rank that the others wait for; None without one."""
     if straggler is None:
         return None
     return {
@@ -156,6 +158,7 @@ def _straggler_object(straggler: Straggler | None) -> JsonObject | None:
 
 
 def _convergence_object(convergence: Convergence) -> JsonObject:
+    """Return the JSON object of how a trial learned."""
     return {
         **estimates(convergence, "noise_scale_images", "images_to_target", "seconds_to_target"),
         **attributes(convergence, "noise_reason", "target_accuracy"),

@@ -240,6 +240,7 @@ def _accuracy_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> 
 
 
 def _resources_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+    """Return a section on what trials used; None where nothing of it is known."""
     return _folded_section(
         "Resources",
         (
@@ -277,6 +278,7 @@ def _comparisons_section(analysis: Analysis) -> doc.Section | None:
 def _prediction_and_advice_section(
     forecast: Forecast | None, advice: Advice | None, figures: Mapping[str, doc.Figure]
 ) -> doc.Section | None:
+    """Return a section on predictions and advice; None where there are neither."""
     blocks: list[doc.Block | None] = []
     if forecast is not None:
         blocks += _prediction_blocks(forecast, figures.get("prediction"))
@@ -355,6 +357,7 @@ def _environment_section(analysis: Analysis) -> doc.Section | None:
 
 
 def _environment_table(environment: RunEnvironment, trials: int) -> doc.Table:
+    """Return a table of one environment. `trials`: number of trials that ran in it."""
     columns = (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True))
     quotas = ", ".join(f"{quota:g} cores" for quota in environment.quotas)
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions)
@@ -383,6 +386,7 @@ def _reproduction_section(analysis: Analysis) -> doc.Section | None:
 
 
 def _how_to_reproduce(study: StudyRecord) -> str:
+    """Return the steps by which one gets these results again."""
     if study.imported is not None:
         return "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
     command = shlex.join(["vitscale", "run", f"{study.name}.toml", *study.overrides])

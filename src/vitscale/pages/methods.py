@@ -218,6 +218,7 @@ def _listed_or_empty(texts: Sequence[str]) -> str:
 
 
 def _judge_base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 1. The base case is the baseline, on one rank, with a run without a distributed wrapper beside it."""
     curves = [curve for curve in analysis.curves if len(curve.points) > 1]
     if not curves:
         return _NO_SPEEDUP
@@ -254,6 +255,7 @@ def _time_or_rate(result: TrialResult) -> str:
 
 
 def _judge_subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 2 by the trials and runs that are in no figure, each of which has a recorded reason."""
     results = list(analysis.trials.values())
     outcomes = Counter(result.outcome or "not run yet" for result in results if not result.run_figures)
     evidence = f"{len(measured)} of {counted(len(results), 'trial')} measured"
@@ -273,6 +275,7 @@ def _judge_subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verd
 
 
 def _judge_means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 3. Means over runs are geometric here, which keeps the rule in part only."""
     if all(result.of_rates for result in measured):
         evidence = "Rates were told as they are, without the times that they come from."
         return _Verdict("in part", evidence, "the times of steps")
@@ -285,6 +288,7 @@ def _judge_means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
 
 
 def _judge_ratios(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 4. A speedup is a ratio of mean times, so that the rule is kept wherever there is a speedup."""
     count = sum(_speedups_beside_baseline(curve) for curve in analysis.curves)
     if not count:
         return _NO_SPEEDUP
@@ -297,6 +301,7 @@ def _speedups_beside_baseline(curve: CurveResult) -> int:
 
 
 def _judge_variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 5 by the number of runs of a trial: three or more give an interval."""
     runs = _range_text(len(result.run_figures) for result in measured)
     run_noun = "run" if runs == "1" else "runs"
     evidence = f"{runs} {run_noun} of a trial; {_interval_clause(measured)}."
@@ -314,6 +319,7 @@ def _judge_variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
 
 
 def _judge_normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 6 by a test of the normality that the intervals take for granted."""
     untested = "Intervals take logarithms of times to be normal."
     repeated = [result for result in measured if len(result.run_figures) >= _FEWEST_TO_TEST]
     if not repeated:
@@ -354,6 +360,7 @@ def _p_of_normal_logarithms(results: Iterable[TrialResult]) -> dict[str, float]:
 
 
 def _judge_comparisons(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 7 by the pairs of trials that the study compares."""
     if not analysis.comparisons:
         return _Verdict("does not apply", "No configuration is compared with another.")
     count = len(analysis.comparisons)
@@ -369,6 +376,7 @@ def _judge_comparisons(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict
 
 
 def _judge_tails(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 8 by the runs that have enough timed steps for p95 and p99."""
     runs = _all_runs(measured)
     with_tails = sum(run.step_seconds_p99 is not None for run in runs)
     slow_steps = sum(len(run.slow.set_aside) for run in runs)
@@ -391,6 +399,7 @@ def _all_runs(measured: Sequence[TrialResult]) -> list[RunFigures]:
 
 
 def _judge_setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 9 by the parts of the setup that the records of some trials lack."""
     levels = "; ".join(
         f"{field} = {listed(values, _MOST_LEVELS_LISTED)}" for field, values in _swept_levels(analysis, measured)
     )
@@ -447,6 +456,7 @@ _SETUP_GAPS: dict[str, Callable[[TrialResult], bool]] = {
 
 
 def _judge_timing(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 10 by the records on how times were taken, which are incomplete in imported results."""
     runs = _all_runs(measured)
     models = [run.model for run in runs if run.model is not None]
     runs_by_synchronised = Counter(model.synchronised_timing for model in models)
@@ -472,6 +482,7 @@ def _judge_timing(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdi
 
 
 def _judge_upper_bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 11 by the trials with a measured matrix-multiply rate, an upper bound of what they reach."""
     curves = [curve for curve in analysis.curves if curve.baseline is not None and len(curve.points) > 1]
     resources = [result.resources for result in measured if result.resources is not None]
     with_matmul = sum(record.matmul_flops_per_second is not None for record in resources)
@@ -487,6 +498,7 @@ def _judge_upper_bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> 
 
 
 def _judge_plots(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 12 by the curves with speedups, which are drawn, and those of them with intervals."""
     speedups_by_curve = []
     for curve in analysis.curves:
         speedups = [point.speedup for point in curve.points if point.speedup is not None]

@@ -75,6 +75,7 @@ def _name_without_size(curve: CurveResult, result: TrialResult) -> str:
 
 
 def _points_by_size(trial_by_size: dict[int, TrialResult]) -> tuple[SizePoint, ...]:
+    """Return the points of a series in the order of image sizes. `trial_by_size`: image size -> its trial."""
     points = []
     smaller: TrialResult | None = None
     for size, result in sorted(trial_by_size.items()):
@@ -134,6 +135,7 @@ def resolution_table(analysis: Analysis) -> Table | None:
 
 
 def _size_row(point: SizePoint, unit: units.Unit) -> Row:
+    """Return the row of one image size."""
     result = point.result
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
     return (
@@ -152,6 +154,7 @@ _FLOPS_NOTE = "By FLOPs: the step of the next smaller size measured, times the r
 
 
 def _forecast_note(points: Sequence[SizePoint]) -> str:
+    """Return a note on what the forecast of memory includes."""
     note = "Forecast: one rank's tensors by arithmetic"
     if not any(point.result.trial.train.device == "cpu" for point in points):
         return f"{note}."
@@ -182,6 +185,7 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _point_fields(point: SizePoint) -> dict[str, Any]:
+    """Return the JSON object of one image size."""
     return {
         "image_size": point.image_size,
         "trial": point.result.trial_id,

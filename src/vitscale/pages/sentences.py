@@ -378,6 +378,7 @@ def _contribution_clause(contribution: _Contribution, *, with_unit: bool) -> str
 
 
 def _factor_in_words(waterfall: Waterfall, name: str, *, takes_points: bool) -> str:
+    """Return the words for a factor that takes points, or gains some."""
     if name == "compute scaling":
         if waterfall.work_per_rank is not None and waterfall.work_per_rank < 1:
             return "smaller per-rank work"

@@ -398,6 +398,7 @@ def compared_fields(compared: Compared) -> dict[str, Any]:
 
 
 def _pair_fields(pair: Pair, limit: float | None) -> Mapping[str, Any]:
+    """Return the JSON object of a pair. Trials with the same runs are equal, whatever their times."""
     measured = pair.measured
     rounds = measured.rounds if measured is not None else 0
     target = USUAL_LIMIT if limit is None else limit

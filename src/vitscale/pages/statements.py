@@ -110,6 +110,7 @@ def _has_few_runs(figure: Estimate) -> bool:
 
 
 def _few_runs_sentence(scaling: Scaling) -> str:
+    """Return a sentence on a speedup of too few runs: "ddp: 1.6x on 2 ranks against 1 (efficiency 0.80; 1 run)."."""
     speedup = f"{units.share(scaling.speedup.value)}x"
     ranks = f"{units.ranks(scaling.gpus)} against {scaling.base_gpus}"
     efficiency = units.share(scaling.efficiency.value)
@@ -579,6 +580,7 @@ class Expectation:
 
 
 def _expectation_sentence(expected: Expectation | None) -> str:
+    """Return a sentence on the time to expect; empty where it is unknown."""
     if expected is None:
         return ""
     return (

@@ -293,6 +293,7 @@ def _comparison_table(key: _ReferenceKey, members: Sequence[AgainstReference]) -
 
 
 def _comparison_cell(comparison: CurveComparison | None) -> Cell:
+    """Return a ratio of speeds with its verdict and interval: "1.12x", "faster, 1.05-1.20"."""
     if comparison is None:
         return Cell(units.UNKNOWN)
     result = comparison.result

@@ -150,6 +150,7 @@ def _quota_sentence(quota_cores: float | None) -> str:
 
 
 def _share_advice(record: CheckRecord, slow_ranks: Sequence[int]) -> str:
+    """Return the advice to leave slow ranks out, or to give them smaller shares of the batch."""
     pronoun = "it" if len(slow_ranks) == 1 else "them"
     advice = f"Leave {pronoun} out, or give smaller shares"
     speeds = checked_rank_speeds(record)

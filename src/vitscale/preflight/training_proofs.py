@@ -256,7 +256,7 @@ def _epoch_differences(rank: RankRecord) -> Iterator[_ClockDifference]:
         steps_by_epoch.setdefault(line.epoch, []).append(line)
     for epoch in rank.epochs:
         steps = steps_by_epoch.get(epoch.epoch, [])
-        are_all_timed = {line.window for line in steps} == {"light"}
+        are_all_timed = {line.window for line in steps} == {"light"}  # timed, and no profiler or other probe ran
         if epoch.epoch == 0 or len(steps) != epoch.steps or not are_all_timed:
             continue  # the epoch's wall time includes pauses for measurements
         difference = abs(sum(line.seconds for line in steps) - epoch.seconds)
@@ -265,7 +265,11 @@ def _epoch_differences(rank: RankRecord) -> Iterator[_ClockDifference]:
 
 
 def _prove_profiling(name: str, run: Run) -> Proof:
-    """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it."""
+    """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it.
+
+    Timed steps are those without a profiler, from which reported times come ("light" in the records). On a GPU the
+    profiler stays attached once it has run, so that all timed steps must come before it (docs/decisions/0017).
+    """
     steps = _steps_around_profiler(run)
     if run.header.trial.train.device == "cuda" and steps.before:
         clean_status: Status = "fails" if steps.after else "holds"

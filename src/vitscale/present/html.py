@@ -133,6 +133,7 @@ def _block_elements(blocks: Iterable[doc.Block], depth: int) -> Markup:
 
 
 def _block_element(block: doc.Block, depth: int) -> str:
+    """Return the HTML of a block. `depth`: 2 for a heading `<h2>`, and so on."""
     match block:
         case doc.Section(folded=True):
             inner = _block_elements(block.blocks, min(depth + 1, _DEEPEST_HEADING))
@@ -162,6 +163,7 @@ def _block_element(block: doc.Block, depth: int) -> str:
 
 
 def _finding_element(finding: doc.Finding) -> str:
+    """Return a finding as HTML; the trials that it concerns unfold."""
     trials = " ".join(finding.about.trials)
     which_trials = ""
     if trials:
@@ -242,6 +244,7 @@ def _cell_elements(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
 
 
 def _figure_element(figure: doc.Figure, depth: int) -> str:
+    """Return a figure as HTML: its first view, with a placeholder for the picture, and its rows as a table."""
     view = figure.views[0]
     return _escaped_format(
         '<figure id="figure-{0}" data-figure="{0}">\n<figcaption><h{1}>{2}</h{1}>'
@@ -326,6 +329,7 @@ def _figure_data(figure: doc.Figure) -> Mapping[str, Any]:
 
 
 def _view_data(view: doc.FigureView) -> Mapping[str, Any]:
+    """Return a view as `page.js` reads it."""
     return {
         "title": view.title,
         "subtitle": view.subtitle,

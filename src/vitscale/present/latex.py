@@ -45,6 +45,7 @@ def escaped(text: str) -> str:
 
 
 def _block_lines(block: doc.Block, depth: int) -> Iterator[str]:
+    """Yield the lines of a block. `depth`: position of its heading in `_HEADINGS`, if it has one."""
     match block:
         case doc.Section():
             yield rf"\{_HEADINGS[min(depth, len(_HEADINGS) - 1)]}{{{escaped(block.title)}}}"
@@ -85,6 +86,7 @@ def _paragraph_lines(text: str) -> Iterator[str]:
 
 
 def _table_lines(table: doc.Table) -> Iterator[str]:
+    """Yield the lines of a table; the label of a group stands above its rows, across all columns."""
     yield r"\begin{table}"
     if table.title:
         yield rf"\caption{{{escaped(table.title)}}}"

@@ -290,6 +290,7 @@ def _accuracy_at_end(trial: TrialResult, end_panel: str) -> float | None:
 
 
 def _panel_fields(panel: _Panel, index: int) -> axes.ChartRow:
+    """Return the fields of a row on an accuracy. `index`: number of the panel, from 0."""
     bounds = ""
     if panel.lowest is not None and panel.highest is not None:
         bounds = f"{panel.lowest:.1%} to {panel.highest:.1%} over runs"
@@ -384,6 +385,7 @@ def target_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.
 def _target_fields(
     quantity: str, trial: TrialResult, interval: Estimate, show: Callable[[float], str]
 ) -> axes.ChartRow:
+    """Return the fields of a row on what the target accuracy took: "seconds" or "images"."""
     return {
         "quantity": quantity,
         "panel": "",

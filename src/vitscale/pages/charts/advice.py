@@ -209,6 +209,7 @@ def _curve_name(option: Option) -> str:
 
 
 def _option_row(option: Option, axes: _SpendingAxes) -> ChartRow:
+    """Return the chart's row of a configuration, in the units of the axes."""
     spent = (option.gpu_hours if option.cost is None else option.cost).times(axes.spent_unit.factor)
     return {
         "series": _curve_name(option),

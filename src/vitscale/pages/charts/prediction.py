@@ -75,6 +75,7 @@ def _median_seconds(point: MeasuredPoint, *, of_epoch: bool) -> float:
 
 
 def _predicted_row(prediction: Prediction, *, of_epoch: bool) -> axes.ChartRow:
+    """Return the row of a predicted point, with the 90 % intervals of the mean and of one run."""
     estimate = prediction.step_seconds
     if of_epoch and prediction.epoch_seconds:
         estimate = prediction.epoch_seconds

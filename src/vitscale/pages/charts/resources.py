@@ -316,6 +316,7 @@ def _resolution_figures(point: SizePoint) -> Iterator[axes.ChartRow]:
 def _resolution_fields(
     panel: str, kind: str, value: float, shown: str, low: float | None = None, high: float | None = None
 ) -> axes.ChartRow:
+    """Return the fields of a row. `kind`: "measured", "by FLOPs" or "forecast"."""
     return {
         "panel": panel,
         "kind": kind,
@@ -328,6 +329,7 @@ def _resolution_fields(
 
 
 def _resolution_view(panel: _ResolutionPanel, rows: list[axes.ChartRow]) -> FigureView:
+    """Draw a panel by image size. `rows`: those of the panel, in the unit of its axis."""
     plot = _resolution_plot(rows, panel.axis)
     measured = [row for row in rows if row["measured"]]
     largest = max(measured, key=lambda row: row["size"], default=rows[-1])
@@ -430,6 +432,7 @@ def startup_chart(analysis: Analysis) -> Figure | None:
 
 
 def _startup_plot(rows: list[axes.ChartRow]) -> axes.Plot:
+    """Draw a bar for each trial, stacked by phase."""
     phases = list(dict.fromkeys(row["phase"] for row in sorted(rows, key=lambda row: int(row["order"]))))
     colours = list(axes.ORDERED_COLOURS[: len(phases)])
     legend = {"title": None, "orient": "top", "columns": 6}

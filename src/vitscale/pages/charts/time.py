@@ -199,6 +199,7 @@ def stacked_rows(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list
 
 
 def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm) -> FigureView:
+    """Draw the bars of one batch, stacked by part, as time or as shares of the step."""
     rows = stacked_rows(bars, unit=form.unit)
     _add_labels(rows, form.unit)
     if form.unit is None:
@@ -329,6 +330,7 @@ def largest_loss(waterfalls: Sequence[Waterfall]) -> Waterfall | None:
 
 
 def _waterfall_view(waterfall: Waterfall, number: int) -> FigureView:
+    """Draw one waterfall. `number`: its number among the views, from 1, by which its file is named."""
     rows = waterfall_rows(waterfall)
     axes.cut_bars(rows, 0.0, _INTERVAL_HEADROOM * max(row["right"] for row in rows))
     for row in rows:

@@ -271,6 +271,7 @@ def _overall_sentence(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
 
 
 def _test_fields(test: AccuracyTest) -> dict[str, Any]:
+    """Return the JSON object of one test, with its clause."""
     return {
         "workload": test.name,
         **attributes(test, "gpus", "base_gpus"),

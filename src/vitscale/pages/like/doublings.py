@@ -351,6 +351,7 @@ def _rate_text(bytes_per_second: float) -> str:
 
 
 def _doubling_fields(doubling: SeriesDoubling) -> dict[str, Any]:
+    """Return the JSON object of one doubling, with its sentence."""
     test = doubling.test
     transfer = doubling.transfer
     run_gain = doubling.run_gain

@@ -122,6 +122,7 @@ def hosts_sentence(test: HostsTest) -> str:
 
 
 def _verdict_in_words(test: HostsTest) -> str:
+    """Return the verdict of the test of all GPU counts as the end of a sentence."""
     margin = f"{100 * test.margin:.0f} %"
     p_value = _p_value(test)
     limit = f"a difference of {100 * (test.cannot_exclude or 0.0):.1f} % cannot be excluded"
@@ -264,6 +265,7 @@ def _three_decimals(value: float | None) -> str:
 
 
 def _pair_fields(pair: HostPair) -> dict[str, Any]:
+    """Return the JSON object of one workload, with its sentence."""
     test = pair.test
     return {
         "workload": pair.name,

@@ -67,6 +67,7 @@ class _Workload:
         return sum(self._matches(curve))
 
     def _matches(self, curve: FigureSeries) -> tuple[bool, ...]:
+        """Return, for mode, hosts, dataset and micro-batch, whether a curve has the workload's."""
         return (
             self.mode == curve.mode,
             self.hosts in (None, curve.hosts),
@@ -231,6 +232,7 @@ def _measured_workloads(series: Sequence[FigureSeries]) -> list[str]:
 
 
 def _workload_words(curve: FigureSeries, *, says_cluster: bool) -> _WorkloadWords:
+    """Return the words for the workload of a curve. `says_cluster`: whether its cluster is named."""
     counts = _gpu_counts(curve)
     return _WorkloadWords(
         workload=f"{_MODE_NAMES[curve.mode]} {_hosts_of_series(curve)} on {_dataset_name(curve.dataset)}",
@@ -266,6 +268,7 @@ def needs_of(figure: StudyFigure) -> tuple[str, ...]:
 
 
 def _hosts_needed(figure: StudyFigure) -> str:
+    """Return the hosts that a figure needs in words: "one with 8 GPUs, and 8 with one GPU in each"."""
     most = max(figure.gpus)
     needed: Mapping[Hosts, str] = {
         "one host": f"one with {most} GPUs",
@@ -283,6 +286,7 @@ def _data_lines(figure: StudyFigure) -> list[str]:
 
 
 def _train_lines(figure: StudyFigure) -> list[str]:
+    """Return the lines of the section [train]; none where nothing must be set."""
     settings = []
     if figure.micro_batch is not None:
         settings.append(f"micro_batch = {figure.micro_batch}")
@@ -311,6 +315,7 @@ def _sweep_lines(figure: StudyFigure) -> list[str]:
 
 
 def _measure_lines(figure: StudyFigure) -> list[str]:
+    """Return the lines of the section [measure]; none where nothing must be set."""
     if figure.quantity == "run waterfall":
         return ["[measure]", "steps = 50", "explain = true", "checkpoint = true"]
     if figure.quantity == "epoch time by micro-batch":

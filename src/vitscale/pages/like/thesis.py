@@ -58,6 +58,7 @@ def training_table(material: Material) -> Table:
 
 
 def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
+    """Return the different reasons why members have no GPU utilisation."""
     reasons = set()
     for member in members:
         used = member.trial.resources

@@ -281,26 +281,29 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
         results: the results folder, for the commands.
     """
     folder = shlex.quote(str(results)) if results is not None else "RESULTS"
-    lines: list[str] = []
+    measured = [trial for trial in analysis.trials.values() if trial.run_figures]
+    missing_runs = what_to_run(analysis)
+    lines = [text for text in (steady_first(measured), capitalised(missing_runs)) if text]
     commands: list[str] = []
-    unsteady = steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
-    if unsteady:
-        lines.append(unsteady)
-    to_run = what_to_run(analysis)
-    if to_run:
-        lines.append(capitalised(to_run))
-    if to_run and not _is_imported(analysis):
+    if missing_runs and not _is_imported(analysis):
         commands.append(f"vitscale run STUDY.toml -o {folder}")
     if advice is not None:
         lines += _advice_lines(analysis, advice)
         commands.append(f"vitscale advise {folder} --deadline 1h")
     if not lines:
-        warnings = [finding.advice for finding in analysis.findings if finding.severity == "warning" and finding.advice]
-        lines = warnings[:1] or ["Nothing more to measure for what was asked."]
+        lines = [_advice_of_first_warning(analysis) or "Nothing more to measure for what was asked."]
     blocks: list[doc.Block] = [doc.Bullets(tuple(lines))]
     if commands:
         blocks.append(doc.Code(tuple(commands)))
     return doc.Section("What next?", tuple(blocks))
+
+
+def _advice_of_first_warning(analysis: Analysis) -> str:
+    """Return the advice of the first warning that has any; empty where none has."""
+    for finding in analysis.findings:
+        if finding.severity == "warning" and finding.advice:
+            return finding.advice
+    return ""
 
 
 def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:

@@ -244,21 +244,32 @@ def training_length(analysis: Analysis, fastest_trial: BestCandidate) -> Trainin
         return unknown
     if best.startup_seconds is None or any(trial.startup_seconds is None for trial in others):
         return unknown
-    epochs = 1
-    for other in others:
-        startup_lag = best.startup_seconds - _startup_seconds(other)
-        saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
-        is_caught_up = startup_lag <= saved_per_epoch * epochs
-        if is_caught_up:
-            continue
-        if saved_per_epoch <= 0:
-            return unknown  # it starts later, and no number of epochs makes up for that
-        epochs = math.ceil(startup_lag / saved_per_epoch)
+    epochs = _epochs_to_catch_up(best, others)
+    if epochs is None:
+        return unknown
     first_before = min(others, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
     startup = units.seconds(best.startup_seconds)
     if starts_as_forks(best):
         startup = f"{startup} of {FORKED_RANKS}"
     return TrainingLength(epochs, trial_label(analysis, first_before), startup)
+
+
+def _epochs_to_catch_up(best: TrialResult, others: Sequence[TrialResult]) -> int | None:
+    """Return the fewest epochs after which `best` ends no later than any of the others, start-up included.
+
+    Return None where another trial starts up sooner, and its epochs are as short, so that it is never caught up.
+    """
+    epochs = 1
+    for other in others:
+        startup_lag = _startup_seconds(best) - _startup_seconds(other)
+        saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
+        is_caught_up = startup_lag <= saved_per_epoch * epochs
+        if is_caught_up:
+            continue
+        if saved_per_epoch <= 0:
+            return None
+        epochs = math.ceil(startup_lag / saved_per_epoch)
+    return epochs
 
 
 def _startup_seconds(trial: TrialResult) -> float:

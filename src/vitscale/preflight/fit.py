@@ -69,7 +69,8 @@ def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operat
 def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:
     """Return the time of the slowest rank, the median over the repeats that all ranks have."""
     seconds_by_repeat = zip(*(line.seconds for line in lines), strict=False)  # as many repeats as all ranks have
-    return statistics.median(max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat)
+    slowest_by_repeat: list[float] = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
+    return statistics.median(slowest_by_repeat)
 
 
 class LinkFit(NamedTuple):

@@ -284,19 +284,32 @@ def _group_times(record: CheckRecord, name: SplitGroup, operation: Operation) ->
             if line.group == name and line.operation == operation:
                 repeat_seconds[_RankSize(rank.rank, line.size_bytes)] = line.seconds
     groups = record.request.split_groups(name)
-    ranks = list(chain.from_iterable(groups))
-    sizes = {key.size_bytes for key in repeat_seconds}
-    common_sizes = [size for size in sizes if all(_RankSize(rank, size) in repeat_seconds for rank in ranks)]
-    if not common_sizes:
+    size = _largest_common_size(repeat_seconds, list(chain.from_iterable(groups)))
+    if size is None:
         return _GroupTimes(0, {})
-    largest_size = max(common_sizes)
     seconds_by_group = {}
     for group in groups:
-        seconds_by_rank = [repeat_seconds[_RankSize(rank, largest_size)] for rank in group]
-        seconds_by_repeat = zip(*seconds_by_rank, strict=False)  # as many repeats as all ranks have
-        slowest_by_repeat = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
-        seconds_by_group[group] = min(slowest_by_repeat)
-    return _GroupTimes(largest_size, seconds_by_group)
+        seconds_by_group[group] = _best_group_seconds([repeat_seconds[_RankSize(rank, size)] for rank in group])
+    return _GroupTimes(size, seconds_by_group)
+
+
+def _largest_common_size(measured: Iterable[_RankSize], ranks: Sequence[int]) -> int | None:
+    """Return the largest size in bytes that all these ranks have measured; None where they have none in common."""
+    ranks_by_size: dict[int, set[int]] = {}
+    for rank_size in measured:
+        ranks_by_size.setdefault(rank_size.size_bytes, set()).add(rank_size.rank)
+    common_sizes = [size for size, ranks_of_size in ranks_by_size.items() if ranks_of_size.issuperset(ranks)]
+    return max(common_sizes, default=None)
+
+
+def _best_group_seconds(repeats_by_rank: Sequence[Sequence[float]]) -> float:
+    """Return the seconds of a group's fastest repeat, each of which takes as long as on its slowest rank.
+
+    `repeats_by_rank`: the seconds of each repeat, for each rank of the group.
+    """
+    seconds_by_repeat = zip(*repeats_by_rank, strict=False)  # as many repeats as all ranks have
+    slowest_by_repeat: list[float] = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
+    return min(slowest_by_repeat)
 
 
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:

@@ -137,11 +137,9 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
         late: list[CheckedRank] = []  # not done within the stage's limit
         failed: list[_FailedStage] = []
         for rank in record.ranks:
-            for line in rank.stages:
-                if line.name == stage and line.ending == "timeout":
-                    late.append(rank)
-                elif line.name == stage and line.ending == "failed":
-                    failed.append(_FailedStage(rank, line.reason))
+            endings = [line for line in rank.stages if line.name == stage]
+            late += [rank for line in endings if line.ending == "timeout"]
+            failed += [_FailedStage(rank, line.reason) for line in endings if line.ending == "failed"]
         if late or failed:
             yield _failed_stage_finding(record, stage, late, failed)
 

@@ -278,8 +278,15 @@ def _prove_profiling(name: str, run: Run) -> Proof:
     if min(len(steps.before), len(steps.after)) < _FEWEST_COMPARED_STEPS:
         message = f"{len(steps.before)} timed steps before it and {len(steps.after)} after"
         return Proof("profiling", name, "untold", message)
-    before = _spread(steps.before)
-    after = _spread(steps.after)
+    return _prove_equal_pace(name, before=_spread(steps.before), after=_spread(steps.after))
+
+
+def _prove_equal_pace(name: str, *, before: _Spread, after: _Spread) -> Proof:
+    """Whether timed steps after the profiler first ran are not slower than those before, by more than chance.
+
+    Chance may explain a difference of up to three standard errors. The standard error of a median is taken as 1.253
+    times that of a mean, as it is for values that are normally distributed.
+    """
     largest_deviation = max(before.deviation, after.deviation)
     if before.median <= 0 or largest_deviation / before.median > _MOST_DEVIATION:
         share = units.percent(largest_deviation / before.median) if before.median > 0 else "all"

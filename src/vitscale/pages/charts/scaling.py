@@ -568,9 +568,15 @@ def both_axes(rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y_sc
     lowest = positions[0]
     highest = positions[-1]
     is_wide = lowest > 0 and highest >= _WIDE_RANGE * lowest
-    are_ranks = not axis.field and not axis.is_even
-    y_is_log = are_ranks and (y_scale == "log2 by log2" or (y_scale == "as x" and is_wide))
-    x_is_log = bool(axis.field) or y_is_log or (are_ranks and is_wide)
+    if axis.field:
+        x_is_log = True
+        y_is_log = False
+    elif axis.is_even:
+        x_is_log = False
+        y_is_log = False
+    else:
+        y_is_log = y_scale == "log2 by log2" or (y_scale == "as x" and is_wide)
+        x_is_log = y_is_log or is_wide
     are_whole = all(isinstance(position, int) for position in positions)
     x = axes.ticked_axis("x", axis.title, positions, log=x_is_log, number="d" if are_whole else "~g")
     scale = {"type": "log", "base": 2} if y_is_log else {"zero": True, "nice": True}

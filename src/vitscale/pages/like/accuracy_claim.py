@@ -163,16 +163,26 @@ def _counted_images(trial: TrialResult, samples: EqualSamples) -> int | None:
     An imported training accuracy is taken to be that of rank 0 alone, which counted its share of the images.
     """
     run = trial.recorded_runs[0]
-    if samples.split == "held-out":
-        model = next((rank.model for rank in run.ranks if rank.model is not None), None)
-        return None if model is None else model.held_out_samples or None
+    images = _held_out_images(run) if samples.split == "held-out" else _training_images(run)
+    return images or None
+
+
+def _held_out_images(run: Run) -> int:
+    """Return the number of held-out images; 0 where no rank has recorded it."""
+    for rank in run.ranks:
+        if rank.model is not None:
+            return rank.model.held_out_samples or 0
+    return 0
+
+
+def _training_images(run: Run) -> int:
+    """Return the number of images of an epoch from which a training accuracy was counted; 0 where it is unknown."""
     first_epochs = [rank.epochs[0] for rank in run.ranks if rank.epochs]
-    if not first_epochs or not first_epochs[0].images:
-        return None
-    images = first_epochs[0].images
-    if run.header.imported is None:
-        return images
-    return images // run.header.trial.world.size or None
+    if not first_epochs:
+        return 0
+    images = first_epochs[0].images or 0
+    is_of_rank_0_alone = run.header.imported is not None
+    return images // run.header.trial.world.size if is_of_rank_0_alone else images
 
 
 def _claim_sentences(tests: AccuracyTests) -> list[str]:

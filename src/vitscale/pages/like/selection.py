@@ -51,7 +51,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Workload:
-    """One of the workloads that a figure needs; None: any."""
+    """One of the workloads that a figure needs. A property that is None may have any value."""
 
     mode: Mode
     hosts: Hosts | None
@@ -62,7 +62,7 @@ class _Workload:
         """Whether a curve has all four properties."""
         return all(self._matches(curve))
 
-    def likeness(self, curve: FigureSeries) -> int:
+    def shared_properties(self, curve: FigureSeries) -> int:
         """The number of the four properties that a curve has."""
         return sum(self._matches(curve))
 
@@ -80,9 +80,7 @@ def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | s
     """Return the series of a figure; where the results lack one of them, return a sentence on what is missing."""
     if not series:
         return "No trial of these results has completed."
-    candidates = [curve for curve in series if not _is_of_another_cluster(figure, curve)]
-    if figure.quantity in _NEEDING_SEVERAL_COUNTS:
-        candidates = [curve for curve in candidates if len(_gpu_counts(curve)) > 1]
+    candidates = [curve for curve in series if _is_candidate(figure, curve)]
     datasets = _drawn_datasets(figure, series)
     if len(set(datasets)) < len(datasets):
         return f"These results hold one dataset only, {datasets[0]}: there is none to set beside it."
@@ -93,11 +91,23 @@ def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | s
         fitting = [curve for curve in candidates if workload.fits(curve)]
         if not fitting:
             return _missing_workload(figure, workload, series)
-        bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
-        each_once = {id(curve): curve for curve in (*bases, *fitting)}
-        selected += each_once.values()
+        selected += _with_their_bases(fitting, candidates)
     selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(selected), _replacement_notes(figure, datasets, micro_batch))
+
+
+def _is_candidate(figure: StudyFigure, curve: FigureSeries) -> bool:
+    """Whether a figure may draw a curve: it is of the figure's cluster, and has as many GPU counts as are needed."""
+    if _is_of_another_cluster(figure, curve):
+        return False
+    return figure.quantity not in _NEEDING_SEVERAL_COUNTS or len(_gpu_counts(curve)) > 1
+
+
+def _with_their_bases(fitting: Sequence[FigureSeries], candidates: Sequence[FigureSeries]) -> list[FigureSeries]:
+    """Return the series with the bases of some of them, which come first (`_is_base_of_some`); each once."""
+    bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
+    each_once = {id(curve): curve for curve in (*bases, *fitting)}
+    return list(each_once.values())
 
 
 def _gpu_counts(curve: FigureSeries) -> set[int]:
@@ -187,7 +197,7 @@ def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence
         parts.append(f"at micro-batch {workload.micro_batch}")
     if any(_is_of_another_cluster(figure, curve) and workload.fits(curve) for curve in series):
         parts.append(f"of the cluster {figure.cluster}")
-    most_similar_first = sorted(series, key=workload.likeness, reverse=True)
+    most_similar_first = sorted(series, key=workload.shared_properties, reverse=True)
     measured = _measured_workloads(most_similar_first)
     return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
 

@@ -77,12 +77,12 @@ def pace_text(trial: TrialResult) -> str:
     return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
 
 
-def label_and_pace(analysis: Analysis, trial: TrialResult, *more: str) -> str:
+def label_and_pace(analysis: Analysis, trial: TrialResult, *further_details: str) -> str:
     """Return "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)".
 
-    `more`: further texts at the end of the brackets, such as "3 runs".
+    `further_details`: further texts at the end of the brackets, such as "3 runs".
     """
-    details = [*_interval_of_pace(trial), *epoch_of_all_images_text(trial), *more]
+    details = [*_interval_of_pace(trial), *epoch_of_all_images_text(trial), *further_details]
     brackets = f" ({', '.join(details)})" if details else ""
     return f"{trial_label(analysis, trial)}: {pace_text(trial)}{brackets}"
 

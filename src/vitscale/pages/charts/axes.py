@@ -140,17 +140,17 @@ def has_intervals(rows: Iterable[ChartRow]) -> bool:
     return any(row["low"] is not None for row in rows)
 
 
-def quantity(name: str, title: str | None = None, **more: Any) -> ChartSpec:
+def quantity(name: str, title: str | None = None, **options: Any) -> ChartSpec:
     """Encode a number: the field `name` of a row."""
     encoding: ChartSpec = {"field": name, "type": "quantitative"}
     if title is not None:
         encoding["title"] = title
-    return encoding | more
+    return encoding | options
 
 
-def nominal(name: str, title: str | None = None, **more: Any) -> ChartSpec:
+def nominal(name: str, title: str | None = None, **options: Any) -> ChartSpec:
     """Encode text: the field `name` of a row."""
-    return {"field": name, "type": "nominal", "title": title, **more}
+    return {"field": name, "type": "nominal", "title": title, **options}
 
 
 def tooltip(**fields: str) -> list[ChartSpec]:
@@ -216,7 +216,7 @@ def add_curves(
     plot: Plot,
     x: ChartSpec,
     y: ChartSpec,
-    shown: list[ChartSpec],
+    point_tooltip: list[ChartSpec],
     *,
     one_ideal: bool = True,
     ordered: bool = False,
@@ -230,7 +230,7 @@ def add_curves(
             `published` as hollow grey points.
         x: the axis along which points stand.
         y: the axis of their `value`.
-        shown: the tooltip of a point.
+        point_tooltip: the tooltip of a point.
         one_ideal: whether the ideal is one for all series, and grey; else each series has its own, in its colour.
         ordered: whether the series have an order, which their colours show.
         joined: whether lines join the points of a series.
@@ -249,25 +249,25 @@ def add_curves(
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):
         plot.add("runs", SINGLE_RUN, x=x, y=y, color=colour, shape=shape)
-    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, shown)
+    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, point_tooltip)
     if plot.datasets.get("published"):
         hollow = {"type": "point", "size": 60, "filled": False, "opacity": 1, "strokeWidth": 1.6}
         published = tooltip(what="published", shown="value")
         plot.add("published", hollow, x=x, y=y, color={"value": IDEAL_COLOUR}, shape=shape, tooltip=published)
 
 
-def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None:
-    """Add the points of `rows` with the tooltip `shown`.
+def _add_points(plot: Plot, encoding: ChartSpec, point_tooltip: list[ChartSpec]) -> None:
+    """Add the points of `rows`, with their tooltip.
 
     Points with a text in `drift` are hollow, and their tooltip has that text too.
     """
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     if not any(row.get("drift") for row in plot.datasets["rows"]):
-        plot.add("rows", filled, **encoding, tooltip=shown)
+        plot.add("rows", filled, **encoding, tooltip=point_tooltip)
         return
     hollow = filled | {"filled": False}
-    plot.add("rows", filled, "!datum.drift", **encoding, tooltip=shown)
-    plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*shown, *tooltip(drift="drift")])
+    plot.add("rows", filled, "!datum.drift", **encoding, tooltip=point_tooltip)
+    plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*point_tooltip, *tooltip(drift="drift")])
 
 
 def add_bars(plot: Plot, dataset: str, positions: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:

@@ -39,7 +39,7 @@ def curves_view(
     less_is_better: bool = False,
     ordered: bool = False,
     joined: bool = True,
-    more: Sequence[str] = (),
+    further_sentences: Sequence[str] = (),
 ) -> FigureView:
     """Return one picture of curves.
 
@@ -56,7 +56,7 @@ def curves_view(
         less_is_better: whether lower values are better.
         ordered: whether the curves have an order, which their colours then show.
         joined: whether lines join the points of a curve.
-        more: sentences that follow the summary.
+        further_sentences: sentences that follow the summary.
     """
     rows = plot.datasets["rows"]
     left_out = plot.datasets.get("left_out", [])
@@ -70,7 +70,7 @@ def curves_view(
         mark = {"type": "text", "angle": 270, "align": "left", "fontSize": 11}
         text = {"field": "text", "type": "nominal"}
         plot.add("left_out", mark, x=default_axes.x, y={"value": HEIGHT - 6}, text=text)
-    summary = " ".join([best_at_largest(rows, label, axis, less_is_better=less_is_better), *more])
+    summary = " ".join([best_at_largest(rows, label, axis, less_is_better=less_is_better), *further_sentences])
     return FigureView(
         name="-".join(choice.value for choice in choices.values()),
         choices=choices,
@@ -166,7 +166,7 @@ def times_view(
         _subtitle_parts(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
         y_scale="from zero" if is_weak else "as x",
         less_is_better=True,
-        more=_uncompared_sentences(selection),
+        further_sentences=_uncompared_sentences(selection),
     )
 
 
@@ -205,7 +205,7 @@ def _relative_view(selection: Selection, published: PublishedPoints, quantity: _
         quantity.name,
         _subtitle_parts(selection, rows, published, relative_name=quantity.name),
         y_scale="from zero" if quantity.is_efficiency else "log2 by log2",
-        more=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
+        further_sentences=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
     )
 
 

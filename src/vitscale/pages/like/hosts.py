@@ -181,7 +181,7 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     ]
     sentences = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": ControlOption("ratio", "several hosts against one")}
-    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=sentences)
+    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, further_sentences=sentences)
 
 
 class _RatioRange(NamedTuple):

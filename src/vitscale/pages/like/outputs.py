@@ -167,13 +167,13 @@ def _to_html(evaluated: _Evaluated) -> str:
     blocks += [_figure_section(outcome) for outcome in figures]
     if material.analysis.problems:
         blocks.append(Section("Unused records", (Bullets(material.analysis.problems),)))
-    blocks.append(Section("Source", (Paragraph(study.reading),)))
+    blocks.append(Section("Source", (Paragraph(study.reading_note),)))
     drawn = [outcome for outcome in figures if outcome.lack is None]
     subtitle = f"{len(drawn)} of {len(figures)} figures drawn"
     if len(drawn) < len(figures):
         subtitle += f"; {len(figures) - len(drawn)} say what data they lack"
     document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
-    return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
+    return to_html(document, brand=f"vitscale: like {study.title_name}", subtitle=subtitle)
 
 
 def _figure_section(drawn: FigureOutcome) -> Section:

@@ -68,16 +68,16 @@ class StudyFigure:
 
 @dataclass(frozen=True)
 class Material:
-    """What figures, tables and claims are made from."""
+    """The results at hand, from which a study's figures and tables are made and on which its claims are tested."""
 
     analysis: Analysis
     series: tuple[FigureSeries, ...]
     network: Network | None = None
-    """The network between the ranks, as it was checked or declared; None: not asked for."""
+    """The network between the ranks, as it was checked or declared, for what transfers take; None: it is not needed."""
 
     @classmethod
     def of(cls, analysis: Analysis, network: Network | None = None) -> Material:
-        """Takes the material from results."""
+        """Take the series from results that were analysed."""
         return cls(analysis, tuple(all_series(analysis)), network)
 
 
@@ -109,11 +109,11 @@ class PublishedStudy:
 
     name: str
     """The study's name in `report --like`."""
-    short: str
+    title_name: str
     """Name in titles: "the published study"."""
     source: str
     """Title and where it is found."""
-    reading: str
+    reading_note: str
     """How the figures relate to the study's own, which is named in it."""
     figures: tuple[StudyFigure, ...]
     claims: tuple[StudyClaim, ...]

@@ -280,13 +280,13 @@ def _read_and_compare(folders: Sequence[Path], limit: float | None, *, combine_u
         RequestError: no trial has a counterpart.
         StoreError: a folder holds no results, or they cannot be read.
     """
-    names = _short_names(folders)
+    result_names = _short_names(folders)
     analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in folders]
-    named_results = list(zip(names, analysed, strict=True))
+    named_results = list(zip(result_names, analysed, strict=True))
     pairs = side_by_side(named_results)
     if not pairs:
         raise RequestError(
-            f"no trial of {shown(names[0])} has a counterpart in the others",
+            f"no trial of {shown(result_names[0])} has a counterpart in the others",
             next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
         )
     return Compared.of(named_results, pairs, limit)

@@ -76,8 +76,8 @@ def _refusal_of_field(error: Exception) -> RequestError | None:
     likely = likely_overrides(option_name.lstrip("-").replace("-", "_").lower())
     if not likely:
         return None
-    what = f"no such option: {shown(option_name)}; what a study says is given as KEY=VALUE"
-    return RequestError(what, next_step=f"Write {' or '.join(likely)}")
+    message = f"no such option: {shown(option_name)}; what a study says is given as KEY=VALUE"
+    return RequestError(message, next_step=f"Write {' or '.join(likely)}")
 
 
 _NUMBER_KINDS = {"int_": "whole number", "float_": "number"}

@@ -91,18 +91,18 @@ def watch(
     from rich.console import Group
     from rich.live import Live
 
-    look = _look_once(results)
+    last_look = _look_once(results)
     console = ProgramConsole()
     if once or json or not redraws(console):
-        show_result(look.result, json=json, verbose=True)
+        show_result(last_look.result, json=json, verbose=True)
         return
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(Group(*lines(look.result.document(), console.width, verbose=True)), refresh=True)
-                if look.result.is_done:
+                live.update(Group(*lines(last_look.result.document(), console.width, verbose=True)), refresh=True)
+                if last_look.result.is_done:
                     return
-                time.sleep(max(_REST_SECONDS, _REST_PER_LOOK_SECOND * look.seconds))
-                look = _look_once(results)
+                time.sleep(max(_REST_SECONDS, _REST_PER_LOOK_SECOND * last_look.seconds))
+                last_look = _look_once(results)
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

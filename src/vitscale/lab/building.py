@@ -382,8 +382,8 @@ def wait_for_daemon(host: Path) -> None:
     while daemon_pid(host) is None:  # written when it listens
         if time.monotonic() > end:
             log = host / "sshd.log"
-            words = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
-            raise VitscaleError(f"sshd does not start on {host.name}: {shown(words or 'it says nothing')}")
+            log_text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+            raise VitscaleError(f"sshd does not start on {host.name}: {shown(log_text or 'it says nothing')}")
         time.sleep(0.01)
 
 

@@ -312,9 +312,9 @@ def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
     if option is None:
         return []
     epochs = units.counted(advice.work.epochs, "epoch")
-    taken = f"{advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}."
+    configuration = f"{advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}."
     other_batch = _other_batch(analysis, advice, option)
-    lines = [f"For {epochs} with start-up, advice takes {taken}{other_batch}"]
+    lines = [f"For {epochs} with start-up, advice takes {configuration}{other_batch}"]
     if starts_as_forks(advice, option):
         lines.append(OF_FORKS)
     return lines
@@ -584,11 +584,11 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     if steps is not None:
         return _Summary(steps, missing_curves=0)
     curves = _curves_in_summary(analysis)
-    shown = curves
+    shown_curves = curves
     if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
         most_rows = max(_FEWEST_SUMMARY_ROWS, _MOST_SUMMARY_ROWS - sentences_below)
-        shown = _curves_that_fit(curves, best_measured(analysis), most_rows)
-    return _Summary(_table_of_curves(analysis, shown), missing_curves=len(curves) - len(shown))
+        shown_curves = _curves_that_fit(curves, best_measured(analysis), most_rows)
+    return _Summary(_table_of_curves(analysis, shown_curves), missing_curves=len(curves) - len(shown_curves))
 
 
 class _SpeedColumn(NamedTuple):

@@ -238,29 +238,29 @@ def training_length(analysis: Analysis, fastest_trial: BestCandidate) -> Trainin
     are not of epochs, or where a start-up is unknown.
     """
     best = fastest_trial.trial
-    others = [trial for trial in candidates(analysis) if trial is not best]
+    other_trials = [trial for trial in candidates(analysis) if trial is not best]
     unknown = TrainingLength(None, other="", startup="")
-    if best.of_rates or best.timed_as_a_whole or not others:
+    if best.of_rates or best.timed_as_a_whole or not other_trials:
         return unknown
-    if best.startup_seconds is None or any(trial.startup_seconds is None for trial in others):
+    if best.startup_seconds is None or any(trial.startup_seconds is None for trial in other_trials):
         return unknown
-    epochs = _epochs_to_catch_up(best, others)
+    epochs = _epochs_to_catch_up(best, other_trials)
     if epochs is None:
         return unknown
-    first_before = min(others, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
+    first_before = min(other_trials, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
     startup = units.seconds(best.startup_seconds)
     if starts_as_forks(best):
         startup = f"{startup} of {FORKED_RANKS}"
     return TrainingLength(epochs, trial_label(analysis, first_before), startup)
 
 
-def _epochs_to_catch_up(best: TrialResult, others: Sequence[TrialResult]) -> int | None:
+def _epochs_to_catch_up(best: TrialResult, other_trials: Sequence[TrialResult]) -> int | None:
     """Return the fewest epochs after which `best` ends no later than any of the others, start-up included.
 
     Return None where another trial starts up sooner, and its epochs are as short, so that it is never caught up.
     """
     epochs = 1
-    for other in others:
+    for other in other_trials:
         startup_lag = _startup_seconds(best) - _startup_seconds(other)
         saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
         is_caught_up = startup_lag <= saved_per_epoch * epochs

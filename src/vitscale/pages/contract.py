@@ -149,16 +149,16 @@ def _swept_type(value: Any) -> str:
     return {str: "text", int: "whole", bool: "flag", float: "real"}.get(type(value), "text")
 
 
-def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, Any] | None = None) -> bytes:
+def to_table(rows: Sequence[dict[str, Any]], table_format: str, columns: Mapping[str, Any] | None = None) -> bytes:
     """Return rows as CSV or Parquet.
 
     Args:
         rows: rows as `frame` takes them.
-        kind: csv or parquet.
+        table_format: csv or parquet.
         columns: as `frame` takes them; None: no columns where there are no rows.
     """
-    table = frame(rows, columns or {}, for_csv=kind == "csv")
-    if kind == "csv":
+    table = frame(rows, columns or {}, for_csv=table_format == "csv")
+    if table_format == "csv":
         return table.write_csv().encode()
     file = io.BytesIO()
     table.write_parquet(file)

@@ -407,10 +407,10 @@ def _judge_setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdic
     evidence = f"Varied: {levels}. {counted(len(environments), 'environment')}, in full under Environment"
     evidence += "; the study file is part of the report." if analysis.study.imported is None else "."
     missing = []
-    for what, is_lacking in _SETUP_GAPS.items():
+    for part, is_lacking in _SETUP_GAPS.items():
         count = sum(is_lacking(result) for result in measured)
         if count:
-            missing.append(f"{what} of {counted(count, 'trial')}")
+            missing.append(f"{part} of {counted(count, 'trial')}")
     if not missing:
         return _Verdict("yes", evidence)
     kept: Kept = "in part" if environments else "no"

@@ -57,18 +57,18 @@ class Reported:
     package_figures: tuple[Figure, ...] = ()
     """Charts from other packages."""
 
-    def text(self, kind: str) -> str:
+    def text(self, form: str) -> str:
         """Return the report as html, md, latex or json; or its methods alone, as Markdown (methods)."""
-        if kind == "json":
+        if form == "json":
             return to_json(self.analysis, self.forecast)
-        if kind == "methods":
+        if form == "methods":
             methods = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
             document = beginning_with_unread(methods, self.analysis.unread)
         else:
             document = report_document(self.analysis, self.forecast, self.advice, self.results, self.package_figures)
-        if kind == "html":
+        if form == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
-        if kind == "latex":
+        if form == "latex":
             from vitscale.present.latex import to_latex
 
             return to_latex(document)
@@ -160,9 +160,9 @@ def write(
     Raises:
         RequestError: a format is unknown, or a file cannot be written.
     """
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format", kind, FORMATS)
+    for form in formats:
+        if form not in FORMATS:
+            raise unknown("format", form, FORMATS)
     with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
         return _write(reported, results, formats, output, to_standard_output=to_standard_output)
 
@@ -173,20 +173,20 @@ def _write(
     """Write formats that exist: first tables and texts in the order of `formats`, then pictures, then traces."""
     targets = _output_targets(results, formats, output)
     written = []
-    for kind in formats:
-        if kind in TABLES:
-            written += _write_tables(reported.analysis, kind, targets)
-        elif kind in NAMES:
-            text = reported.text(kind)
-            if output is None and to_standard_output and kind in TO_STANDARD_OUTPUT:
+    for form in formats:
+        if form in TABLES:
+            written += _write_tables(reported.analysis, form, targets)
+        elif form in NAMES:
+            text = reported.text(form)
+            if output is None and to_standard_output and form in TO_STANDARD_OUTPUT:
                 sys.stdout.write(text)
             else:
-                path = targets.file or targets.folder / NAMES[kind]
+                path = targets.file or targets.folder / NAMES[form]
                 store.write_whole(path, text, make_folder=True)
                 written.append(path)
-    picture_kinds = [kind for kind in formats if kind in FIGURE_FORMATS]
-    if picture_kinds:
-        written += _write_pictures(reported, picture_kinds, targets.picture_folder)
+    picture_formats = [form for form in formats if form in FIGURE_FORMATS]
+    if picture_formats:
+        written += _write_pictures(reported, picture_formats, targets.picture_folder)
     if "trace" in formats:
         written += _write_traces(reported.analysis, targets.trace_folder)
     return written
@@ -214,7 +214,7 @@ def _output_targets(results: Path, formats: Sequence[str], output: Path | None) 
     return _OutputTargets(folder, file=None if is_folder else output, picture_folder=output, trace_folder=output)
 
 
-def _write_tables(analysis: Analysis, kind: str, targets: _OutputTargets) -> list[Path]:
+def _write_tables(analysis: Analysis, form: str, targets: _OutputTargets) -> list[Path]:
     """Write the table of the trials and the table of the runs, as csv or parquet.
 
     Raises:
@@ -223,27 +223,27 @@ def _write_tables(analysis: Analysis, kind: str, targets: _OutputTargets) -> lis
     file = targets.file
     if file is not None and store.is_stream(file):
         raise RequestError(
-            f"{shown(str(file))} is no folder, and {kind} makes two files",
+            f"{shown(str(file))} is no folder, and {form} makes two files",
             next_step="Name a file or a folder with -o",
         )
-    trials_path = targets.folder / f"trials.{kind}"
-    runs_path = targets.folder / f"runs.{kind}"
+    trials_path = targets.folder / f"trials.{form}"
+    runs_path = targets.folder / f"runs.{form}"
     if file is not None:
         trials_path = file
         runs_path = file.with_name(f"{file.stem}-runs{file.suffix}")
-    store.write_whole(trials_path, to_table(trial_rows(analysis), kind, {}), make_folder=True)
-    store.write_whole(runs_path, to_table(run_rows(analysis), kind, run_columns(analysis)), make_folder=True)
+    store.write_whole(trials_path, to_table(trial_rows(analysis), form, {}), make_folder=True)
+    store.write_whole(runs_path, to_table(run_rows(analysis), form, run_columns(analysis)), make_folder=True)
     return [trials_path, runs_path]
 
 
-def _write_pictures(reported: Reported, kinds: Sequence[str], folder: Path) -> list[Path]:
-    """Write each view of each figure in each of the picture formats `kinds`."""
+def _write_pictures(reported: Reported, formats: Sequence[str], folder: Path) -> list[Path]:
+    """Write each view of each figure in each of these picture formats."""
     figures = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.package_figures)
     views: list[FigureView] = []
     for figure in figures:
         views += figure.views
     written = []
-    for name, content in pictures(views, kinds):
+    for name, content in pictures(views, formats):
         store.write_whole(folder / name, content, make_folder=True)
         written.append(folder / name)
     return written

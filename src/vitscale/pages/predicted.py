@@ -134,9 +134,9 @@ def _predictions_table(
     for prediction in forecast.predictions:
         shown_name = shown_names.get(prediction.series, prediction.series)
         series_title = _series_title(prediction, shown_name, series_by_name.get(prediction.series))
-        cells = (Cell(f"{prediction.gpus:,}"), *(shown.cell(prediction) for shown in columns))
+        cells = (Cell(f"{prediction.gpus:,}"), *(column.cell(prediction) for column in columns))
         rows_by_series.setdefault(series_title, []).append(cells)
-    headings = (Column("ranks"), *(shown.column for shown in columns))
+    headings = (Column("ranks"), *(column.column for column in columns))
     if len(rows_by_series) == 1:
         ((only_series, rows),) = rows_by_series.items()
         return table(headings, rows, title=title or only_series, notes=notes, folded=folded)

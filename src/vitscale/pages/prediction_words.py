@@ -150,8 +150,8 @@ def _changed_training(predicted_trial: Trial, series: Series) -> list[str]:
 
 def has_rest(prediction: Prediction) -> bool:
     """Whether a share of a step that is not negligible is in none of its parts."""
-    rest = prediction.rest_seconds
-    return rest is not None and abs(rest.value) > REST_TOLD * prediction.step_seconds.value
+    rest_seconds = prediction.rest_seconds
+    return rest_seconds is not None and abs(rest_seconds.value) > REST_TOLD * prediction.step_seconds.value
 
 
 def label_sentences(predictions: Iterable[Prediction]) -> tuple[str, ...]:
@@ -162,9 +162,9 @@ def label_sentences(predictions: Iterable[Prediction]) -> tuple[str, ...]:
 
 def network_sentence(evidence: Evidence) -> str:
     """Return a sentence on the network, inside a host and between hosts, that predictions rest on, with its sources."""
-    inside = _link_in_words(evidence.network.inside, "inside a host")
-    across = _link_in_words(evidence.network.across, "between hosts")
-    return f"Network: {inside}; {across}."
+    inside_host = _link_in_words(evidence.network.inside, "inside a host")
+    between_hosts = _link_in_words(evidence.network.across, "between hosts")
+    return f"Network: {inside_host}; {between_hosts}."
 
 
 def _link_in_words(link: Link, location: str) -> str:
@@ -254,8 +254,8 @@ def score_sentences(forecast: Forecast) -> tuple[str, ...]:
     shown_names = names_with_engine(forecast.evidence)
     sentences = []
     for scored in forecast.scores:
-        shown = replace(scored, series=shown_names.get(scored.series, scored.series))
-        sentences.append(score_sentence(shown, mode_by_series.get(scored.series)))
+        renamed_score = replace(scored, series=shown_names.get(scored.series, scored.series))
+        sentences.append(score_sentence(renamed_score, mode_by_series.get(scored.series)))
     if len(sentences) < 3:
         return tuple(sentences)
     return (_all_scores(forecast.scores), *sentences)
@@ -310,9 +310,9 @@ def _runs_inside_in_words(scored: Score) -> str:
 def left_out_sentences(reasons: Sequence[str]) -> tuple[str, ...]:
     """Return sentences on what was requested and cannot be predicted: the first few reasons, and how many more."""
     sentences = [f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT]]
-    more = len(reasons) - _MOST_LEFT_OUT
-    if more > 0:
-        sentences.append(f"Left out: {more} more of the kind.")
+    further_reasons = len(reasons) - _MOST_LEFT_OUT
+    if further_reasons > 0:
+        sentences.append(f"Left out: {further_reasons} more of the kind.")
     return tuple(sentences)
 
 

@@ -148,8 +148,8 @@ def _table_notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
             '"slower" and "faster" are reported only if significant after Holm correction over all trials compared'
         )
     if any(_smallest_shown(pair, limit) is not None for pair in pairs):
-        shown = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
-        notes.append(f"shown from: the smallest slowdown that these runs would have {shown} in 4 of 5 cases")
+        outcome = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
+        notes.append(f"shown from: the smallest slowdown that these runs would have {outcome} in 4 of 5 cases")
     return tuple(notes)
 
 
@@ -222,15 +222,18 @@ def next_steps(pairs: Sequence[Pair], limit: float | None) -> list[str]:
 def _shown_slowdown_sentence(pairs: Sequence[Pair], limit: float | None) -> str:
     """Return a sentence on the slowdown that these runs would have shown."""
     smallest_by_pair = [_smallest_shown(pair, limit) for pair in pairs]
-    known = [slowdown for slowdown in smallest_by_pair if slowdown is not None]
-    if not known:
+    known_slowdowns = [slowdown for slowdown in smallest_by_pair if slowdown is not None]
+    if not known_slowdowns:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
-    if min(known) > _LARGEST_SHOWN:
+    if min(known_slowdowns) > _LARGEST_SHOWN:
         return f"these runs differ too much to show even a slowdown of {rough_percent(_LARGEST_SHOWN)}"
-    least_steady = f" ({_slowdown_text(max(known))} in the least steady trial)" if len(known) > 1 else ""
+    smallest = _slowdown_text(min(known_slowdowns))
+    least_steady = ""
+    if len(known_slowdowns) > 1:
+        least_steady = f" ({_slowdown_text(max(known_slowdowns))} in the least steady trial)"
     outcome = "is reported" if limit is None else "fails"
     return (
-        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
+        f"a slowdown of {smallest} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
         "a smaller one may be missed"
     )
 

@@ -129,37 +129,37 @@ def _epoch_values(line: EpochLine) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def send(kind: str, analysis: Analysis, folder: Path) -> SentRuns:
+def send(tracker: str, analysis: Analysis, folder: Path) -> SentRuns:
     """Send every run to a tracker, except those that it already has.
 
     Args:
-        kind: one of `SINKS`, which is also the name of its client's module.
+        tracker: one of `SINKS`, which is also the name of its client's module.
         analysis: the results.
         folder: where TensorBoard's files go; the others have places of their own.
 
     Raises:
         RequestError: the client is not installed, or it raised an error of any kind.
     """
-    client = _imported_client(kind)
-    send_run = SINKS[kind]
+    client = _imported_client(tracker)
+    send_run = SINKS[tracker]
     try:
         runs = list(tracked_runs(analysis))
-        sent = [run for run in runs if send_run(client, run, folder)]
+        sent_runs = [run for run in runs if send_run(client, run, folder)]
     except Exception as error:  # whatever a client raises is one message: no network, no key, a full disk
-        raise RequestError(f"{kind} does not take the runs: {_first_line(error)}") from error
-    return SentRuns(sent=len(sent), present_before=len(runs) - len(sent))
+        raise RequestError(f"{tracker} does not take the runs: {_first_line(error)}") from error
+    return SentRuns(sent=len(sent_runs), present_before=len(runs) - len(sent_runs))
 
 
-def _imported_client(kind: str) -> Any:
+def _imported_client(tracker: str) -> Any:
     """Return the module of a tracker's client.
 
     Raises:
         RequestError: it is not installed.
     """
     try:
-        return importlib.import_module(kind)
+        return importlib.import_module(tracker)
     except ImportError as error:
-        message = f"the client of {kind} is not installed ({error.name or kind})"
+        message = f"the client of {tracker} is not installed ({error.name or tracker})"
         raise RequestError(message, next_step=f"Run {install_command('track')}") from None
 
 

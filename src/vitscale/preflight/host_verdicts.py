@@ -49,12 +49,12 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
 def _version_difference(library: str, ranks_by_version: Mapping[str, list[CheckedRank]]) -> str:
     """Return "torch 2.13, but 2.12 on node3"; the usual version is that of most ranks."""
     usual_version = max(ranks_by_version, key=lambda version: len(ranks_by_version[version]))
-    others = [
+    other_versions = [
         f"{version} on {listed(hosts_of(ranks))}"
         for version, ranks in ranks_by_version.items()
         if version != usual_version
     ]
-    return f"{library} {usual_version}, but {listed(others)}"
+    return f"{library} {usual_version}, but {listed(other_versions)}"
 
 
 def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
@@ -259,8 +259,8 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
 
 def _usual_seconds(seconds_by_group: Mapping[tuple[int, ...], float], *, without: tuple[int, ...]) -> float:
     """Return the median time of the other groups; 0 where there is no other."""
-    others = [group_seconds for ranks, group_seconds in seconds_by_group.items() if ranks != without]
-    return statistics.median(others) if others else 0.0
+    other_seconds = [group_seconds for ranks, group_seconds in seconds_by_group.items() if ranks != without]
+    return statistics.median(other_seconds) if other_seconds else 0.0
 
 
 class _GroupTimes(NamedTuple):

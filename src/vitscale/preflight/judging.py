@@ -153,8 +153,8 @@ def _rank_table(record: CheckRecord) -> doc.Table:
             device.name if device is not None else UNAVAILABLE,
         )
         rows.append(tuple(map(doc.Cell, texts)))
-    more = len(record.ranks) - _MOST_RANK_ROWS
-    notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
+    unlisted_ranks = len(record.ranks) - _MOST_RANK_ROWS
+    notes = (f"{unlisted_ranks} more ranks: --json has them.",) if unlisted_ranks > 0 else ()
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), notes)
 
 

@@ -149,8 +149,8 @@ def _slower_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, Int
 
 def _much_faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | None:
     """Return "eth0 at 1,000 Mbit/s is taken, and eth1 has 100,000"; None where none is much faster than those taken."""
-    taken = interfaces_named(facts, choice.names)
-    taken_speeds = [interface.speed_mbit for interface in taken if interface.speed_mbit is not None]
+    taken_interfaces = interfaces_named(facts, choice.names)
+    taken_speeds = [interface.speed_mbit for interface in taken_interfaces if interface.speed_mbit is not None]
     other_interfaces = [interface for interface in _outward_interfaces(facts) if interface.name not in choice.names]
     if not taken_speeds or not other_interfaces:
         return None

@@ -232,8 +232,8 @@ def _host_answer(name: str, file: Path) -> HostAnswer:
     except OSError as error:
         return unanswered(reason=f"ssh cannot be run here: {error.strerror}")
     if answer.returncode == _SSH_FAILURE_CODE or answer.returncode < 0:
-        words = printable(answer.stderr).strip().splitlines()
-        return unanswered(reason=words[-1][:300] if words else "ssh failed")
+        error_lines = printable(answer.stderr).strip().splitlines()
+        return unanswered(reason=error_lines[-1][:300] if error_lines else "ssh failed")
     can_read = answer.returncode == 0
     return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=can_read)
 

@@ -151,8 +151,8 @@ def _prove_traffic(name: str, result: TrialResult) -> Proof:
     expected = _expected_bytes(result.trial, planned, traffic.backend)
     counted = _counted_bytes(traffic, result.trial.world.size)
     kinds = sorted(expected.keys() | counted.keys())
-    errors = {kind: abs(counted[kind] - expected[kind]) for kind in kinds}
-    worst_error = float(max(errors.values(), default=0))
+    error_by_kind = {kind: abs(counted[kind] - expected[kind]) for kind in kinds}
+    worst_error = float(max(error_by_kind.values(), default=0))
     comparisons = [f"{kind} {units.size(counted[kind])} (by arithmetic {units.size(expected[kind])})" for kind in kinds]
     status: Status = "holds" if worst_error <= _MOST_BYTES_OFF else "fails"
     return Proof("traffic", name, status, ", ".join(comparisons) or "nothing", worst_error, _MOST_BYTES_OFF)

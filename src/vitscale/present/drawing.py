@@ -80,12 +80,12 @@ _STILL_THEME = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadd
 DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
-def picture(view: FigureView, kind: str) -> bytes:
+def picture(view: FigureView, file_format: str) -> bytes:
     """Return a view as the content of a file, with its title.
 
     Args:
         view: the view.
-        kind: "png", "svg", "pdf", or "html" for a page of its own.
+        file_format: "png", "svg", "pdf", or "html" for a page of its own.
     """
     import vl_convert
 
@@ -96,8 +96,8 @@ def picture(view: FigureView, kind: str) -> bytes:
         spec["config"] = LIGHT | {"aria": False}
     # A picture is as wide as its chart: a longer line of its title would be cut.
     spec["title"] = {key: textwrap.wrap(text, _LETTERS_PER_LINE[key]) for key, text in spec["title"].items()}
-    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(
-        spec, vl_version=VEGA_LITE, **_CONVERTER_OPTIONS.get(kind, {})
+    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{file_format}")(
+        spec, vl_version=VEGA_LITE, **_CONVERTER_OPTIONS.get(file_format, {})
     )
     return drawn.encode() if isinstance(drawn, str) else drawn
 
@@ -216,8 +216,8 @@ def still(spec: Mapping[str, Any]) -> str:
 def pictures(views: Iterable[FigureView], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Yield (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
     for view in views:
-        for kind in formats:
-            yield f"{view.name}.{kind}", picture(view, kind)
+        for file_format in formats:
+            yield f"{view.name}.{file_format}", picture(view, file_format)
 
 
 def library() -> bytes:

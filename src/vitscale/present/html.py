@@ -260,9 +260,9 @@ _PICTURE_PLACEHOLDER = "<!-- {} -->"
 """Placeholder of a figure until it is drawn; text of users is escaped and holds none."""
 
 
-def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str]) -> str:
+def _with_pictures(body: str, figures_of_page: Sequence[doc.Figure], pictures: Sequence[str]) -> str:
     """Return the body with its SVGs; the identities in each are made unique, as those of all figures share one page."""
-    for figure, picture in zip(shown, drawn, strict=True):
+    for figure, picture in zip(figures_of_page, pictures, strict=True):
         for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
             unique = f"{figure.name}-{identity}"
             picture = picture.replace(f'id="{identity}"', f'id="{unique}"')
@@ -290,15 +290,15 @@ class _Scripts(NamedTuple):
     """SHA-256 of each script that may run, in base64."""
 
 
-def _page_scripts(shown: Sequence[doc.Figure]) -> _Scripts:
+def _page_scripts(figures_of_page: Sequence[doc.Figure]) -> _Scripts:
     """Return the script elements of a page with these figures: data, library, and our own script; none without figures.
 
     Data and library are compressed; our script unpacks them.
     """
-    if not shown:
+    if not figures_of_page:
         return _Scripts()
     data = {
-        "figures": {figure.name: _figure_data(figure) for figure in shown},
+        "figures": {figure.name: _figure_data(figure) for figure in figures_of_page},
         "themes": {"light": drawing.LIGHT, "dark": drawing.DARK},
     }
     packed_data = gzip.compress(json.dumps(nonfinite_as_null(data), allow_nan=False).encode(), 9, mtime=0)

@@ -145,17 +145,17 @@ def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plo
     scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
     dash = axes.nominal("split", scale=scale, legend=legend if len(splits) > 1 else None)
     # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
-    others = max(1, len(names) - 1)
+    series_after_first = max(1, len(names) - 1)
     for row in rows:
-        row["weight"] = 1.6 + 2.4 * _series_drawn_later(row["series"], names) / others
+        row["weight"] = 1.6 + 2.4 * _series_drawn_later(row["series"], names) / series_after_first
     weight = axes.quantity("weight", scale=None, legend=None)
     colour = axes.colour_encoding(names)
     plot = axes.Plot({"rows": rows})
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
     if x_title == "epoch":
-        shown = axes.tooltip(series="curve", split="data", x=x_title, shown=figure)
+        point_tooltip = axes.tooltip(series="curve", split="data", x=x_title, shown=figure)
         point = {"type": "point", "size": 32, "filled": True, "opacity": 1}
-        plot.add("rows", point, x=x, y=y, color=colour, shape=axes.shape_encoding(names), tooltip=shown)
+        plot.add("rows", point, x=x, y=y, color=colour, shape=axes.shape_encoding(names), tooltip=point_tooltip)
     return plot
 
 
@@ -417,8 +417,10 @@ class _AccuracyRange(NamedTuple):
 def _range_over_runs(trial: TrialResult) -> _AccuracyRange:
     """Return the range of the accuracy over runs, at the end of their training."""
     accuracies_at_end = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
-    known = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
-    return _AccuracyRange(min(known), max(known)) if len(known) > 1 else _AccuracyRange()
+    known_accuracies = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
+    return (
+        _AccuracyRange(min(known_accuracies), max(known_accuracies)) if len(known_accuracies) > 1 else _AccuracyRange()
+    )
 
 
 def have_unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
@@ -538,9 +540,9 @@ def _accuracy_plot(
     """
     names = axes.series_names(rows)
     # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
-    others = max(1, len(names) - 1)
+    series_after_first = max(1, len(names) - 1)
     for row in rows:
-        share_of_later = _series_drawn_later(row["series"], names) / others
+        share_of_later = _series_drawn_later(row["series"], names) / series_after_first
         row["weight"] = 1.6 + 1.8 * share_of_later
         row["size"] = 50 + 80 * share_of_later
     colour = axes.colour_encoding(names)
@@ -553,11 +555,13 @@ def _accuracy_plot(
     weight = axes.quantity("weight", scale=None, legend=None)
     line = {"field": "line", "type": "nominal"}
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, detail=line, strokeWidth=weight)
-    shown = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
+    point_tooltip = axes.tooltip(
+        series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial"
+    )
     size = axes.quantity("size", scale=None, legend=None)
     point = {"type": "point", "filled": True, "opacity": 1}
     shape = axes.shape_encoding(names)
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=shown)
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=point_tooltip)
     return plot
 
 

@@ -155,14 +155,14 @@ def _add_engine_curves(plot: Plot, axes: _SpendingAxes, names: Sequence[str]) ->
     line = {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.7}
     plot.add("rows", line, x=axes.x, y=axes.y, color=colour, order=quantity("ranks"))
     point = {"type": "point", "size": 45, "filled": True, "opacity": 1}
-    shown = tooltip(
+    point_tooltip = tooltip(
         what="configuration",
         shown_time="time",
         shown_spent=axes.spent_unit.sign,
         eff="efficiency",
         told="known by",
     )
-    plot.add("rows", point, x=axes.x, y=axes.y, color=colour, shape=shape_encoding(names), tooltip=shown)
+    plot.add("rows", point, x=axes.x, y=axes.y, color=colour, shape=shape_encoding(names), tooltip=point_tooltip)
 
 
 def _add_answers(plot: Plot, axes: _SpendingAxes) -> None:
@@ -242,12 +242,12 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     Raises:
         RequestError: the ending is another, there is nothing to draw, or the file cannot be written.
     """
-    kind = check_format(path)
+    file_format = check_format(path)
     chart = advice_chart(advice)
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
     with told_if_unwritable("the chart", path, is_answer=False):
-        write_whole(path, picture(chart.views[0], kind), make_folder=True)
+        write_whole(path, picture(chart.views[0], file_format), make_folder=True)
 
 
 def check_format(path: Path) -> str:
@@ -256,7 +256,9 @@ def check_format(path: Path) -> str:
     Raises:
         RequestError: it asks for no kind of ours.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise unknown("chart format", kind, FORMATS, next_step=f"End the name of {shown(path.name)} in one of these")
-    return kind
+    file_format = path.suffix.lower().removeprefix(".")
+    if file_format not in FORMATS:
+        raise unknown(
+            "chart format", file_format, FORMATS, next_step=f"End the name of {shown(path.name)} in one of these"
+        )
+    return file_format

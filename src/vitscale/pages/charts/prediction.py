@@ -291,13 +291,13 @@ def _add_points(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
     bar = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
     is_bounded = "datum.told == 'measured' && datum.low != null"
     plot.add("rows", bar, is_bounded, x=x, y=axes.quantity("low"), y2={"field": "high"})
-    shown = axes.tooltip(
+    point_tooltip = axes.tooltip(
         gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run"
     )
     point = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
     shape = axes.nominal("told", scale=shapes, legend=legend)
     fill = axes.nominal("told", scale=fills, legend=legend)
-    plot.add("rows", point, x=x, y=y, shape=shape, fill=fill, tooltip=shown)
+    plot.add("rows", point, x=x, y=y, shape=shape, fill=fill, tooltip=point_tooltip)
 
 
 def _doubled_counts(points: Sequence[axes.ChartRow]) -> list[int]:

@@ -253,8 +253,8 @@ def _resource_plot(resource: Resource, rows: list[axes.ChartRow], points: list[a
         plot.add("ranks", {"type": "circle", "size": 22, "opacity": 0.75}, x=x, y=y, color=colour)
     point = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     shape = axes.shape_encoding(names)
-    shown = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    point_tooltip = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     return plot
 
 
@@ -352,17 +352,17 @@ def _resolution_plot(rows: list[axes.ChartRow], y_title: str) -> axes.Plot:
     shape = axes.shape_encoding(names)
     x = axes.ticked_axis("size", "image size (pixels)", [row["size"] for row in rows])
     y = axes.quantity("value", y_title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
-    shown = axes.tooltip(series="curve", size="pixels", kind="kind", shown=y_title, trial="trial")
+    point_tooltip = axes.tooltip(series="curve", size="pixels", kind="kind", shown=y_title, trial="trial")
     plot = axes.Plot({"rows": rows})
     dashed = {"type": "line", "strokeDash": axes.DASHED, "strokeWidth": 1.2}
     plot.add("rows", dashed, "!datum.measured", x=x, y=y, color=colour)
     hollow = {"type": "point", "size": 40, "filled": False, "opacity": 0.9}
-    plot.add("rows", hollow, "!datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    plot.add("rows", hollow, "!datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     plot.add("rows", {"type": "line", "strokeWidth": 2}, "datum.measured", x=x, y=y, color=colour)
     if axes.has_intervals(rows):
         axes.add_bars(plot, "rows", x, colour)
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
-    plot.add("rows", filled, "datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    plot.add("rows", filled, "datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     return plot
 
 

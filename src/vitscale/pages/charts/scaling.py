@@ -514,13 +514,13 @@ def _view_title(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
     return f"{title}, by {axis.label}" if axis.field else title
 
 
-def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) -> None:
+def _add_side_by_side(plot: axes.Plot, title: str, point_tooltip: list[axes.ChartSpec]) -> None:
     """Add a bar for each of a plot's `rows`, below one another in their order.
 
     Args:
         plot: the plot. Its `rows` and `runs` get a field `place`, the number of their bar from 0.
         title: title of the horizontal axis.
-        shown: the tooltip of a bar.
+        point_tooltip: the tooltip of a bar.
     """
     rows = plot.datasets["rows"]
     places = {row["series"]: index for index, row in enumerate(rows)}
@@ -532,10 +532,10 @@ def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) 
     y = axes.nominal("series", sort=axes.IN_ORDER, axis=label_axis)
     x = axes.quantity("value", title, scale={"zero": True, "nice": True}, axis={"tickCount": 6, "format": "~r"})
     bar = {"type": "bar", "height": _BAR_STEP_PIXELS // 2}
-    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=shown)
+    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=point_tooltip)
     if any(row["drift"] for row in rows):
         pale_bar = bar | {"fillOpacity": 0.15}
-        plot.add("rows", pale_bar, "datum.drift", x=x, y=y, tooltip=[*shown, *axes.tooltip(drift="drift")])
+        plot.add("rows", pale_bar, "datum.drift", x=x, y=y, tooltip=[*point_tooltip, *axes.tooltip(drift="drift")])
     if plot.datasets.get("runs"):
         plot.add("runs", axes.SINGLE_RUN, x=x, y=y)
     axes.add_bars(plot, "rows", y, colour=None, upright=False)
@@ -590,8 +590,8 @@ def best_at_largest(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis
     by_value = sorted(last_rows, key=lambda row: row["value"])
     best_first = by_value if less_is_better else by_value[::-1]
     best = "; ".join(f"{row['shown']} for {row['series']}" for row in best_first[:_MOST_CURVES_NAMED])
-    more = f"; and {len(best_first) - _MOST_CURVES_NAMED} more" if len(best_first) > _MOST_CURVES_NAMED else ""
-    return f"{axes.capitalised(label)} at {_position_text(axis, last_position)}: {best}{more}."
+    further = f"; and {len(best_first) - _MOST_CURVES_NAMED} more" if len(best_first) > _MOST_CURVES_NAMED else ""
+    return f"{axes.capitalised(label)} at {_position_text(axis, last_position)}: {best}{further}."
 
 
 def _position_text(axis: ScalingAxis, position: float) -> str:

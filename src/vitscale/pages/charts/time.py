@@ -211,9 +211,9 @@ def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm
     x_axis = {"format": x_format, "tickCount": 6}
     x = axes.quantity("start", x_title, axis=x_axis, scale={"nice": form.unit is not None})
     y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
-    shown = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
+    point_tooltip = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
     plot = axes.Plot({"rows": rows})
-    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=shown)
+    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=point_tooltip)
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
     ink = {"field": "ink", "type": "nominal", "scale": None}
     plot.add("rows", text, x=axes.quantity("middle"), y=y, text={"field": "label"}, color=ink)
@@ -374,14 +374,14 @@ def _waterfall_plot(rows: list[axes.ChartRow]) -> axes.Plot:
     )
     y = axes.nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
     colours = {"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}
-    shown = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
+    point_tooltip = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
     plot = axes.Plot({"rows": rows})
     joint = {"type": "rule", "strokeWidth": 1, "color": axes.IDEAL_COLOUR}
     middle = {"bandPosition": 0.5}
     plot.add("rows", joint, x=axes.quantity("end"), y=y | middle, y2={"field": "next", **middle})
     bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
     colour = axes.nominal("step", scale=colours, legend=None)
-    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=shown)
+    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=point_tooltip)
     axes.add_bars(plot, "rows", y, colour=None, upright=False)
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
     plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})

@@ -207,10 +207,12 @@ def _claim_sentences(tests: AccuracyTests) -> list[str]:
 def _series_sentence(name: str, tests: Sequence[AccuracyTest]) -> str:
     """Return the sentence on the tests of one series, which all have the same base."""
     first = tests[0]
-    kind = "held-out" if first.samples.split == "held-out" else "training"
+    split_name = "held-out" if first.samples.split == "held-out" else "training"
     base = f"{gpus_text(first.base_gpus)} (global batch {first.batches[0]:,})"
     differences = "; ".join(accuracy_words(test) for test in tests)
-    sentence = f"{name}: {kind} accuracy against {base} after {first.samples.images:,} images each: {differences}."
+    sentence = (
+        f"{name}: {split_name} accuracy against {base} after {first.samples.images:,} images each: {differences}."
+    )
     if any(test.result.difference.low is None for test in tests):
         sentence += " With one seed on a side, how far another would move it is not known."
     return sentence

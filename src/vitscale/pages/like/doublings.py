@@ -83,13 +83,13 @@ def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[S
     test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
     for curve, name in zip(strong, distinct_series_names(strong), strict=True):
         trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
-        for gpus, fewer in trial_by_gpus.items():
-            more = trial_by_gpus.get(2 * gpus)
-            if more is None:
+        for gpus, fewer_gpus in trial_by_gpus.items():
+            more_gpus = trial_by_gpus.get(2 * gpus)
+            if more_gpus is None:
                 continue
-            pair = (fewer.trial_id, more.trial_id)
-            if pair not in test_by_trials and not fewer.unlike(more):
-                test_by_trials[pair] = _tested_doubling(name, gpus, fewer, more, network)
+            pair = (fewer_gpus.trial_id, more_gpus.trial_id)
+            if pair not in test_by_trials and not fewer_gpus.unlike(more_gpus):
+                test_by_trials[pair] = _tested_doubling(name, gpus, fewer_gpus, more_gpus, network)
     uncorrected = list(test_by_trials.values())
     gains = corrected([doubling.test.gain for doubling in uncorrected], list(test_by_trials))
     return [
@@ -234,30 +234,38 @@ def _published_rows(series: str, counts: Collection[int]) -> list[ChartRow]:
 
 
 def _tested_doubling(
-    name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None
+    name: str, gpus: int, fewer_gpus: TrialResult, more_gpus: TrialResult, network: Network | None
 ) -> SeriesDoubling:
-    """Return the test of one doubling: of the trial `fewer` on `gpus` GPUs and the trial `more` on twice as many."""
-    transfer = transfer_of(more, network)
-    looked = (fewer.looked, more.looked)
+    """Return the test of one doubling.
+
+    Args:
+        name: the series.
+        gpus: GPUs before the doubling.
+        fewer_gpus: the trial on that many.
+        more_gpus: the trial on twice as many.
+        network: the network between the ranks; None: unknown.
+    """
+    transfer = transfer_of(more_gpus, network)
+    looked = (fewer_gpus.looked, more_gpus.looked)
     test = doubling_test(
-        epochs=(fewer.comparable_costs, more.comparable_costs),
-        steps=(fewer.observed_steps, more.observed_steps),
+        epochs=(fewer_gpus.comparable_costs, more_gpus.comparable_costs),
+        steps=(fewer_gpus.observed_steps, more_gpus.observed_steps),
         transfer_seconds=transfer.seconds if transfer else None,
         looked=looked,
     )
-    seconds_of_fewer = run_seconds(fewer)
-    seconds_of_more = run_seconds(more)
+    seconds_of_fewer = run_seconds(fewer_gpus)
+    seconds_of_more = run_seconds(more_gpus)
     run_gain = None
     if seconds_of_fewer and seconds_of_more:
         run_gain = ratio(seconds_of_fewer, seconds_of_more, looked)
     return SeriesDoubling(
         name=name,
         gpus=gpus,
-        trials=(fewer.trial_id, more.trial_id),
+        trials=(fewer_gpus.trial_id, more_gpus.trial_id),
         test=test,
         run_gain=run_gain,
         transfer=transfer,
-        runs=min(len(fewer.run_figures), len(more.run_figures)),
+        runs=min(len(fewer_gpus.run_figures), len(more_gpus.run_figures)),
     )
 
 
@@ -301,9 +309,9 @@ def _epoch_clause(doubling: SeriesDoubling) -> str:
     gain = doubling.test.gain
     more_gpus = 2 * doubling.gpus
     published = ""
-    for known in GAINS:
-        if known.gpus == more_gpus:
-            published += f"; published: {known.gain:.4g} {known.where}"
+    for published_gain in GAINS:
+        if published_gain.gpus == more_gpus:
+            published += f"; published: {published_gain.gain:.4g} {published_gain.where}"
     return (
         f"{doubling.name}, {doubling.gpus} to {gpus_text(more_gpus)}: an epoch is "
         f"{_gain_text(gain.ratio)} times as fast, in {_time_saved(gain.ratio.value)} time "

@@ -86,9 +86,9 @@ def write(
     Raises:
         RequestError: a format is none of these, or a file cannot be written.
     """
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format of --like", kind, FORMATS)
+    for form in formats:
+        if form not in FORMATS:
+            raise unknown("format of --like", form, FORMATS)
     with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
         if to_standard_output and output is None and list(formats) == ["json"]:
             sys.stdout.write(_to_json(_evaluate(study, material)))
@@ -134,20 +134,20 @@ def _write_formats(evaluated: _Evaluated, output: Path, formats: Sequence[str]) 
     `output` is a file where it ends in the only format, html or json, and is no folder.
     """
     text_makers = {"html": _to_html, "json": _to_json}
-    text_formats = [kind for kind in dict.fromkeys(formats) if kind in text_makers]
+    text_formats = [form for form in dict.fromkeys(formats) if form in text_makers]
     is_one_text = len(formats) == 1 and text_formats == list(formats)
     is_file = is_one_text and output.suffix == f".{formats[0]}" and not output.is_dir()
     folder = output.parent if is_file else output
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind in text_formats:
-        path = output if is_file else folder / f"like-{evaluated.study.name}.{kind}"
-        write_whole(path, text_makers[kind](evaluated))
+    for form in text_formats:
+        path = output if is_file else folder / f"like-{evaluated.study.name}.{form}"
+        write_whole(path, text_makers[form](evaluated))
         written.append(path)
     views: list[FigureView] = []
     for outcome in evaluated.figures:
         views += outcome.figure.views
-    for name, content in pictures(views, [kind for kind in formats if kind in FIGURE_FORMATS]):
+    for name, content in pictures(views, [form for form in formats if form in FIGURE_FORMATS]):
         path = output / name
         write_whole(path, content)
         written.append(path)

@@ -114,12 +114,12 @@ def _gpu_counts(curve: FigureSeries) -> set[int]:
     return {member.gpus for member in curve.members}
 
 
-def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> bool:
+def _is_base_of_some(curve: FigureSeries, other_curves: Sequence[FigureSeries]) -> bool:
     """Whether the first member of a curve over several hosts is the base of one of the others; it is then drawn too."""
     if curve.hosts == "one host" or not curve.members:
         return False
     first = curve.members[0].trial
-    bases = [other.base_on_other_devices for other in others if other.base_on_other_devices is not None]
+    bases = [other.base_on_other_devices for other in other_curves if other.base_on_other_devices is not None]
     return any(base.trial == first for base in bases)
 
 
@@ -272,8 +272,10 @@ def needs_of(figure: StudyFigure) -> tuple[str, ...]:
     needs = []
     for section, fields in sections.items():
         for field, value in fields.items():
-            shown = json.dumps(value)
-            needs.append(f"{field}: each of {shown}" if section == "sweep" else f"{section}.{field} = {shown}")
+            value_text = json.dumps(value)
+            needs.append(
+                f"{field}: each of {value_text}" if section == "sweep" else f"{section}.{field} = {value_text}"
+            )
     return f"In STUDY.toml: {', '.join(needs)}.", f"Hosts: {_hosts_needed(figure)}."
 
 

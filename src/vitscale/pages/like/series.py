@@ -365,21 +365,23 @@ def _series_of_curve(analysis: Analysis, curve: CurveResult) -> list[FigureSerie
     fewest_in_one_host = 2 if has_several_hosts else 1
     series_of_curve = []
     if len(in_one_host) >= fewest_in_one_host:
-        series_of_curve.append(_figure_series(curve, members, hosts="one host", shown=in_one_host))
+        series_of_curve.append(_figure_series(curve, members, hosts="one host", shown_members=in_one_host))
     if has_several_hosts:
-        series_of_curve.append(_figure_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
+        series_of_curve.append(
+            _figure_series(curve, members, hosts=_kind_of_hosts(curve, members), shown_members=members)
+        )
     return series_of_curve
 
 
 def _figure_series(
-    curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown: Sequence[Member]
+    curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown_members: Sequence[Member]
 ) -> FigureSeries:
-    """Return a series with the members `shown` of a curve.
+    """Return a series with the members `shown_members` of a curve.
 
     Its dataset and micro-batch are those of the largest GPU count of all of the curve's `members`.
     """
     largest = members[-1].trial.trial
-    return FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(shown))
+    return FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(shown_members))
 
 
 def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
@@ -457,22 +459,22 @@ def published_points(series_list: Sequence[FigureSeries]) -> PublishedPoints:
     Facts are left out where a series is the published measurements themselves, imported, or differs from the published
     work in its model or its images.
     """
-    shown: set[tuple[PublishedFact, ...]] = set()
+    shown_facts: set[tuple[PublishedFact, ...]] = set()
     for series in series_list:
         facts = _published_facts(series)
         if _are_all_published(series, facts):
-            shown.add(facts)
+            shown_facts.add(facts)
     selected: list[tuple[FigureSeries, tuple[PublishedFact, ...]]] = []
     differences: list[str] = []
     for series in series_list:
         facts = _published_facts(series)
-        if not facts or facts in shown:
+        if not facts or facts in shown_facts:
             continue
         difference = _difference_from_published_work(series)
         if difference:
             differences.append(difference)
         else:
-            shown.add(facts)
+            shown_facts.add(facts)
             selected.append((series, facts))
     notes = [_published_themselves_note(series_list)]
     if selected:

@@ -230,8 +230,8 @@ THESIS = PublishedStudy(
     title_name="the thesis",
     source=_SOURCE,
     reading_note=f"The quantities and the published figures are those of the abstract of {_SOURCE}: no other figure of "
-    "it is used. Its hardware is A100 SXM, A100 PCIe and V100 PCIe; it trains Swin V2 on ADE20K, so compare shapes, not "
-    'heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
+    "it is used. Its hardware is A100 SXM, A100 PCIe and V100 PCIe; it trains Swin V2 on ADE20K, so compare shapes, "
+    'not heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
     figures=(
         _figure(
             caption="Training time and speedup",

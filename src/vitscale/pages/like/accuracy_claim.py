@@ -69,10 +69,10 @@ def accuracy_claim(material: Material) -> ClaimOutcome:
     return ClaimOutcome(tuple(_claim_sentences(tests)), entries)
 
 
-def accuracy_tests(series: Sequence[FigureSeries]) -> AccuracyTests:
+def accuracy_tests(series_list: Sequence[FigureSeries]) -> AccuracyTests:
     """Return all tests of accuracy, with Holm's correction for all of them together."""
-    against_fewest = _without_repeated_pairs(_tests_against_fewest_gpus(series))
-    at_equal_batch = _without_repeated_pairs(_tests_at_equal_batch(series))
+    against_fewest = _without_repeated_pairs(_tests_against_fewest_gpus(series_list))
+    at_equal_batch = _without_repeated_pairs(_tests_at_equal_batch(series_list))
     uncorrected = [*against_fewest, *at_equal_batch]
     results = corrected([test.result for test in uncorrected], [test.trials for test in uncorrected])
     tests = [replace(test, result=result) for test, result in zip(uncorrected, results, strict=True)]
@@ -91,15 +91,15 @@ def _without_repeated_pairs(tests: Sequence[AccuracyTest]) -> list[AccuracyTest]
     return list(test_by_pair.values())
 
 
-def _tests_against_fewest_gpus(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+def _tests_against_fewest_gpus(series_list: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """Return the tests of each strong-scaling series against its fewest GPUs.
 
     4 and 8 GPUs are tested; in a series that has neither, its largest GPU count.
     """
-    strong = [curve for curve in strong_micro_series(series) if len(curve.members) > 1]
+    strong = [series for series in strong_micro_series(series_list) if len(series.members) > 1]
     tests = []
-    for curve, name in zip(strong, distinct_series_names(strong), strict=True):
-        base, *larger = curve.members
+    for series, name in zip(strong, distinct_series_names(strong), strict=True):
+        base, *larger = series.members
         largest = larger[-1]
         compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or [largest]
         for member in compared:
@@ -109,14 +109,14 @@ def _tests_against_fewest_gpus(series: Sequence[FigureSeries]) -> list[AccuracyT
     return tests
 
 
-def _tests_at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+def _tests_at_equal_batch(series_list: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """Return tests of more GPUs against fewer GPUs at the same global batch.
 
     The global batch is GPUs x micro-batch, so that the two are members of series that differ in micro-batch, and in
     nothing else: 4 GPUs with micro-batch 16 and 2 GPUs with micro-batch 32 both have a global batch of 64.
     """
     tests = []
-    for set_name, series_set in sets_differing_in_micro_batch(strong_micro_series(series)):
+    for set_name, series_set in sets_differing_in_micro_batch(strong_micro_series(series_list)):
         for first_series, second_series in combinations(series_set, 2):
             for first, second in product(first_series.members, second_series.members):
                 test = _test_at_equal_batch(set_name, first, second)

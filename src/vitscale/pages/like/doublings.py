@@ -73,16 +73,16 @@ class SeriesDoubling:
     """Runs of the side that has fewer."""
 
 
-def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
+def doublings(series_list: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
     """Return the test of every doubling of GPUs that strong-micro series measured on like hardware.
 
     Holm's correction is for all of them. A curve that goes on over several hosts is two series, which share the trials
     of one host: a pair of trials is tested once.
     """
-    strong = strong_micro_series(series)
+    strong = strong_micro_series(series_list)
     test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
-    for curve, name in zip(strong, distinct_series_names(strong), strict=True):
-        trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
+    for series, name in zip(strong, distinct_series_names(strong), strict=True):
+        trial_by_gpus = {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
         for gpus, fewer_gpus in trial_by_gpus.items():
             more_gpus = trial_by_gpus.get(2 * gpus)
             if more_gpus is None:

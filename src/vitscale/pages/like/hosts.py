@@ -51,14 +51,14 @@ class _TestedSeries(NamedTuple):
     test: HostsTest
 
 
-def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
+def host_pairs(series_list: Sequence[FigureSeries]) -> list[HostPair]:
     """Return each workload of strong scaling that was measured at one GPU count both in one host and over several.
 
     Two trials at one GPU count are compared only where they ran on like hardware.
     """
-    strong = strong_micro_series(series)
-    one_host_series = [curve for curve in strong if curve.hosts == "one host"]
-    several_hosts_series = [curve for curve in strong if curve.hosts != "one host"]
+    strong = strong_micro_series(series_list)
+    one_host_series = [series for series in strong if series.hosts == "one host"]
+    several_hosts_series = [series for series in strong if series.hosts != "one host"]
     tested: list[_TestedSeries] = []
     for one_host in one_host_series:
         for several_hosts in several_hosts_series:

@@ -58,23 +58,23 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _datasets(series: Sequence[FigureSeries]) -> set[str]:
-    return {curve.dataset for curve in series}
+def _datasets(series_list: Sequence[FigureSeries]) -> set[str]:
+    return {series.dataset for series in series_list}
 
 
 def _rows_at_common_counts(
-    figure: StudyFigure, series: Sequence[FigureSeries], panel: str, split: LearningSplit
+    figure: StudyFigure, series_list: Sequence[FigureSeries], panel: str, split: LearningSplit
 ) -> list[ChartRow]:
     """Return the rows of the accuracy by epoch of these series, at GPU counts that all of them have."""
-    rows_by_series = [_learning_rows(curve, panel, split, "accuracy") for curve in series]
+    rows_by_series = [_learning_rows(series, panel, split, "accuracy") for series in series_list]
     counts_by_series = [{row["gpus"] for row in rows} for rows in rows_by_series]
     common_counts = set.intersection(*counts_by_series)
     compared_counts = _compared_counts(sorted(common_counts), figure.gpus)
     plotted = []
-    for curve, rows in zip(series, rows_by_series, strict=True):
+    for series, rows in zip(series_list, rows_by_series, strict=True):
         for row in rows:
             if row["gpus"] in compared_counts:
-                name = f"{_dataset_name(curve.dataset)}, {gpus_text(row['gpus'])}"
+                name = f"{_dataset_name(series.dataset)}, {gpus_text(row['gpus'])}"
                 plotted.append(row | {"series": name, "x": row["epoch"]})
     return plotted
 
@@ -137,12 +137,12 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _first_panels(series: Sequence[FigureSeries]) -> list[FigureSeries]:
+def _first_panels(series_list: Sequence[FigureSeries]) -> list[FigureSeries]:
     """Return the six series for which there is room.
 
     Series with several GPU counts come first, and among them those in one host.
     """
-    return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
+    return sorted(series_list, key=lambda series: (len(series.members) < 2, series.hosts != "one host"))[:_MOST_PANELS]
 
 
 class _RecordedAccuracy(NamedTuple):
@@ -152,12 +152,12 @@ class _RecordedAccuracy(NamedTuple):
     split: LearningSplit
 
 
-def _recorded_accuracy(series: Sequence[FigureSeries]) -> _RecordedAccuracy:
+def _recorded_accuracy(series_list: Sequence[FigureSeries]) -> _RecordedAccuracy:
     """Return the series with an accuracy on held-out images; where none has it, those with one on training images."""
-    held_out = [curve for curve in series if _has_accuracy(curve, "held_out")]
+    held_out = [series for series in series_list if _has_accuracy(series, "held_out")]
     if held_out:
         return _RecordedAccuracy(held_out, "held_out")
-    return _RecordedAccuracy([curve for curve in series if _has_accuracy(curve, "train")], "train")
+    return _RecordedAccuracy([series for series in series_list if _has_accuracy(series, "train")], "train")
 
 
 def _has_accuracy(series: FigureSeries, split: LearningSplit) -> bool:
@@ -224,14 +224,14 @@ class _MeasuredPoint(NamedTuple):
     gpus: int
 
 
-def _rows_after_common_epoch(series: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
+def _rows_after_common_epoch(series_list: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
     """Return rows of the accuracy after the last epoch that all trials of these series have.
 
     After the same epoch all have seen the same images. Return none where the trials have no epoch in common.
     """
     rows_by_epoch: dict[int, list[ChartRow]] = {}
-    for curve in series:
-        for row in _learning_rows(curve, panel, split, "accuracy"):
+    for series in series_list:
+        for row in _learning_rows(series, panel, split, "accuracy"):
             rows_by_epoch.setdefault(row["epoch"], []).append(row)
     points_by_epoch = {epoch: _measured_points(rows) for epoch, rows in rows_by_epoch.items()}
     all_points = set[_MeasuredPoint]().union(*points_by_epoch.values())

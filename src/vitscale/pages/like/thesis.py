@@ -156,8 +156,8 @@ def _table(
     """Return a table with a row for each member, grouped by series. `cells`: returns the row of a member."""
     series_list = _strong_series(material)
     groups = []
-    for curve, name in zip(series_list, distinct_series_names(series_list), strict=True):
-        rows = [cells(member) for member in curve.members]
+    for series, name in zip(series_list, distinct_series_names(series_list), strict=True):
+        rows = [cells(member) for member in series.members]
         groups.append(RowGroup(name, tuple(rows)))
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 

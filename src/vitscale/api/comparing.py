@@ -72,7 +72,7 @@ class CompareResult(VerbResult):
     def summary(self) -> str:
         trials = counted(len(self.compared.pairs), "trial")
         other_results = len({pair.results for pair in self.compared.pairs})
-        return f"{trials} of {counted(other_results, 'other')} with {self.compared.first}"
+        return f"{trials} of {counted(other_results, 'other')} with {self.compared.first_name}"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -93,12 +93,12 @@ class CompareResult(VerbResult):
         file = path_of(page)
         check_page(file)
         try:
-            store.write_whole(file, self._page(file.suffix), make_folder=True)
+            store.write_whole(file, self._page_text(file.suffix), make_folder=True)
         except OSError as error:
             raise RequestError(f"{shown(str(file))} cannot be written: {error.strerror or error}") from None
         return replace(self, written=file)
 
-    def _page(self, suffix: str) -> str:
+    def _page_text(self, suffix: str) -> str:
         """Return the page as Markdown or HTML. `suffix`: ".md" or ".html"."""
         if suffix == ".md":
             return self.to_markdown()

@@ -54,16 +54,16 @@ class _Question:
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results = results
         self.analysed = analysed
-        self._fits: list[Fitted] = []
+        self._earlier_fits: list[Fitted] = []
         """A fit takes most of an answer's time, and most options leave the evidence as it is."""
 
-    def _fitted(self, evidence: Evidence) -> Fitted:
+    def _fit_to(self, evidence: Evidence) -> Fitted:
         """Return the fit to this evidence, which is computed once."""
-        for fitted in self._fits:
+        for fitted in self._earlier_fits:
             if fitted.evidence == evidence:
                 return fitted
         fitted = fit(evidence)
-        self._fits.append(fitted)
+        self._earlier_fits.append(fitted)
         return fitted
 
 
@@ -105,7 +105,7 @@ class PredictQuestion(_Question):
             price_per_gpu_hour=options["--price"],
             memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
         )
-        fitted = self._fitted(evidence)
+        fitted = self._fit_to(evidence)
         forecast = answering.answer(fitted, questions) if scored else _unscored_forecast(fitted, questions)
         finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
         return PredictAnswer(forecast, finishes, recorded)
@@ -142,7 +142,7 @@ class PredictQuestion(_Question):
         distributed = [prediction for prediction in predictions if prediction.gpus > 1]
         if not distributed:
             return ""
-        fitted = self._fitted(answered.forecast.evidence)
+        fitted = self._fit_to(answered.forecast.evidence)
         first = distributed[0]
         has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
         return _sentence_on_what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
@@ -328,7 +328,7 @@ class AdviseQuestion(_Question):
             checkpoint_seconds=horizon.checkpoint_seconds,
             node_mtbf_seconds=horizon.node_mtbf_seconds,
         )
-        fitted = self._fitted(self._evidence_with_facts(options))
+        fitted = self._fit_to(self._evidence_with_facts(options))
         return advised_from(fitted, self.analysed, request)
 
     def _recorded_evidence(self, options: Options) -> Evidence:
@@ -371,7 +371,7 @@ class AdviseQuestion(_Question):
         measured_trial = advice.trials[first_answer.series]
         train = measured_trial.train.model_copy(update={"engine": first_answer.candidate.engine})
         trial = measured_trial.model_copy(update={"train": train})
-        fitted = self._fitted(evidence)
+        fitted = self._fit_to(evidence)
         return _sentence_on_what_is_sent(fitted, first_answer.series, trial, has_several_hosts=first_answer.nodes > 1)
 
 

@@ -157,7 +157,7 @@ class _Builder:
             missing_for_ssh=processes.missing_for_ssh(),
         )
         """As much of the lab as was made so far."""
-        self._started = started
+        self._started_processes = started
 
     def start_switch_process(self) -> Process:
         """Start the process that holds the switch's namespaces; returns the first process inside."""
@@ -188,7 +188,7 @@ class _Builder:
             state.write(self.lab)
 
         namespaces = processes.start_namespaces(name, write_down)
-        self._started.append(namespaces.outside)
+        self._started_processes.append(namespaces.outside)
         return namespaces.first
 
 

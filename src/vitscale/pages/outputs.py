@@ -94,14 +94,14 @@ def package_figures(chart_names: Sequence[str], reported: Reported) -> tuple[Fig
             owner_by_picture_name[picture_name] = "vitscale"
     figures = []
     for chart_name in dict.fromkeys(chart_names):
-        figure_or_none = _figure_of_package(chart_name, reported.analysis)
-        if figure_or_none is None:
+        package_figure = _figure_of_package(chart_name, reported.analysis)
+        if package_figure is None:
             continue
         owner = f"chart {shown(chart_name)} ({target('chart', chart_name)})"
-        _refuse_taken_names(figure_or_none, owner, owner_by_picture_name)
-        for picture_name in _picture_names(figure_or_none):
+        _refuse_taken_names(package_figure, owner, owner_by_picture_name)
+        for picture_name in _picture_names(package_figure):
             owner_by_picture_name[picture_name] = owner
-        figures.append(figure_or_none)
+        figures.append(package_figure)
     return tuple(figures)
 
 

@@ -31,7 +31,7 @@ _LARGEST_SHOWN = 10.0
 class Compared(NamedTuple):
     """Results that were compared, and the limit of the comparison."""
 
-    first: str
+    first_name: str
     """Name of the results that the others are compared with."""
     pairs: Sequence[Pair]
     limit: float | None
@@ -62,7 +62,7 @@ class Compared(NamedTuple):
         for name, analysis in named_results:
             unread += [file._replace(results=name) for file in analysis.unread]
         return cls(
-            first=first_name,
+            first_name=first_name,
             pairs=pairs,
             limit=limit,
             unmatched=unmatched(named_results, pairs),
@@ -73,7 +73,7 @@ class Compared(NamedTuple):
     @property
     def is_failed(self) -> bool:
         """Whether a trial is slower than the limit for certain."""
-        return "slower" in self._gates
+        return "slower" in self._limit_verdicts
 
     @property
     def is_undecided(self) -> bool:
@@ -81,10 +81,10 @@ class Compared(NamedTuple):
 
         That is so where a pair is undecided, a trial has no counterpart, or runs cannot be read.
         """
-        return "undecided" in self._gates or bool(self.unmatched) or bool(self.unread)
+        return "undecided" in self._limit_verdicts or bool(self.unmatched) or bool(self.unread)
 
     @property
-    def _gates(self) -> list[Gate]:
+    def _limit_verdicts(self) -> list[Gate]:
         """The verdict of each pair on the limit; empty without a limit."""
         return [] if self.limit is None else [pair.gate(self.limit) for pair in self.pairs]
 
@@ -128,7 +128,7 @@ def _pairs_table(compared: Compared, shared: Sequence[str]) -> Table:
     columns = [
         Column("curve", words=True),
         Column("ranks"),
-        Column(f"time / {compared.first}"),
+        Column(f"time / {compared.first_name}"),
         Column("verdict", words=True),
     ]
     if limit is not None:
@@ -160,7 +160,7 @@ def _counts_sentence(compared: Compared) -> str:
     """
     count_by_verdict = Counter(map(_verdict, compared.pairs))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in count_by_verdict.items())
-    summary = f"{counted(len(compared.pairs), 'trial')} compared with {compared.first}: {counts}"
+    summary = f"{counted(len(compared.pairs), 'trial')} compared with {compared.first_name}: {counts}"
     if compared.limit is None:
         return summary
     count_by_gate = Counter(pair.gate(compared.limit) for pair in compared.pairs)
@@ -391,7 +391,7 @@ def _when(session: RoundSpan, form: str) -> str:
 def compared_fields(compared: Compared) -> dict[str, Any]:
     """Return the content of `compared_document` as data."""
     return {
-        "first": compared.first,
+        "first": compared.first_name,
         "limit": compared.limit,
         "unmatched": list(compared.unmatched),
         "sessions": list(compared.separate_sessions),

@@ -121,22 +121,22 @@ class _DrawableTexts:
 
     def __init__(self) -> None:
         self._drawn_by_text: dict[str, str] = {}
-        self._drawn: set[str] = set()
+        self._used_texts: set[str] = set()
 
     def drawn(self, text: str) -> str:
         """Return a text that can be drawn: the same for the same text, and another for every other text."""
         if text not in self._drawn_by_text:
-            drawn = self._unused(_without_middle(printable(text)))
+            drawn = self._unused_text(_without_middle(printable(text)))
             self._drawn_by_text[text] = drawn
-            self._drawn.add(drawn)
+            self._used_texts.add(drawn)
         return self._drawn_by_text[text]
 
-    def _unused(self, text: str) -> str:
+    def _unused_text(self, text: str) -> str:
         """Return `text`, or "`text` (2)" and so on where another text is drawn so already."""
-        if text not in self._drawn:
+        if text not in self._used_texts:
             return text
         numbered = (f"{text} ({number})" for number in itertools.count(2))
-        return next(name for name in numbered if name not in self._drawn)
+        return next(name for name in numbered if name not in self._used_texts)
 
 
 def _with_drawable_texts(value: Any, texts: _DrawableTexts) -> Any:

@@ -84,25 +84,26 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
         most_lines: limit unless verbose; of a longer document the last parts are cut first, and a line says which.
     """
     width = max(width, _NARROWEST_WIDTH)
-    head = _styled(_wrapped(document.title, width), "bold") if document.title else []
-    last = _last_lines(document, width)
+    title_lines = _styled(_wrapped(document.title, width), "bold") if document.title else []
+    end_lines = _end_lines(document, width)
     if verbose:
         all_parts = _parts_of_blocks(document.blocks, width, verbose=True, most_lines=None)
-        return _without_trailing([*head, *_part_lines(all_parts), *last])
+        return _without_trailing([*title_lines, *_part_lines(all_parts), *end_lines])
     parts = list(_parts_of_blocks(document.blocks, width, verbose=False, most_lines=most_lines))
-    # The terminal breaks the longest of the last lines by itself.
-    broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in last)
-    summary = _ShortenedDocument(head, parts, last, list(_folded_names(document.blocks)), width)
-    summary.shorten_to(most_lines - broken_lines)
-    return _without_trailing(summary.lines())
+    folded_names = list(_folded_names(document.blocks))
+    shortened = _ShortenedDocument(title_lines, parts, end_lines, folded_names, width)
+    # The terminal breaks the longest of the end lines by itself, into as many lines more.
+    broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in end_lines)
+    shortened.shorten_to(most_lines - broken_lines)
+    return _without_trailing(shortened.lines())
 
 
-def _last_lines(document: doc.Document, width: int) -> list[Text]:
+def _end_lines(document: doc.Document, width: int) -> list[Text]:
     """Return the lines at the end of a document; one that begins with a blank is a command, and stays whole."""
-    last: list[str] = []
+    lines_of_text: list[str] = []
     for text in document.last:
-        last += [doc.plain(text)] if text.startswith(" ") else _wrapped(text, width)
-    return _styled(last)
+        lines_of_text += [doc.plain(text)] if text.startswith(" ") else _wrapped(text, width)
+    return _styled(lines_of_text)
 
 
 class _ShortenedDocument:
@@ -113,22 +114,29 @@ class _ShortenedDocument:
     the answer, is never left out.
     """
 
-    def __init__(self, head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], width: int) -> None:
-        """`folded`: names of the parts that only --verbose shows."""
-        self._head = head
-        self._parts_of_blocks = parts
-        self._last = last
-        self._folded = folded
+    def __init__(
+        self,
+        title_lines: list[Text],
+        parts: list[_Part],
+        end_lines: list[Text],
+        folded_names: list[str],
+        width: int,
+    ) -> None:
+        """`folded_names`: names of the parts that only --verbose shows."""
+        self._title_lines = title_lines
+        self._shown_parts = parts
+        self._end_lines = end_lines
+        self._folded_names = folded_names
         self._width = width
-        self._left_out: list[str] = []
+        self._left_out_names: list[str] = []
 
     def lines(self) -> list[Text]:
         """Return all lines, with one that names the parts that are left out."""
-        return [*self._head, *_part_lines(self._parts_of_blocks), *self._left_out_line(), *self._last]
+        return [*self._title_lines, *_part_lines(self._shown_parts), *self._left_out_line(), *self._end_lines]
 
     def shorten_to(self, most_lines: int) -> None:
         """Cut parts until there are at most `most_lines`, or only the first part is left."""
-        while self._parts_of_blocks:
+        while self._shown_parts:
             excess_lines = len(self.lines()) - most_lines
             if excess_lines <= 0:
                 return
@@ -137,27 +145,27 @@ class _ShortenedDocument:
 
     def _shorten_last_part(self, excess_lines: int) -> bool:
         """Cut the last part, or leave it out; return whether more could still be cut."""
-        part = self._parts_of_blocks.pop()
+        part = self._shown_parts.pop()
         if part.note_lines:
-            self._parts_of_blocks.append(part.without_notes())
-            self._left_out = [*(name for name in self._left_out if name != "notes"), "notes"]
+            self._shown_parts.append(part.without_notes())
+            self._left_out_names = [*(name for name in self._left_out_names if name != "notes"), "notes"]
             return True
         shortened = _shortened_part(part, excess_lines)
         if shortened is not None:
-            self._parts_of_blocks.append(shortened)
+            self._shown_parts.append(shortened)
             return True
-        if self._parts_of_blocks:
-            self._left_out.insert(0, part.name)
+        if self._shown_parts:
+            self._left_out_names.insert(0, part.name)
             return True
         # This is the first part, which stays. Where only its first rows were laid out, a line counts the others.
-        self._parts_of_blocks.append(
-            _cut_after_units(part, shown_units=len(part.unit_lines)) if part.units_not_laid_out else part
-        )
+        if part.units_not_laid_out:
+            part = _cut_after_units(part, shown_units=len(part.unit_lines))
+        self._shown_parts.append(part)
         return False
 
     def _left_out_line(self) -> list[Text]:
         """Return the line (wrapped) that names what only --verbose shows; none where all is shown."""
-        names = dict.fromkeys([*self._left_out, *self._folded])
+        names = dict.fromkeys([*self._left_out_names, *self._folded_names])
         if not names:
             return []
         return _styled(_wrapped(f"More with --verbose: {listed(names, most=6)}.", self._width), "dim")

@@ -60,13 +60,13 @@ class _Workload:
 
     def fits(self, series: FigureSeries) -> bool:
         """Whether a curve has all four properties."""
-        return all(self._matches(series))
+        return all(self._matching_properties(series))
 
     def shared_properties(self, series: FigureSeries) -> int:
         """The number of the four properties that a curve has."""
-        return sum(self._matches(series))
+        return sum(self._matching_properties(series))
 
-    def _matches(self, series: FigureSeries) -> tuple[bool, ...]:
+    def _matching_properties(self, series: FigureSeries) -> tuple[bool, ...]:
         """Return, for mode, hosts, dataset and micro-batch, whether a curve has the workload's."""
         return (
             self.mode == series.mode,

@@ -183,7 +183,9 @@ class Money(float):
 
 _AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
 _CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
+"""A currency: one of the signs $, euro, pound, yen and rupee, or a code of three letters."""
 _MONEY_TEXT = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
+"""An amount with its currency before or behind it, or none: "$300", "USD 2.50", "300 EUR", "300"."""
 _THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?:,|\.|$))")
 """The comma of "1,500", which is 1500; that of "2,5" is a point."""
 
@@ -305,6 +307,7 @@ _COUNT_RANGE = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)
 _COUNTS_EXAMPLE = 'Write "16,32,1024" or "1-8"'
 _SECONDS_BY_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION_TEXT = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
+"""A number with a unit of `_SECONDS_BY_UNIT`: "90s", "1.5h", ".5d"."""
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
@@ -358,6 +361,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 _SHARE_TEXT = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
+"""A share: "5%", "0.05", ".05". It also fits texts without a digit, "%" and "", which are refused afterwards."""
 
 
 class _WrittenShare(NamedTuple):

@@ -140,14 +140,15 @@ def _follow(child: int) -> int:
 
 
 def _exit_as(status: int) -> NoReturn:
-    """Exit with the code of this wait status, or by its signal."""
+    """Exit with the code of the command's wait status; where a signal ended the command, end by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
+        ending_signal = -code
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of this process beside the command's own
+        if ending_signal not in (signal.SIGKILL, signal.SIGSTOP):  # whose handling cannot be changed
+            signal.signal(ending_signal, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.kill(os.getpid(), -code)
+        os.kill(os.getpid(), ending_signal)
     os._exit(code)
 
 

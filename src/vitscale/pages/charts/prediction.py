@@ -94,25 +94,37 @@ def _bound_rows(
 ) -> list[axes.ChartRow]:
     """Return the points of the curves for comparison, which all begin at the smallest measured rank count.
 
-    Where the time does not shrink with ranks, the ideal is constant, and Amdahl's law is left out.
+    An epoch gets shorter with more ranks, unless each rank brings images of its own (weak scaling). A step does so only
+    where all ranks share one global batch. Where the time does not shrink, the ideal is constant, and Amdahl's law is
+    left out.
     """
     base: int = measured[0]["gpus"]
     base_seconds: float = measured[0]["value"]
     largest = max(predictions[-1].gpus, measured[-1]["gpus"])
-    shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
+    time_shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
 
     def ideal_seconds(gpus: float) -> float:
-        return base_seconds * base / gpus if shrinks else base_seconds
+        return base_seconds * base / gpus if time_shrinks else base_seconds
 
     counts = [base * (largest / base) ** (sample / _BOUND_SAMPLES) for sample in range(_BOUND_SAMPLES + 1)]
     rows = [{"gpus": gpus, "value": ideal_seconds(gpus), "bound": IDEAL} for gpus in counts]
-    fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
-    if shrinks and fitted is not None:
-        serial_seconds, parallel_seconds = fitted
-        rows += [{"gpus": gpus, "value": serial_seconds + parallel_seconds / gpus, "bound": AMDAHL} for gpus in counts]
+    if time_shrinks:
+        rows += _amdahl_rows(measured, counts)
     for gpus, transfer_seconds in _further_transfers(base, predictions, of_epoch=of_epoch).items():
         rows.append({"gpus": gpus, "value": ideal_seconds(gpus) + transfer_seconds, "bound": TRANSFERS})
     return rows
+
+
+def _amdahl_rows(measured: Sequence[axes.ChartRow], counts: Sequence[float]) -> list[axes.ChartRow]:
+    """Return the points of Amdahl's law fitted to the measured points, at these rank counts; none without a fit.
+
+    By Amdahl's law the time on N ranks is that of a serial part plus that of a parallel part / N.
+    """
+    fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
+    if fitted is None:
+        return []
+    serial_seconds, parallel_seconds = fitted
+    return [{"gpus": gpus, "value": serial_seconds + parallel_seconds / gpus, "bound": AMDAHL} for gpus in counts]
 
 
 def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch: bool) -> dict[int, float]:

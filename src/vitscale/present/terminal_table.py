@@ -66,7 +66,7 @@ class _LaidCell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _MeasuredTable:
+class _TableWithExtents:
     """A table and the extents of its columns.
 
     The extents are worked out once, although the widths of columns are worked out each time that a column is left out.
@@ -111,7 +111,7 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
     """
     if not table.columns:
         return ()
-    shortened = _without_dispensable(_MeasuredTable(table), width)
+    shortened = _without_dispensable(_TableWithExtents(table), width)
     pieces = [_laid_table(piece, width, most_lines) for piece in _split_by_columns(shortened.measured, width)]
     if shortened.constants:
         above = tuple(Text(line) for line in textwrap.wrap(f"in all: {', '.join(shortened.constants)}", width))
@@ -119,15 +119,15 @@ def table_lines(table: Table, width: int, most_lines: int | None = None) -> tupl
     return tuple(pieces)
 
 
-class _ShortenedTable(NamedTuple):
+class _TableAndConstants(NamedTuple):
     """A table without the columns that it can do without."""
 
-    measured: _MeasuredTable
+    measured: _TableWithExtents
     constants: list[str]
     """Heading and value of each left-out column that has one value in all rows: "engine ddp"."""
 
 
-def _without_dispensable(measured: _MeasuredTable, width: int) -> _ShortenedTable:
+def _without_dispensable(measured: _TableWithExtents, width: int) -> _TableAndConstants:
     """Return the table without dispensable columns, of which no more are left out than it takes to fit."""
     constants: list[str] = []
     while not _fits_into(measured, width):
@@ -139,10 +139,10 @@ def _without_dispensable(measured: _MeasuredTable, width: int) -> _ShortenedTabl
             if value not in (UNKNOWN, ""):
                 constants.append(f"{plain(measured.table.columns[position].heading)} {value}")
         measured = _without_column(measured, position)
-    return _ShortenedTable(measured, constants)
+    return _TableAndConstants(measured, constants)
 
 
-def _next_dispensable(measured: _MeasuredTable) -> int | None:
+def _next_dispensable(measured: _TableWithExtents) -> int | None:
     """Return the position of the column to leave out next; None where no further column may go.
 
     Columns go in this order, and of equal ones the last first: columns without a narrow heading that have one value in
@@ -157,12 +157,12 @@ def _next_dispensable(measured: _MeasuredTable) -> int | None:
     return candidates[0] if candidates else None
 
 
-def _is_constant(measured: _MeasuredTable, position: int) -> bool:
+def _is_constant(measured: _TableWithExtents, position: int) -> bool:
     texts = measured.texts[position]
     return len(texts) > 1 and len(set(texts)) == 1
 
 
-def _without_column(measured: _MeasuredTable, position: int) -> _MeasuredTable:
+def _without_column(measured: _TableWithExtents, position: int) -> _TableWithExtents:
     """Return the table without one column."""
     table = measured.table
     columns = (*table.columns[:position], *table.columns[position + 1 :])
@@ -170,7 +170,7 @@ def _without_column(measured: _MeasuredTable, position: int) -> _MeasuredTable:
     for group in table.groups:
         rows = tuple(_row_without_column(row, position) for row in group.rows)
         groups.append(RowGroup(group.label, rows))
-    return _MeasuredTable(replace(table, columns=columns, groups=tuple(groups)))
+    return _TableWithExtents(replace(table, columns=columns, groups=tuple(groups)))
 
 
 def _row_without_column(row: Row, position: int) -> Row:
@@ -187,7 +187,7 @@ def _row_without_column(row: Row, position: int) -> Row:
     return tuple(cells)
 
 
-def _split_by_columns(measured: _MeasuredTable, width: int) -> Iterator[_MeasuredTable]:
+def _split_by_columns(measured: _TableWithExtents, width: int) -> Iterator[_TableWithExtents]:
     """Yield the table where it fits; else several tables, each with the first column and as many others as fit.
 
     Example: columns 1 to 6 of which four fit are yielded as 1, 2, 3, 4 and as 1, 5, 6.
@@ -206,7 +206,7 @@ def _split_by_columns(measured: _MeasuredTable, width: int) -> Iterator[_Measure
     yield remaining
 
 
-def _fits_into(measured: _MeasuredTable, width: int, gap: int = _NARROW_GAP) -> bool:
+def _fits_into(measured: _TableWithExtents, width: int, gap: int = _NARROW_GAP) -> bool:
     """Whether the table fits into `width` with all of its columns at their narrowest."""
     return _line_width([bounds.narrowest for bounds in _width_bounds(measured)], gap) <= width
 
@@ -216,7 +216,7 @@ def _line_width(widths: Sequence[int], gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def _column_gap(measured: _MeasuredTable, width: int) -> int:
+def _column_gap(measured: _TableWithExtents, width: int) -> int:
     """Return the widest gap between columns with which no words are wrapped.
 
     Where words are wrapped with either gap, return the wide one if the columns fit with it, else the narrow one.
@@ -249,7 +249,7 @@ def _heading_lines(column: Column, cells_width: int) -> list[str]:
     return lines
 
 
-def _width_bounds(measured: _MeasuredTable) -> list[_WidthBounds]:
+def _width_bounds(measured: _TableWithExtents) -> list[_WidthBounds]:
     """Return the bounds of the labels, if any, and of each column."""
     table = measured.table
     bounds: list[_WidthBounds] = []
@@ -273,7 +273,7 @@ def _label_bounds(table: Table) -> _WidthBounds:
     return _WidthBounds(min(widest, wrapped), min(widest, _WIDEST_LABEL))
 
 
-def _column_widths(measured: _MeasuredTable, width: int, gap: int) -> list[int]:
+def _column_widths(measured: _TableWithExtents, width: int, gap: int) -> list[int]:
     """Return the widths of the labels, if any, and of each column, within `width` where that is possible.
 
     All get their narrowest width. What is spare goes to the columns from the left, to each as much as it needs.
@@ -303,7 +303,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
 
 
-def _laid_table(measured: _MeasuredTable, width: int, most_lines: int | None) -> LaidTable:
+def _laid_table(measured: _TableWithExtents, width: int, most_lines: int | None) -> LaidTable:
     """Lay out a table as one, whether or not it fits."""
     table = measured.table
     gap = _column_gap(measured, width)
@@ -314,7 +314,7 @@ def _laid_table(measured: _MeasuredTable, width: int, most_lines: int | None) ->
     return LaidTable(head, tuple(rows))
 
 
-def _laid_headings(measured: _MeasuredTable, widths: Sequence[int], gap: int) -> list[Text]:
+def _laid_headings(measured: _TableWithExtents, widths: Sequence[int], gap: int) -> list[Text]:
     """Return the lines of the headings. A heading of fewer lines than others stands at the bottom, above the rule."""
     table = measured.table
     cells = []

@@ -197,7 +197,7 @@ def report_like(
             raise unknown("format of --like", form, like.FORMATS)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder, combine_unlike=combine_unlike)
-    measured = like.Material.of(analysed, evidence_of(folder, analysed).network)
+    measured = like.MeasuredData.of(analysed, evidence_of(folder, analysed).network)
     written = like.write(
         published,
         measured,

@@ -18,7 +18,7 @@ from report_forms import layers
 from vitscale.analysis import analyse_folder
 from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
-from vitscale.pages.like import Material
+from vitscale.pages.like import MeasuredData
 from vitscale.pages.like.outputs import FigureOutcome, draw_all
 from vitscale.pages.like.paper import PAPER
 from vitscale.pages.like.series import FigureSeries, all_series, distinct_series_names, published_points
@@ -72,7 +72,7 @@ def drawn(times: Iterable[EpochTime], *, epochs: int = 3) -> dict[int, FigureOut
 
 def drawn_of(table: Path, results: Path) -> dict[int, FigureOutcome]:
     import_logs([table], "epochs", ImportOptions(), results)
-    return {one.study_figure.number or 0: one for one in draw_all(PAPER, Material.of(analyse_folder(results)))}
+    return {one.study_figure.number or 0: one for one in draw_all(PAPER, MeasuredData.of(analyse_folder(results)))}
 
 
 def imported(times: Iterable[EpochTime]) -> list[FigureSeries]:

@@ -13,7 +13,7 @@ from explained_factory import batch_study
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import ended_in, rich_study
 from vitscale.analysis import analyse
-from vitscale.pages.like import Material
+from vitscale.pages.like import MeasuredData
 from vitscale.pages.like.outputs import FigureOutcome, draw_all, draw_one
 from vitscale.pages.like.paper import FIGURES, PAPER
 from vitscale.store.results import Results
@@ -24,13 +24,13 @@ CELLS = {1: [0.8], 2: [0.8]}
 @functools.cache
 def whole() -> dict[int, FigureOutcome]:
     """All figures of the whole study: they are made once and only read."""
-    drawn = draw_all(PAPER, Material.of(analyse(whole_study())))
+    drawn = draw_all(PAPER, MeasuredData.of(analyse(whole_study())))
     return {one.study_figure.number or 0: one for one in drawn}
 
 
 def figure(number: int, results: Results) -> FigureOutcome:
     paper = next(paper for paper in FIGURES if paper.number == number)
-    return draw_one(PAPER, paper, Material.of(analyse(results)))
+    return draw_one(PAPER, paper, MeasuredData.of(analyse(results)))
 
 
 def layers(spec: Any) -> list[dict[str, Any]]:

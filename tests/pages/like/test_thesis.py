@@ -32,8 +32,8 @@ MARKER = "vitscaleattack"
 HOSTILE = f"</script><script>document.title='{MARKER}'</script><img src=x onerror=\"document.title='{MARKER}'\">"
 
 
-def of(results: Results, network: Network | None = None) -> like.Material:
-    return like.Material.of(analyse(results), network)
+def of(results: Results, network: Network | None = None) -> like.MeasuredData:
+    return like.MeasuredData.of(analyse(results), network)
 
 
 def gains(study: Results, network: Network | None = None) -> dict[int, dict[str, Any]]:

@@ -25,7 +25,7 @@ from vitscale.pages.like.series import (
     sets_differing_in_micro_batch,
     strong_micro_series,
 )
-from vitscale.pages.like.study import ClaimOutcome, Material
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData
 from vitscale.present.data import attributes
 from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
@@ -59,9 +59,9 @@ class AccuracyTests(NamedTuple):
     """More GPUs against fewer at one global batch."""
 
 
-def accuracy_claim(material: Material) -> ClaimOutcome:
+def accuracy_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of accuracy in sentences and as data: at a fixed micro-batch, and at one global batch."""
-    tests = accuracy_tests(material.series)
+    tests = accuracy_tests(measured.series)
     entries = {
         "accuracy": [_test_fields(test) for test in tests.against_fewest],
         "accuracy_at_equal_batch": [_test_fields(test) for test in tests.at_equal_batch],

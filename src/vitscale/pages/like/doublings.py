@@ -16,7 +16,7 @@ from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
 from vitscale.pages.like.series import FigureSeries, distinct_series_names, strong_micro_series
-from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, StudyFigure
 from vitscale.prediction.network.links import OPERATIONS, Level, Link, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -167,12 +167,12 @@ def _link_draws(link: Link) -> LinkDraws:
     return LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
 
 
-def doublings_claim(material: Material) -> ClaimOutcome:
+def doublings_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of all doublings in sentences and as data.
 
     They say whether a doubling still shortens training, by how much, and whether transfers explain the missing gain.
     """
-    tests = doublings(material.series, material.network)
+    tests = doublings(measured.series, measured.network)
     sentences = tuple(_doubling_sentence(doubling) for doubling in tests)
     entries = {"doublings": [_doubling_fields(doubling) for doubling in tests]}
     return ClaimOutcome((_overall_sentence(tests), *sentences) if tests else (), entries)

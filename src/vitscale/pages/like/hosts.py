@@ -26,7 +26,7 @@ from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
 from vitscale.pages.like.series import FigureSeries, PublishedPoints, distinct_series_names, strong_micro_series
-from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, StudyFigure
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import ControlOption, Figure, FigureView
@@ -100,9 +100,9 @@ def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:
     return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
-def hosts_claim(material: Material) -> ClaimOutcome:
+def hosts_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of all workloads that were measured both ways, in sentences and as data."""
-    pairs = host_pairs(material.series)
+    pairs = host_pairs(measured.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
     return ClaimOutcome(sentences, {"hosts": [_pair_fields(pair) for pair in pairs]})
 

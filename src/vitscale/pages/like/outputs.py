@@ -24,7 +24,7 @@ from vitscale.pages.like.doublings import doublings_figure
 from vitscale.pages.like.hosts import hosts_figure
 from vitscale.pages.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
 from vitscale.pages.like.selection import Selection, needs_of, select, steps_for
-from vitscale.pages.like.study import ClaimOutcome, Material, PublishedStudy, Quantity, StudyFigure
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, PublishedStudy, Quantity, StudyFigure
 from vitscale.present.data import envelope
 from vitscale.present.document import (
     Block,
@@ -63,7 +63,7 @@ def study_named(name: str) -> PublishedStudy:
 
 def write(
     study: PublishedStudy,
-    material: Material,
+    measured: MeasuredData,
     results: Path,
     formats: Sequence[str],
     output: Path | None,
@@ -74,7 +74,7 @@ def write(
 
     Args:
         study: the study whose figures are drawn.
-        material: what to draw them from.
+        measured: what to draw them from.
         results: the results folder, where files go without `output`: like-paper/, for the study "paper".
         formats: some of html, json, png, svg, pdf.
         output: the folder; or, for html alone or json alone, a file with that ending.
@@ -91,41 +91,41 @@ def write(
             raise unknown("format of --like", form, FORMATS)
     with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
         if to_standard_output and output is None and list(formats) == ["json"]:
-            sys.stdout.write(_to_json(_evaluate(study, material)))
+            sys.stdout.write(_to_json(_evaluate(study, measured)))
             return []
-        return _write_formats(_evaluate(study, material), output or results / f"like-{study.name}", formats)
+        return _write_formats(_evaluate(study, measured), output or results / f"like-{study.name}", formats)
 
 
-def findings(study: PublishedStudy, material: Material) -> list[str]:
+def findings(study: PublishedStudy, measured: MeasuredData) -> list[str]:
     """Return the sentences of the tests of the study's claims on these results."""
     sentences: list[str] = []
     for claim in study.claims:
-        sentences += claim.test(material).sentences
+        sentences += claim.test(measured).sentences
     return sentences
 
 
-def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
+def terminal_document(study: PublishedStudy, measured: MeasuredData, written: Sequence[Path]) -> Document:
     """Return what a terminal shows: the sentences on the claims, and the files that were written."""
-    claims = Bullets(tuple(findings(study, material)))
+    claims = Bullets(tuple(findings(study, measured)))
     document = Document("", (claims,), last=tuple(f"Written: {path}" for path in written))
-    return beginning_with_unread(document, material.analysis.unread)
+    return beginning_with_unread(document, measured.analysis.unread)
 
 
 class _Evaluated(NamedTuple):
     """A study with its figures, claims and tables from some results."""
 
     study: PublishedStudy
-    material: Material
+    measured: MeasuredData
     figures: list[FigureOutcome]
     claims: list[ClaimOutcome]
     tables: Sequence[Table]
 
 
-def _evaluate(study: PublishedStudy, material: Material) -> _Evaluated:
+def _evaluate(study: PublishedStudy, measured: MeasuredData) -> _Evaluated:
     """Draw a study's figures, test its claims and make its tables."""
-    figures = draw_all(study, material)
-    claims = [claim.test(material) for claim in study.claims]
-    return _Evaluated(study, material, figures, claims, study.tables(material))
+    figures = draw_all(study, measured)
+    claims = [claim.test(measured) for claim in study.claims]
+    return _Evaluated(study, measured, figures, claims, study.tables(measured))
 
 
 def _write_formats(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
@@ -156,7 +156,7 @@ def _write_formats(evaluated: _Evaluated, output: Path, formats: Sequence[str]) 
 
 def _to_html(evaluated: _Evaluated) -> str:
     """Return the page: claims, tables, figures, problems and the source."""
-    study, material, figures, outcomes, tables = evaluated
+    study, measured, figures, outcomes, tables = evaluated
     claims = []
     for claim, outcome in zip(study.claims, outcomes, strict=True):
         sentences = Bullets(outcome.sentences or (claim.untested,))
@@ -165,14 +165,14 @@ def _to_html(evaluated: _Evaluated) -> str:
     if tables:
         blocks.append(Section("Tables", tuple(tables)))
     blocks += [_figure_section(outcome) for outcome in figures]
-    if material.analysis.problems:
-        blocks.append(Section("Unused records", (Bullets(material.analysis.problems),)))
+    if measured.analysis.problems:
+        blocks.append(Section("Unused records", (Bullets(measured.analysis.problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading_note),)))
     drawn = [outcome for outcome in figures if outcome.lack is None]
     subtitle = f"{len(drawn)} of {len(figures)} figures drawn"
     if len(drawn) < len(figures):
         subtitle += f"; {len(figures) - len(drawn)} say what data they lack"
-    document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
+    document = beginning_with_unread(Document(measured.analysis.study.name, tuple(blocks)), measured.analysis.unread)
     return to_html(document, brand=f"vitscale: like {study.title_name}", subtitle=subtitle)
 
 
@@ -211,7 +211,7 @@ def _to_json(evaluated: _Evaluated) -> str:
         "figures": [_figure_fields(outcome) for outcome in evaluated.figures],
         "tables": [_table_fields(table) for table in evaluated.tables],
     }
-    return envelope("like", with_unread(content, evaluated.material.analysis.unread))
+    return envelope("like", with_unread(content, evaluated.measured.analysis.unread))
 
 
 def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
@@ -261,18 +261,18 @@ class FigureOutcome:
     """What the results lack, where the figure is a frame with words; None where it shows data."""
 
 
-def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
+def draw_all(study: PublishedStudy, measured: MeasuredData) -> list[FigureOutcome]:
     """Return every figure of a study, in its order."""
-    return [draw_one(study, figure, material) for figure in study.figures]
+    return [draw_one(study, figure, measured) for figure in study.figures]
 
 
-def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> FigureOutcome:
+def draw_one(study: PublishedStudy, figure: StudyFigure, measured: MeasuredData) -> FigureOutcome:
     """Draw one figure of a study, or a frame that says what it lacks."""
-    selection = select(figure, material.series)
+    selection = select(figure, measured.series)
     drawn = (
         selection
         if isinstance(selection, str)
-        else _DRAW_BY_QUANTITY[figure.quantity](study, figure, selection, material)
+        else _DRAW_BY_QUANTITY[figure.quantity](study, figure, selection, measured)
     )
     if isinstance(drawn, str):
         return FigureOutcome(figure, _frame_of_words(figure, drawn), lack=drawn)
@@ -285,7 +285,7 @@ def _distinct_curves(selection: Selection) -> list[CurveResult]:
 
 
 def _micro_batch_figure(
-    study: PublishedStudy, figure: StudyFigure, selection: Selection, material: Material
+    study: PublishedStudy, figure: StudyFigure, selection: Selection, measured: MeasuredData
 ) -> Figure | str:
     """Return epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained.
 
@@ -294,7 +294,7 @@ def _micro_batch_figure(
     if len({series.micro_batch for series in selection.series}) < 2:
         return f"These results hold strong scaling at one micro-batch only: {selection.series[0].micro_batch:,}."
     drawn = scaling_pair(figure, selection, study.published_points(selection.series))
-    parts = breakdown_chart(material.analysis, _distinct_curves(selection))
+    parts = breakdown_chart(measured.analysis, _distinct_curves(selection))
     if isinstance(drawn, str) or parts is None:
         return drawn
     measure = {"measure": ControlOption("parts", "parts of a step")}
@@ -363,27 +363,27 @@ def _under_study_heading(figure: StudyFigure, drawn: Figure) -> Figure:
     return Figure(figure.name, figure.heading, tuple(views), drawn.series)
 
 
-_Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
+_Draw = Callable[[PublishedStudy, StudyFigure, Selection, MeasuredData], Figure | str]
 _DRAW_BY_QUANTITY: Mapping[Quantity, _Draw] = {
-    "epoch time": lambda study, figure, selection, _material: scaling_pair(
+    "epoch time": lambda study, figure, selection, _measured: scaling_pair(
         figure, selection, study.published_points(selection.series)
     ),
-    "speedup": lambda study, figure, selection, _material: relative_to_base_figure(
+    "speedup": lambda study, figure, selection, _measured: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "efficiency": lambda study, figure, selection, _material: relative_to_base_figure(
+    "efficiency": lambda study, figure, selection, _measured: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "doublings": lambda _study, figure, selection, material: doublings_figure(figure, selection, material.network),
-    "utilisation": lambda _study, _figure, selection, material: _utilisation_figure(selection, material.analysis),
-    "one host against several": lambda study, figure, selection, _material: hosts_figure(
+    "doublings": lambda _study, figure, selection, measured: doublings_figure(figure, selection, measured.network),
+    "utilisation": lambda _study, _figure, selection, measured: _utilisation_figure(selection, measured.analysis),
+    "one host against several": lambda study, figure, selection, _measured: hosts_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "accuracy of datasets": lambda _study, figure, selection, _material: accuracy_of_datasets(figure, selection),
-    "loss and accuracy": lambda _study, figure, selection, _material: loss_and_accuracy(figure, selection),
-    "accuracy by micro-batch": lambda _study, figure, selection, _material: accuracy_by_micro_batch(figure, selection),
+    "accuracy of datasets": lambda _study, figure, selection, _measured: accuracy_of_datasets(figure, selection),
+    "loss and accuracy": lambda _study, figure, selection, _measured: loss_and_accuracy(figure, selection),
+    "accuracy by micro-batch": lambda _study, figure, selection, _measured: accuracy_by_micro_batch(figure, selection),
     "epoch time by micro-batch": _micro_batch_figure,
-    "run waterfall": lambda _study, _figure, selection, material: _run_waterfall_figure(selection, material.analysis),
+    "run waterfall": lambda _study, _figure, selection, measured: _run_waterfall_figure(selection, measured.analysis),
 }
 
 

@@ -20,7 +20,7 @@ from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_U
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.pages.like.doublings import doublings_claim
 from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names, strong_micro_series
-from vitscale.pages.like.study import Material, PublishedStudy, StudyClaim, StudyFigure
+from vitscale.pages.like.study import MeasuredData, PublishedStudy, StudyClaim, StudyFigure
 from vitscale.pages.tables import batch_text, interval_cell
 from vitscale.present import units
 from vitscale.present.document import Cell, Column, RowGroup, Table
@@ -42,7 +42,7 @@ _DECODING = "decoding"
 """Names of two parts of a run, as the analysis names them. Decoding is a share of the wait for data."""
 
 
-def training_table(material: Material) -> Table:
+def training_table(measured: MeasuredData) -> Table:
     """Return the table of the quantities of the thesis: time, speedup, efficiency, utilisation of GPUs and CPUs."""
     columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
                "CPU utilisation")  # fmt: skip
@@ -51,10 +51,10 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    reasons = _reasons_without_gpu_utilisation(_members(material))
+    reasons = _reasons_without_gpu_utilisation(_members(measured))
     if reasons:
         notes.append(f"GPU utilisation is unavailable: {'; '.join(sorted(reasons))}.")
-    return _table(material, "Training time and utilisation", columns, _training_cells, notes)
+    return _table(measured, "Training time and utilisation", columns, _training_cells, notes)
 
 
 def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
@@ -67,9 +67,9 @@ def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
     return reasons
 
 
-def parts_table(material: Material) -> Table:
+def parts_table(measured: MeasuredData) -> Table:
     """Return the table of the seconds of each part of a whole run."""
-    members = _members(material)
+    members = _members(measured)
     breakdown_by_trial = {id(member.trial): _breakdown(member.trial) for member in members}
     breakdowns = list(breakdown_by_trial.values())
     parts = _recorded_parts(breakdowns)
@@ -83,7 +83,7 @@ def parts_table(material: Material) -> Table:
     part_headings = [_PART_NAMES.get(part, part) for part in parts]
     columns = ("GPUs", "whole run", *part_headings)
     notes = _parts_notes(members, breakdowns)
-    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
+    return _table(measured, "Where the time of a whole run goes", columns, cells, notes)
 
 
 def _recorded_parts(breakdowns: Sequence[_RunBreakdown]) -> list[str]:
@@ -141,20 +141,20 @@ def _epoch_counts(members: Sequence[Member]) -> list[int]:
     return sorted(epoch_counts)
 
 
-def tables(material: Material) -> list[Table]:
+def tables(measured: MeasuredData) -> list[Table]:
     """Return both tables; none where the results have no strong-micro series."""
-    return [training_table(material), parts_table(material)] if _strong_series(material) else []
+    return [training_table(measured), parts_table(measured)] if _strong_series(measured) else []
 
 
 def _table(
-    material: Material,
+    measured: MeasuredData,
     title: str,
     columns: tuple[str, ...],
     cells: Callable[[Member], tuple[Cell, ...]],
     notes: list[str],
 ) -> Table:
     """Return a table with a row for each member, grouped by series. `cells`: returns the row of a member."""
-    series_list = _strong_series(material)
+    series_list = _strong_series(measured)
     groups = []
     for series, name in zip(series_list, distinct_series_names(series_list), strict=True):
         rows = [cells(member) for member in series.members]
@@ -162,20 +162,20 @@ def _table(
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
-def _strong_series(material: Material) -> list[FigureSeries]:
+def _strong_series(measured: MeasuredData) -> list[FigureSeries]:
     """Return one series for each strong-micro curve.
 
     A curve that goes on over several hosts is two series, of which that with the most members is returned.
     """
-    strong = strong_micro_series(material.series)
+    strong = strong_micro_series(measured.series)
     longest_last = sorted(strong, key=lambda series: len(series.members))
     longest_by_curve = {id(series.curve): series for series in longest_last}
     return [series for series in strong if longest_by_curve[id(series.curve)] is series]
 
 
-def _members(material: Material) -> list[Member]:
+def _members(measured: MeasuredData) -> list[Member]:
     """Return the members of all series of the tables."""
-    return list(itertools.chain.from_iterable(series.members for series in _strong_series(material)))
+    return list(itertools.chain.from_iterable(series.members for series in _strong_series(measured)))
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:

@@ -88,7 +88,7 @@ def doublings(series_list: Sequence[FigureSeries], network: Network | None) -> l
             if more_gpus is None:
                 continue
             pair = (fewer_gpus.trial_id, more_gpus.trial_id)
-            if pair not in test_by_trials and not fewer_gpus.unlike(more_gpus):
+            if pair not in test_by_trials and not fewer_gpus.reasons_not_to_compare(more_gpus):
                 test_by_trials[pair] = _tested_doubling(name, gpus, fewer_gpus, more_gpus, network)
     uncorrected = list(test_by_trials.values())
     gains = corrected([doubling.test.gain for doubling in uncorrected], list(test_by_trials))
@@ -246,18 +246,18 @@ def _tested_doubling(
         network: the network between the ranks; None: unknown.
     """
     transfer = transfer_of(more_gpus, network)
-    looked = (fewer_gpus.looked, more_gpus.looked)
+    deciding_runs = (fewer_gpus.deciding_runs, more_gpus.deciding_runs)
     test = doubling_test(
         epochs=(fewer_gpus.comparable_costs, more_gpus.comparable_costs),
         steps=(fewer_gpus.observed_steps, more_gpus.observed_steps),
         transfer_seconds=transfer.seconds if transfer else None,
-        looked=looked,
+        deciding_runs=deciding_runs,
     )
     seconds_of_fewer = run_seconds(fewer_gpus)
     seconds_of_more = run_seconds(more_gpus)
     run_gain = None
     if seconds_of_fewer and seconds_of_more:
-        run_gain = ratio(seconds_of_fewer, seconds_of_more, looked)
+        run_gain = ratio(seconds_of_fewer, seconds_of_more, deciding_runs)
     return SeriesDoubling(
         name=name,
         gpus=gpus,

@@ -92,7 +92,7 @@ def _may_be_compared(one_host_trial: TrialResult, several_hosts_trial: TrialResu
     compared.
     """
     is_over_several = several_hosts_trial.trial.world.nodes > 1
-    return is_over_several and not one_host_trial.unlike(several_hosts_trial)
+    return is_over_several and not one_host_trial.reasons_not_to_compare(several_hosts_trial)
 
 
 def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:

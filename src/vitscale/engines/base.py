@@ -170,9 +170,9 @@ class Engine(ABC):
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context of forward: `bf16` and `fp16` autocast fp32 weights; all else computes in the weights' dtype."""
-        if self.train_spec.precision in _AUTOCAST:
+        if self.train_spec.precision in _AUTOCAST_DTYPES:
             # torch types autocast's __enter__ as Any; its result is not used.
-            return torch.autocast(self.device.type, dtype=_AUTOCAST[self.train_spec.precision])
+            return torch.autocast(self.device.type, dtype=_AUTOCAST_DTYPES[self.train_spec.precision])
         return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -256,7 +256,7 @@ class Engine(ABC):
         return checkpoint.load(self.whole_tensors(), folder, alive)
 
 
-_AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`train.gradient_dtype` -> torch's dtype."""
@@ -341,7 +341,7 @@ class TorchEngine(Engine):
         return TorchTensors(self.module, self.optimizer, self.train_spec.optimizer, loss_scale=scale)
 
 
-_HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
+_HEAD_NAMES = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
 """Names that models of transformers, and others, have for what follows their layers."""
 
 
@@ -357,7 +357,7 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     if not lists:
         return []
     # Among equals the first is the outermost.
-    largest = max(lists, key=lambda modules: sum(map(_size, modules)))
+    largest = max(lists, key=lambda modules: sum(map(_parameter_count, modules)))
     block_class = type(largest[0])
     blocks = dict.fromkeys(module for module in chain(*lists) if type(module) is block_class)
     inner_modules: set[nn.Module] = set()
@@ -369,26 +369,26 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
 def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Yield the modules of each list outside heads that holds two or more, all of one class."""
     in_heads: set[nn.Module] = set()
-    for name in _HEADS:
+    for name in _HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Module):
             in_heads.update(head.modules())
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential) and module not in in_heads:
-            children = list(_called(module))
+            children = list(_called_modules(module))
             classes = {type(child) for child in children}
             if len(children) > 1 and len(classes) == 1:
                 yield children
 
 
-def _called(container: nn.Module) -> Iterator[nn.Module]:
+def _called_modules(container: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of a container that are called.
 
     They are its children. A list or dict among them that has no forward is not called itself, but its children are.
     """
     for child in container.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict) and type(child).forward is nn.Module.forward:
-            yield from _called(child)
+            yield from _called_modules(child)
         else:
             yield child
 
@@ -408,7 +408,8 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Args:
         model: the whole model.
         train: the options that are asked for.
-        own_blocks: blocks of the pipeline stages on this rank; there may be none. None: those of `blocks_of`.
+        own_blocks: blocks of the pipeline stages on this rank; [] where its stages have none. None: the rank has the
+            whole model, and its blocks are those of `blocks_of`.
 
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
@@ -424,14 +425,14 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
-            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
+            options: dict[str, Any] = {"use_reentrant": False} | _options_for_batch_norms(block, train)
             block.forward = functools.partial(recomputed, block.forward, **options)
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
             block.compile(dynamic=False, **compile_options)
     if replays_graphs:
-        model.register_forward_pre_hook(_begin_graphs_anew)
+        model.register_forward_pre_hook(_mark_graphs_as_reusable)
     return model
 
 
@@ -464,14 +465,15 @@ def _raise_recompile_limits(blocks: Sequence[nn.Module], train: TrainSpec) -> No
     micro-step of an epoch's last, of evaluation's two sizes, and one to spare. torch keeps eight graphs of one code,
     and would run all other blocks as they are.
     """
-    graphs_of_block = 4 + train.grad_accum
-    graphs = len({_constants(block) for block in blocks}) * graphs_of_block
+    kinds_of_blocks = len({_constants(block) for block in blocks})
+    graphs_per_kind = 4 + train.grad_accum
+    graphs = kinds_of_blocks * graphs_per_kind
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, graphs)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
 
 
-def _begin_graphs_anew(*_: object) -> None:
+def _mark_graphs_as_reusable(*_: object) -> None:
     """Allow CUDA graphs of compiled blocks to take the memory of the last forward and backward again.
 
     By itself torch takes each call of a compiled block without a backward under way for a new beginning: in evaluation
@@ -480,8 +482,11 @@ def _begin_graphs_anew(*_: object) -> None:
     torch.compiler.cudagraph_mark_step_begin()
 
 
-def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
+def _options_for_batch_norms(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
     """Return arguments of checkpointing that keep a block's batch norms from counting images again in the repetition.
+
+    Return {} for a block without norms that count. `context_fn` gives torch two contexts: of the block's forward, and
+    of its repetition in backward.
 
     Raises:
         RequestError: the block is compiled, and has batch norms that count.
@@ -496,11 +501,11 @@ def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
             f"of the batch norms in {shown(type(block).__name__)}",
             next_step="Leave one of the two out",
         )
-    return {"context_fn": lambda: (nullcontext(), _other_statistics(norms))}
+    return {"context_fn": lambda: (nullcontext(), _statistics_set_aside(norms))}
 
 
 @contextmanager
-def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+def _statistics_set_aside(norms: Sequence[nn.Module]) -> Iterator[None]:
     """The context in which norms update copies of their buffers; behind it they have the buffers of before."""
     originals = [norm._buffers for norm in norms]
     for norm in norms:
@@ -512,20 +517,27 @@ def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
             norm._buffers = buffers
 
 
-def _constants(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
-    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs.
+class _Constant(NamedTuple):
+    """A value of a block that compiled code may have built in, such as _Constant("mlp", "rate", 0.1)."""
 
-    Each is (path of the module, name of its attribute, value), as ("mlp", "rate", 0.1).
-    """
-    return tuple(
-        (path, name, value)
-        for path, module in block.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, int | float | str)
-    )
+    path: str
+    """The module of the block that holds it."""
+    attribute: str
+    value: object
 
 
-def _size(module: nn.Module) -> int:
+def _constants(block: nn.Module) -> tuple[_Constant, ...]:
+    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs."""
+    constants: list[_Constant] = []
+    for path, module in block.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, int | float | str):
+                constants.append(_Constant(path, name, value))
+    return tuple(constants)
+
+
+def _parameter_count(module: nn.Module) -> int:
+    """Return the elements of all parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_named_models_and_scripts_need_none(known: KnownModels, monkeypatch: pyt
 def test_without_torch_the_reason_says_where_to_plan(
     known: KnownModels, factories: Callable[[str], Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cards.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     asked = factories("linear")
     assert find_cards({"a": asked}, {}, ()) == ()
     assert "plan on the machine that trains" in known.reason(trace_requests.trace_request(asked))

@@ -96,4 +96,4 @@ def test_a_formula_comes_before_a_card(known: KnownModels) -> None:
 
 
 def test_the_process_has_one_collection() -> None:
-    assert model_cost.KNOWN_MODELS is known_models.KNOWN_MODELS
+    assert vars(model_cost)["KNOWN_MODELS"] is known_models.KNOWN_MODELS

@@ -118,3 +118,25 @@ def changing_with_the_batch(num_classes: int, image_size: int) -> nn.Module:
 
 def without_classes(num_classes: int, image_size: int) -> nn.Module:
     return Linear(num_classes + 2, image_size)
+
+
+def endless(num_classes: int, image_size: int) -> nn.Module:
+    while True:
+        torch.device("meta")
+
+
+class Huge(Linear):
+    """It takes more memory than there is, in plain Python."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        bytearray(10**13)
+        return super().forward(images)
+
+
+def huge(num_classes: int, image_size: int) -> nn.Module:
+    return Huge(num_classes, image_size)
+
+
+def leaving(num_classes: int, image_size: int) -> nn.Module:
+    print("what a model prints is no card")
+    raise SystemExit(3)

@@ -181,7 +181,10 @@ def test_batch_norms_are_listed_in_the_order_of_forward() -> None:
         ("branching", r"the operation _local_scalar_dense \(factories.py, line \d+\)"),
         ("selecting", r"the operation nonzero \(factories.py"),
         ("through_numpy", r"factories.py, line \d+: TypeError: can't convert meta device type tensor to numpy"),
-        ("changing_with_the_batch", "different operations for different numbers of images: view at the smaller one and sqrt"),
+        (
+            "changing_with_the_batch",
+            "different operations for different numbers of images: view at .* and sqrt",
+        ),
         ("without_classes", r"gives \(2, 9\) for 2 images, and 7 classes are trained"),
     ],
 )

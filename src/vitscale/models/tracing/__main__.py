@@ -1,12 +1,12 @@
-"""`python -m vitscale.models.tracing`: a request as JSON on standard input, the model's card as JSON on standard output.
+"""`python -m vitscale.models.tracing`: reads a request as JSON, prints the model's card as JSON.
 
     python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < request.json
 
     {"request": {...}, "parts": [...], ...}   the card, exit code 0
     {"error": "one sentence"}                 why there is none, exit code 1; never a traceback
 
-What the model's own code prints goes to standard error. The bounds hold for what comes after the imports of torch: the
-memory is address space beyond theirs.
+What the model's own code prints goes to standard error. The bounds are on what comes after the imports of torch: memory
+is address space beyond theirs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -33,7 +35,7 @@ def main(arguments: list[str]) -> int:
     """Answer one request; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vitscale.models.tracing")
     parser.add_argument("--memory-bytes", type=int, help="address space beyond that of the imports")
-    parser.add_argument("--cpu-seconds", type=int, help="CPU time of this process")
+    parser.add_argument("--cpu-seconds", type=int, help="CPU time beyond that of the imports")
     options = parser.parse_args(arguments)
     with _output_apart() as output:
         try:
@@ -42,12 +44,10 @@ def main(arguments: list[str]) -> int:
         except _OutOfTimeError:
             answer = _error_json(f"counting the model took longer than {options.cpu_seconds:,} CPU seconds")
             exit_code = 1
-        except MemoryError:
-            answer = _error_json(f"counting the model took more than {options.memory_bytes:,} bytes of memory")
-            exit_code = 1
         except BaseException as error:  # the model's code may raise anything, SystemExit included
-            answer = _error_json(_sentence(error))
+            answer = _error_json(_sentence(error, options.memory_bytes))
             exit_code = 1
+        _ignore_time()
         os.write(output, answer.encode() + b"\n")
     return exit_code
 
@@ -91,16 +91,26 @@ def _address_space_bytes() -> int:
 
 
 def _bound_time(cpu_seconds: int | None) -> None:
-    """Raise `_OutOfTimeError` in this process after so many CPU seconds, and have it killed soon after that."""
+    """Raise `_OutOfTimeError` after so many more CPU seconds of this process, and have it killed soon after that."""
     if cpu_seconds is None:
         return
     signal.signal(signal.SIGXCPU, _raise_out_of_time)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + _GRACE_SECONDS))
+    soft_limit = math.ceil(time.process_time()) + cpu_seconds
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard_limit == resource.RLIM_INFINITY:
+        hard_limit = soft_limit + _GRACE_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (min(soft_limit, hard_limit), hard_limit))
 
 
 def _raise_out_of_time(number: int, frame: object) -> NoReturn:
     del number, frame
+    _ignore_time()
     raise _OutOfTimeError
+
+
+def _ignore_time() -> None:
+    """Let this process come to its end: the system sends the signal again after every further second."""
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -110,9 +120,10 @@ def _output_apart() -> Iterator[int]:
     output = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield output
+        with contextlib.redirect_stdout(sys.stderr):
+            yield output
     finally:
-        sys.stdout.flush()
+        os.dup2(output, 1)
         os.close(output)
 
 
@@ -120,14 +131,27 @@ def _error_json(sentence: str) -> str:
     return json.dumps({"error": sentence})
 
 
-def _sentence(error: BaseException) -> str:
+def _sentence(error: BaseException, memory_bytes: int | None) -> str:
     """Return an error in one line, with its type where it has none of vitscale's messages."""
     from vitscale.errors import VitscaleError
 
+    if _is_out_of_memory(error):
+        limit = "there is" if memory_bytes is None else f"{memory_bytes:,} bytes of memory"
+        return f"counting the model took more than {limit}"
     message = " ".join(str(error).split())
     if isinstance(error, VitscaleError):
         return message
     return f"the model's code ended with {type(error).__name__}: {message[:300]}".rstrip(": ")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is that memory has run out, in Python or in torch's CPU allocator."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or "can't allocate memory" in str(cause):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 if __name__ == "__main__":

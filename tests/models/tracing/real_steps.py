@@ -6,12 +6,14 @@ import json
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitscale import models
@@ -141,3 +143,21 @@ def real_step(
     tensors = [*(packed.tensor for packed in saved), logits, loss]
     kept = {address(tensor): tensor.untyped_storage().nbytes() for tensor in tensors if address(tensor) not in others}
     return RealStep(sum(kept.values()), dtypes)
+
+
+def real_peak_bytes(spec: ModelSpec, images: int, *, checkpointing: bool = False) -> int:
+    """The most that torch's CPU allocator hands out in a step beside weights and inputs, by torch's profiler."""
+    model = models.build(spec)
+    if checkpointing:
+        for block in blocks_of(model):
+            checkpoint_block(block)
+    batch = torch.randn(images, spec.channels, spec.image_size, spec.image_size)
+    labels = torch.zeros(images, dtype=torch.int64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        logits = models.logits_of(model(batch))
+        loss = slot_loss(label_losses(logits.float(), labels), labels.numel(), 1, 1)
+        loss.backward()
+        del logits, loss
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes))

@@ -15,7 +15,7 @@ from models.tracing.real_steps import SWIN, UPERNET, VIT, Watch, configured, nam
 from vitscale.models.named import Attention
 from vitscale.models.tracing import TraceError, trace
 from vitscale.models.tracing.attention import attention_of
-from vitscale.models.tracing.autocast import EmulatedAutocast
+from vitscale.models.tracing.autocast import EmulatedAutocast, named_as_meta
 from vitscale.models.tracing.autocast_lists import CAST_CLASSES
 from vitscale.models.tracing.building import meta_model
 from vitscale.trial.model_card import TraceRequest
@@ -109,6 +109,37 @@ def test_our_own_attention_casts_what_three_matrices_read_once() -> None:
         attention(torch.empty(2, 3, 8, device=META))
     attention(torch.empty(2, 3, 8, device=META))
     assert seen == [torch.bfloat16, torch.float32]
+
+
+class InFp32(nn.Module):
+    """A layer that switches autocast off, by its tensors' device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, device=META)
+        self.answers: list[object] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        device = inputs.device.type
+        self.answers.append((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+        with torch.autocast(device, enabled=False):
+            self.answers.append(torch.is_autocast_enabled(device))
+            outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_model_that_switches_autocast_off_computes_in_fp32(device: Literal["cuda", "cpu"]) -> None:
+    emulated = autocast(device)
+    layer = InFp32()
+    with emulated.installed(), named_as_meta(device), emulated.active():
+        assert layer(torch.empty(2, 4, device=META)).dtype == torch.float32
+        assert layer.layer(torch.empty(2, 4, device=META)).dtype == torch.bfloat16
+    assert layer.answers == [(True, torch.bfloat16), False]
+    assert not torch.is_autocast_enabled(device)
+    with pytest.raises(RuntimeError, match="unsupported"):
+        torch.autocast("meta")
 
 
 def test_weights_that_are_cast_are_on_the_card() -> None:

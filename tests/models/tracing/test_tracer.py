@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from models.tracing.real_steps import (
     VIT,
     configured,
     named,
+    real_peak_bytes,
     real_step,
 )
 from vitscale import models
@@ -137,6 +140,27 @@ def test_checkpointing_repeats_under_autocast_what_forward_did() -> None:
     highest = [max(line.per_image for line in each.parts[2].backward) for each in (plain, card)]
     kept = plain.parts[2].kept.per_image - card.parts[2].kept.per_image
     assert highest[1] == pytest.approx(highest[0] + kept, rel=0.15)
+
+
+def traced_peak_bytes(card: ModelCard, images: int) -> int:
+    """The peak of a step that begins without gradients, as a forecast adds it up: no gradient is given back."""
+    kept = accumulate(part.kept.of(images) for part in card.parts)
+    gradients = accumulate(4 * sum(math.prod(s) for m in part.modules for s in m.shapes) for part in card.parts)
+    total_gradients = 4 * card.trainable_parameters
+    peak = 0
+    for part, kept_so_far, gradients_so_far in zip(card.parts, kept, gradients, strict=True):
+        forward = kept_so_far + max(line.of(images) for line in part.forward)
+        backward = kept_so_far + max(line.of(images) for line in part.backward)
+        peak = max(peak, forward, backward + total_gradients - gradients_so_far)
+    return peak
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["all", "checkpointing"])
+def test_the_peak_is_that_of_a_real_step(checkpointing: bool) -> None:
+    spec = named(SWIN)
+    card = card_of(spec, checkpointing=checkpointing)
+    real = real_peak_bytes(spec, 8, checkpointing=checkpointing)
+    assert traced_peak_bytes(card, 8) == pytest.approx(real, rel=0.005)
 
 
 def test_the_highest_memory_of_a_part_is_live_storages_beside_what_is_kept() -> None:

@@ -15,7 +15,7 @@ from vitscale.models.blocks import blocks_of
 from vitscale.models.losses import label_losses, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.models.tracing.attention import attention_of
-from vitscale.models.tracing.autocast import EmulatedAutocast
+from vitscale.models.tracing.autocast import EmulatedAutocast, named_as_meta
 from vitscale.models.tracing.building import DTYPES, checkpoint_blocks
 from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.recorder import Recorder, Recording
@@ -57,6 +57,7 @@ class TracedPasses:
         try:
             with ExitStack() as stack:
                 stack.enter_context(attention_of(self._request.device))
+                stack.enter_context(named_as_meta(self._request.device))
                 if self._autocast is not None:
                     stack.enter_context(self._autocast.installed())
                 stack.enter_context(self._parts_followed(recorder))

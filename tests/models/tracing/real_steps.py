@@ -85,7 +85,7 @@ class Watch(TorchDispatchMode):
     """Notes the casts of weights, and the dtypes of results."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.weights = {address(each) for each in (*model.parameters(), *model.buffers())}
         self.trained = {address(each) for each in model.parameters()}
         self.copies: list[Tensor] = []
@@ -159,5 +159,5 @@ def real_peak_bytes(spec: ModelSpec, images: int, *, checkpointing: bool = False
         loss.backward()
         del logits, loss
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    changes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(accumulate(changes))

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitscale.models.tracing.attention import attention_of
 
+attention: Any = functional.scaled_dot_product_attention
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -21,7 +22,7 @@ MATH = "_safe_softmax"
 
 class Names(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,7 +38,7 @@ def operations(device: Any, *inputs: Tensor, **options: Any) -> list[str]:
     """The operations of attention in forward and backward."""
     names = Names()
     with attention_of(device), names:
-        output = scaled_dot_product_attention(*inputs, **options)
+        output = attention(*inputs, **options)
         output.float().sum().backward()
     assert output.shape == (*inputs[0].shape[:-1], inputs[2].shape[-1])
     return names.names
@@ -106,7 +107,7 @@ def test_a_cpu_takes_its_flash_operator_and_so_does_a_real_one(dtype: torch.dtyp
     names = Names()
     real = [torch.zeros(each.shape, dtype=dtype, requires_grad=True) for each in heads(dtype=dtype)]
     with names:
-        scaled_dot_product_attention(*real, attn_mask=None if mask is None else torch.zeros(9, 9, dtype=dtype))
+        attention(*real, attn_mask=None if mask is None else torch.zeros(9, 9, dtype=dtype))
     assert ON_CPU in names.names
 
 
@@ -121,7 +122,7 @@ def test_a_cpu_takes_the_math_path_where_a_real_one_does(options: dict[str, Any]
     names = Names()
     real = [torch.zeros(each.shape, requires_grad=True) for each in heads()]
     with names:
-        scaled_dot_product_attention(*real, **on_cpu)
+        attention(*real, **on_cpu)
     assert ON_CPU not in names.names
 
 
@@ -130,5 +131,5 @@ def test_outside_the_context_torch_is_as_before() -> None:
         pass
     names = Names()
     with names:
-        scaled_dot_product_attention(*heads())
+        attention(*heads())
     assert FLASH not in names.names

@@ -178,6 +178,19 @@ def test_the_highest_memory_of_a_part_is_live_storages_beside_what_is_kept() -> 
     assert [line.of(IMAGES) for line in before.backward] == [logits * IMAGES + 8]
 
 
+def test_what_lies_between_blocks_is_a_part() -> None:
+    spec = ModelSpec(factory="models.tracing.factories:apart", image_size=8, num_classes=CLASSES)
+    parts = [(part.name, part.block, [module.name for module in part.modules]) for part in card_of(spec).parts]
+    assert parts == [
+        ("before the blocks", 0, []),
+        ("blocks.0", 1, ["blocks.0"]),
+        ("between blocks", 0, ["widen"]),
+        ("blocks.1", 2, ["blocks.1"]),
+        ("after the blocks", -1, ["head"]),
+        ("loss", -1, []),
+    ]
+
+
 def test_unused_parameters_are_frozen() -> None:
     spec = ModelSpec(factory="models.tracing.factories:with_an_unused_layer", image_size=8, num_classes=CLASSES)
     card = card_of(spec)

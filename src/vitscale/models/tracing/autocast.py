@@ -63,13 +63,12 @@ class EmulatedAutocast:
     @contextmanager
     def active(self) -> Iterator[None]:
         """The context of a forward, or of a part of it that is computed again in backward."""
-        key = torch._C.DispatchKey.AutocastHPU
         self._depth += 1
         try:
             with ExitStack() as stack:
                 stack.enter_context(_switched_on(_KEY_DEVICE, self._dtype))
                 stack.enter_context(_switched_on(self._device, self._dtype))
-                stack.enter_context(torch._C._IncludeDispatchKeyGuard(key))
+                stack.enter_context(torch._C._IncludeDispatchKeyGuard(_dispatch_key()))
                 stack.enter_context(on_meta(self._dtype))
                 yield
         finally:
@@ -81,7 +80,7 @@ class EmulatedAutocast:
         """Return the kernel of an operation: it casts the arguments, and calls the operation without autocast."""
         operation = _operation(name)
         cast_arguments = self._argument_caster(operation, cast_class)
-        autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastHPU)
+        autocast_keys = torch._C.DispatchKeySet(_dispatch_key())
 
         def kernel(*arguments: Any, **options: Any) -> Any:
             chosen = operation
@@ -182,6 +181,12 @@ def _asking_about(question: Callable[..., Any], target: Callable[[str], str]) ->
         return question(*map(target, device_types))
 
     return ask
+
+
+def _dispatch_key() -> torch._C.DispatchKey:
+    """Return the autocast key that the kernels are at; torch's type stubs leave it out."""
+    key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, _KEY)
+    return key
 
 
 def _operation(name: str) -> Any:

@@ -34,7 +34,7 @@ def upper_envelope(lines: Iterable[PerImage]) -> tuple[PerImage, ...]:
     for candidate in steepest_last:
         while hull and candidate.of(1) >= hull[-1].of(1):
             hull.pop()
-        while len(hull) > 1 and _passes(hull[-2], candidate) <= _passes(hull[-2], hull[-1]):
+        while len(hull) > 1 and _passes(hull[-1], candidate) <= _passes(hull[-2], hull[-1]):
             hull.pop()
         hull.append(candidate)
     return tuple(hull)
